@@ -1,0 +1,131 @@
+"""Where the data are: everything that a client's work needs, in whichever process it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from kinfed.data import Federation
+from kinfed.learning import SGD, hits
+from kinfed.learning.schedule import lr_factor
+from kinfed.methods import Client, ClientId, Memory, Message, Method, Server
+from kinfed.models import Model, Tensors
+
+__all__ = ["Plan", "Verdict", "Workshop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the rounds of one run are.
+
+    Attributes:
+        rounds: T.
+        sgd: Local training; its ``lr`` is that of the first round.
+        lr_schedule: See `kinfed.learning.schedule.lr_factor`.
+        participation: Fraction C of the clients in a round.
+        seed: Of the run.
+        checkpoint_every: Rounds between two checkpoints.
+    """
+
+    rounds: int
+    sgd: SGD
+    lr_schedule: str
+    participation: float
+    seed: int
+    checkpoint_every: int
+
+    def sgd_in(self, round: int) -> SGD:
+        """Local training in one round."""
+        return replace(self.sgd, lr=self.sgd.lr * lr_factor(self.lr_schedule, round, self.rounds))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of a client's models, tested.
+
+    Attributes:
+        hits: Which of the client's test samples it gets right, bool.
+        tensors: The model, after the last round; empty before.
+    """
+
+    hits: Tensor
+    tensors: Tensors
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """A method, the clients' data and a model to work with.
+
+    Attributes:
+        method: What is done.
+        federation: Who holds what.
+        model: With the common initial weights, on the device where work is done.
+        plan: The rounds.
+    """
+
+    method: Method
+    federation: Federation
+    model: Model
+    plan: Plan
+
+    @cached_property
+    def _initial(self) -> Tensors:
+        return self.model.tensors()
+
+    @cached_property
+    def trained(self) -> Federation:
+        """Who trains: the clients, or one that holds what they all hold."""
+        return self.federation.pooled() if self.method.trains == "pooled" else self.federation
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model and a working client's samples are."""
+        return self.model.head.weight.device
+
+    def _fresh_model(self) -> Model:
+        self.model.load(self._initial)
+        return self.model
+
+    def server(self, round: int) -> Server:
+        """The server's side of one round."""
+        probe = self.federation.probe
+        return Server(
+            model=self._fresh_model(),
+            seed=self.plan.seed,
+            round=round,
+            rounds=self.plan.rounds,
+            clients=len(self.trained),
+            probe=probe.to(self.device) if probe is not None else None,
+        )
+
+    def client(self, id: ClientId, round: int) -> Client:
+        """One client's side of one round."""
+        return Client(
+            model=self._fresh_model(),
+            seed=self.plan.seed,
+            round=round,
+            rounds=self.plan.rounds,
+            id=id,
+            train=self.trained.train(id).to(self.device),
+            sgd=self.plan.sgd_in(round),
+        )
+
+    def update(self, id: ClientId, round: int, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """A client's local work."""
+        return self.method.update(self.client(id, round), message, memory)
+
+    def evaluate(self, id: ClientId, round: int, message: Message, memory: Memory) -> dict[str, Verdict]:
+        """A client's own models on its own test samples, by name; empty if it has none of its own."""
+        if self.method.trains == "pooled":
+            return {}
+        client = self.client(id, round)
+        models = self.method.evaluated(client, message, memory)
+        test = self.federation.test(id).to(self.device)
+        verdicts = {}
+        for name, tensors in models.items():
+            client.model.load(tensors)
+            verdicts[name] = Verdict(hits(client.model, test).cpu(), tensors if client.last_round else {})
+        return verdicts

@@ -1,0 +1,1 @@
+"""A validated config becomes a run folder."""

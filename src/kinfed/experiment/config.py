@@ -1,0 +1,226 @@
+"""What an experiment is: one flat set of fields, checked before anything is loaded.
+
+This module imports no torch, so that the command line can show its options at once; what needs torch is imported where it
+is checked.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import tomli_w
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from kinfed.errors import InputError
+
+__all__ = ["SMALLEST_PROBE", "Config", "parse_settings", "read_toml"]
+
+SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
+
+
+class Config(BaseModel):
+    """One experiment: the clients, how they train, and which methods are run on them.
+
+    A run's ``config.toml`` is a Config with one method and one seed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    methods: tuple[str, ...] = Field(min_length=1, description="methods to run")
+    data: str = Field("digits", description="data set: digits, a folder, or the name of a folder in $KINFED_DATA")
+    model: str | None = Field(None, description="architecture; the one that suits the data if not given")
+    clients: int = Field(20, ge=1, description="number of clients")
+    participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in a round")
+    partition: Literal["iid", "shards", "dirichlet"] = Field("shards", description="who gets which samples")
+    shards: int = Field(2, ge=1, description="shards of one class each that a client gets (partition shards)")
+    alpha: float = Field(0.5, gt=0, description="Dirichlet concentration; small is skewed (partition dirichlet)")
+    rounds: int = Field(30, ge=1, description="rounds of training")
+    local_epochs: int = Field(1, ge=1, description="passes over its data that a client makes in a round")
+    batch_size: int = Field(16, ge=1, description="samples in a training step")
+    lr: float = Field(0.1, gt=0, description="learning rate in the first round")
+    lr_schedule: str = Field("step:0.75", description="constant, cosine, or step:F,…: a tenth after each fraction F")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of SGD")
+    probe: int = Field(128, ge=0, description="training images that the server holds and no client has")
+    seed: int = Field(0, ge=0, description="seed, the first if there are several")
+    seeds: int = Field(1, ge=1, description="how many seeds a comparison runs")
+    checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")
+    workers: int = Field(0, ge=0, description="worker processes; 0 runs the clients in this one")
+    device: str = Field("cpu", description="cpu, cuda, cuda:N or mps")
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="the methods' own fields, by method")
+
+    @field_validator("methods")
+    @classmethod
+    def _known_methods(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
+        from kinfed.methods import METHODS
+
+        for name in methods:
+            _among("method", name, METHODS)
+        if len(set(methods)) < len(methods):
+            raise InputError("methods: every method can be named once")
+        return methods
+
+    @field_validator("model")
+    @classmethod
+    def _known_model(cls, model: str | None) -> str | None:
+        from kinfed.models import ARCHITECTURES
+
+        if model is not None:
+            _among("model", model, ARCHITECTURES)
+        return model
+
+    @field_validator("data")
+    @classmethod
+    def _there_is_data(cls, data: str) -> str:
+        from kinfed.data.sources import find
+
+        find(data)
+        return data
+
+    @field_validator("lr_schedule")
+    @classmethod
+    def _a_schedule(cls, schedule: str) -> str:
+        from kinfed.learning.schedule import parse_schedule
+
+        parse_schedule(schedule)
+        return schedule
+
+    @field_validator("device")
+    @classmethod
+    def _available(cls, device: str) -> str:
+        import torch
+
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"device: {device!r} is not available here; cpu always is") from error
+        return device
+
+    @field_validator("settings")
+    @classmethod
+    def _complete_settings(cls, settings: dict[str, dict[str, Any]], info: ValidationInfo) -> dict[str, dict[str, Any]]:
+        """Every method's fields with what was left to defaults, in the types that the method declares."""
+        methods = info.data.get("methods", ())
+        for name in settings:
+            _among("set", name, methods)
+        return {name: _method_fields(name, settings.get(name, {})) for name in methods}
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        from kinfed.methods import METHODS
+
+        for name in self.methods:
+            if METHODS[name].needs_probe and self.probe < SMALLEST_PROBE:
+                raise InputError(
+                    f"probe: {self.probe} is too few; {name} compares the clients on images that the server holds, "
+                    f"{SMALLEST_PROBE} or more"
+                )
+        return self
+
+    @classmethod
+    def checked(cls, fields: Mapping[str, Any]) -> Self:
+        """A Config of these fields.
+
+        Raises:
+            InputError: One line that names the field, the value and what is allowed.
+        """
+        names = [*cls.model_fields]
+        for name in fields:
+            _among("field", name, names)
+        try:
+            # The settings are always validated, even when none are given: their defaults are filled in.
+            return cls.model_validate({"settings": {}, **fields})
+        except ValidationError as error:
+            raise InputError(_one_line(error)) from error
+
+    def of(self, method: str, seed: int) -> Self:
+        """The config of one run of a comparison."""
+        fields = self.model_dump() | {"methods": (method,), "seed": seed, "seeds": 1}
+        return self.checked(fields | {"settings": {method: self.settings[method]}})
+
+    def toml(self) -> str:
+        """All fields, and one table a method with its own."""
+        fields = self.model_dump(exclude_none=True, exclude={"settings"})
+        fields["methods"] = list(self.methods)
+        return tomli_w.dumps(fields | {name: own for name, own in self.settings.items() if own})
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The fields in a TOML file; a table named after a method holds that method's own.
+
+    Raises:
+        InputError: If there is no such file, or it is no TOML.
+    """
+    from kinfed.methods import METHODS
+
+    try:
+        fields = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"config: {str(path)!r} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"config: {str(path)!r} is no TOML: {error}") from error
+    tables = {name: fields.pop(name) for name in [*fields] if isinstance(fields[name], dict) and name in METHODS}
+    return fields | ({"settings": tables} if tables else {})
+
+
+def parse_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:
+    """``METHOD.FIELD=VALUE`` as it is typed after ``--set``, by method.
+
+    Raises:
+        InputError: If one has another form.
+    """
+    settings: dict[str, dict[str, str]] = {}
+    for assignment in assignments:
+        target, equals, value = assignment.partition("=")
+        method, dot, name = target.partition(".")
+        if not (equals and dot and method and name):
+            raise InputError(f"set: {assignment!r} must have the form METHOD.FIELD=VALUE, as in fedshibu.norm=sum")
+        settings.setdefault(method, {})[name] = value
+    return settings
+
+
+def _method_fields(method: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    from dataclasses import asdict, fields
+
+    from kinfed.methods import METHODS
+
+    kind = METHODS[method]
+    for name in own:
+        _among(f"set: {method}", name, [f.name for f in fields(kind)])
+    try:
+        return asdict(TypeAdapter(kind).validate_python(own))
+    except ValidationError as error:
+        raise InputError(f"{method}.{_one_line(error)}") from error
+
+
+def _among(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:
+    """Refuse a name that is not among those allowed, with the nearest one."""
+    if name not in allowed:
+        near = difflib.get_close_matches(name, allowed, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        listed = ", ".join(allowed) or "nothing"
+        raise InputError(f"{what}: {name!r} is not known; allowed: {listed}{hint}")
+
+
+def _one_line(error: ValidationError) -> str:
+    """The first of pydantic's errors as ``field: value; what is allowed``."""
+    first = error.errors()[0]
+    if isinstance(cause := first.get("ctx", {}).get("error"), InputError):
+        return str(cause)
+    field = ".".join(str(part) for part in first["loc"]) or "config"
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    value = "" if first["type"] == "missing" else f"{first['input']!r} is not allowed; "
+    return f"{field}: {value}{message[:1].lower()}{message[1:]}"

@@ -1,0 +1,254 @@
+"""From a config to a run folder, and from several methods to a comparison of them on the same clients."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+
+from kinfed.data import Federation, dirichlet, federate, iid, load, shards
+from kinfed.data.federation import Recipe
+from kinfed.engine import Inline, Plan, RunFolder, Workers, Workshop, one_thread
+from kinfed.engine import federate as run_rounds
+from kinfed.engine.folder import write_whole
+from kinfed.engine.places import Place
+from kinfed.errors import InputError
+from kinfed.experiment.config import Config, read_toml
+from kinfed.learning import SGD
+from kinfed.methods import METHODS
+from kinfed.models import build, suited
+
+__all__ = ["Watch", "compare", "federation_of", "resume", "run", "workshop_of"]
+
+CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "federation.json", "summary.json"
+SUMMARY_VERSION = 1
+SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
+
+
+class Watch(Protocol):
+    """Is told how runs go on."""
+
+    def started(self, method: str, seed: int, rounds: int, done: int) -> None:
+        """A run starts, or goes on after ``done`` rounds."""
+
+    def round(self, line: dict[str, Any]) -> None:
+        """A round is over: its line of metrics.jsonl, with its seconds."""
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        """A run is over."""
+
+
+class Unwatched:
+    """Nobody looks."""
+
+    def started(self, method: str, seed: int, rounds: int, done: int) -> None:
+        """Do nothing."""
+
+    def round(self, line: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
+def federation_of(config: Config) -> Federation:
+    """The clients of a config."""
+    recipes: dict[str, Recipe] = {
+        "iid": iid,
+        "shards": lambda train, test, clients, rng: shards(train, test, clients, config.shards, rng),
+        "dirichlet": lambda train, test, clients, rng: dirichlet(train, test, clients, config.alpha, rng),
+    }
+    return federate(
+        load(config.data), recipes[config.partition], clients=config.clients, probe=config.probe, seed=config.seed
+    )
+
+
+def workshop_of(config: Config) -> Workshop:
+    """Everything that a run works with; the config names one method."""
+    (name,) = config.methods
+    federation = federation_of(config)
+    shape = federation.dataset.shape
+    model = build(config.model or suited(shape), shape, len(federation.dataset.classes), config.seed)
+    plan = Plan(
+        rounds=config.rounds,
+        sgd=SGD(
+            lr=config.lr,
+            epochs=config.local_epochs,
+            batch_size=config.batch_size,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+        ),
+        lr_schedule=config.lr_schedule,
+        participation=config.participation,
+        seed=config.seed,
+        checkpoint_every=config.checkpoint_every,
+    )
+    return Workshop(METHODS[name](**config.settings[name]), federation, model.to(config.device), plan)
+
+
+def run(config: Config, out: Path, watch: Watch | None = None, *, overwrite: bool = False) -> None:
+    """Run one method with one seed into a new folder.
+
+    Raises:
+        InputError: If the config does not fit the data, or the folder exists and may not be overwritten.
+    """
+    if len(config.methods) > 1 or config.seeds > 1:
+        raise InputError("run: takes one method and one seed; compare takes several")
+    _make_room(out, overwrite)
+    _run(config, workshop_of(config), out, watch or Unwatched())
+
+
+def compare(config: Config, out: Path, watch: Watch | None = None, *, overwrite: bool = False) -> None:
+    """Run several methods, and several seeds, on the same clients: a run folder each, and ``comparison.json``.
+
+    Raises:
+        InputError: As `run`.
+    """
+    _make_room(out, overwrite)
+    workshop_of(config.of(config.methods[0], config.seed))  # what does not fit the data shows before a folder is made
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / COMPARISON, config.toml())
+    _compare(config, out, watch or Unwatched())
+
+
+def resume(out: Path, watch: Watch | None = None) -> None:
+    """Go on with a run or a comparison where it stopped; one that is finished stays as it is.
+
+    Raises:
+        InputError: If the folder holds neither.
+    """
+    watch = watch or Unwatched()
+    if (out / COMPARISON).is_file():
+        _compare(Config.checked(read_toml(out / COMPARISON)), out, watch)
+    elif (out / CONFIG).is_file():
+        _run_the_rest(Config.checked(read_toml(out / CONFIG)), out, watch)
+    else:
+        raise InputError(f"run: {str(out)!r} is no run folder; it has neither {CONFIG} nor {COMPARISON}")
+
+
+def _make_room(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that has something in it, or clear it if it is one of ours and may be overwritten."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    ours = (out / CONFIG).is_file() or (out / COMPARISON).is_file()
+    if not overwrite:
+        hint = "overwrite it with --overwrite, or go on with it: kinfed resume" if ours else "name another one"
+        raise InputError(f"out: {str(out)!r} exists; {hint}")
+    if not ours:
+        raise InputError(f"out: {str(out)!r} exists and is no run folder, so it is not overwritten; name another one")
+    shutil.rmtree(out)
+
+
+def _compare(config: Config, out: Path, watch: Watch) -> None:
+    for seed in range(config.seed, config.seed + config.seeds):
+        for method in config.methods:
+            _run_the_rest(config.of(method, seed), out / f"{method}-seed{seed}", watch)
+            summaries = [json.loads(path.read_text()) for path in _in_order(config, out)]
+            write_whole(out / "comparison.json", json.dumps(summaries, indent=1) + "\n")
+
+
+def _in_order(config: Config, out: Path) -> list[Path]:
+    """The summaries that are there, method by method."""
+    seeds = range(config.seed, config.seed + config.seeds)
+    paths = [out / f"{method}-seed{seed}" / SUMMARY for method in config.methods for seed in seeds]
+    return [path for path in paths if path.is_file()]
+
+
+def _run_the_rest(config: Config, out: Path, watch: Watch) -> None:
+    if not (out / SUMMARY).is_file():
+        _run(config, workshop_of(config), out, watch)
+
+
+def _run(config: Config, workshop: Workshop, out: Path, watch: Watch) -> None:
+    """All rounds that are still to do, then the summary."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / CONFIG).is_file():
+        write_whole(out / FEDERATION, json.dumps(_about(workshop.federation)) + "\n")
+        write_whole(out / CONFIG, config.toml())
+    folder = RunFolder(out)
+    (method,) = config.methods
+    with one_thread(), _place(config, workshop) as place:
+        run_rounds(
+            workshop,
+            place,
+            folder,
+            lambda done: watch.started(method, config.seed, config.rounds, done),
+            watch.round,
+        )
+    summary = _summary(config, workshop, folder)
+    write_whole(out / SUMMARY, json.dumps(summary, indent=1) + "\n")
+    watch.finished(summary)
+
+
+@contextlib.contextmanager
+def _place(config: Config, workshop: Workshop) -> Iterator[Place]:
+    if not config.workers:
+        yield Inline(workshop)
+        return
+    workers = Workers(config.workers, functools.partial(workshop_of, config))
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
+def _about(federation: Federation) -> dict[str, Any]:
+    """Who holds what, for the report: training samples by client and class, test samples by client."""
+    return {
+        "classes": list(federation.dataset.classes),
+        "train": federation.class_counts().tolist(),
+        "test": [len(rows) for rows in federation.partition.test],
+        "probe": len(federation.probe_rows),
+    }
+
+
+def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str, Any]:
+    """``summary.json``, version 1: accuracies at the last round; best-on-test stands beside them, never for them."""
+    lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
+    (method,) = config.methods
+    federation = workshop.federation
+    metrics: dict[str, float | None] = {
+        f"{name}_{quantity}": lines[-1].get(f"{name}_{quantity}")
+        for name in ("personal", "fine_tuned")
+        for quantity in SPREAD
+    }
+    metrics["global_acc"] = lines[-1]["global_acc"]
+    for name in ("personal_acc_weighted", "global_acc"):
+        series = [line[name] for line in lines if line.get(name) is not None]
+        metrics[f"{name}_mean_of_last_10_rounds"] = math.fsum(series[-10:]) / len(series[-10:]) if series else None
+        metrics[f"{name}_best_on_test"] = max(series, default=None)
+    shape = {"shards": {"shards": config.shards}, "dirichlet": {"alpha": config.alpha}, "iid": {}}[config.partition]
+    return {
+        "version": SUMMARY_VERSION,
+        "method": method,
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "tested": METHODS[method].tested,
+        "model": config.model or suited(federation.dataset.shape),
+        "data": {
+            "name": config.data,
+            "clients": config.clients,
+            "partition": config.partition,
+            **shape,
+            "train": sum(len(rows) for rows in federation.partition.train),
+            "test": sum(len(rows) for rows in federation.partition.test),
+            "probe": len(federation.probe_rows),
+        },
+        "metrics": metrics,
+        "train_loss": lines[-1]["train_loss"],
+        "communication": {way: sum(line[way] for line in lines) for way in ("down_bytes", "up_bytes")},
+        "seconds": {
+            "total": round(sum(sum(v for k, v in line.items() if k != "round") for line in seconds), 3),
+            "train": round(sum(line["train"] for line in seconds), 3),
+            "evaluate": round(sum(line["evaluate"] for line in seconds), 3),
+        },
+        "refused": sum(len(line["refused"]) for line in lines),
+        "skipped_samples": sum(line["skipped_samples"] for line in lines),
+        "zero_step_clients": sum(line["zero_step_clients"] for line in lines),
+    }

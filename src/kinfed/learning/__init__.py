@@ -1,0 +1,18 @@
+"""What happens at one client: training in phases, frozen features, evaluation."""
+
+from kinfed.learning.evaluation import hits, over_clients
+from kinfed.learning.frozen import features
+from kinfed.learning.training import SGD, Batch, Objective, Phase, Tally, cross_entropy, train
+
+__all__ = [
+    "SGD",
+    "Batch",
+    "Objective",
+    "Phase",
+    "Tally",
+    "cross_entropy",
+    "features",
+    "hits",
+    "over_clients",
+    "train",
+]

@@ -1,0 +1,137 @@
+"""Local training: SGD in phases, each of which names what it trains; the rest is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kinfed.data.samples import Samples
+from kinfed.learning.frozen import features
+from kinfed.models import ALL, BODY, Model, Part
+
+__all__ = ["SGD", "Batch", "Objective", "Phase", "Tally", "cross_entropy", "train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """How clients train in one round: stochastic gradient descent with a fresh optimiser a phase.
+
+    Attributes:
+        lr: Step size in this round.
+        epochs: Passes over the client's samples.
+        batch_size: Samples a step; the last batch of a pass may be smaller.
+        momentum: In [0, 1).
+        weight_decay: Times the weights, added to their gradients.
+    """
+
+    lr: float
+    epochs: int = 1
+    batch_size: int = 50
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One stretch of local training.
+
+    Attributes:
+        train: The part that is trained; the rest is frozen and in evaluation mode.
+        epochs: Passes over the data, if not the round's.
+        lr: Step size, if not the round's.
+    """
+
+    train: Part = ALL
+    epochs: int | None = None
+    lr: float | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step sees.
+
+    Attributes:
+        inputs: Normalised, b×c×h×w; in a phase whose body is frozen, the representations b×d.
+        labels: b.
+        rows: Which of the client's samples these are, b.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    rows: Tensor
+
+
+Objective = Callable[[Model, Batch], Tensor]
+
+
+def cross_entropy(model: Model, batch: Batch) -> Tensor:
+    """Mean cross-entropy of the logits over the batch."""
+    return functional.cross_entropy(model(batch.inputs), batch.labels)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a phase did.
+
+    Attributes:
+        steps: Optimiser steps.
+        skipped: Samples in batches that were left out (a batch of one where BatchNorm needs two), over all epochs.
+        loss: Mean of the objective over the samples seen; NaN if there was no step.
+    """
+
+    steps: int
+    skipped: int
+    loss: float
+
+
+def train(
+    model: Model,
+    samples: Samples,
+    phase: Phase,
+    sgd: SGD,
+    order: torch.Generator,
+    objective: Objective = cross_entropy,
+) -> Tally:
+    """Train one part of a model in place.
+
+    Args:
+        model: Changed in place; left with only the phase's part trainable.
+        samples: Labelled, on the model's device.
+        phase: What is trained.
+        sgd: Step size, epochs and batch size of the round.
+        order: The stream that shuffles the samples, once an epoch.
+        objective: Loss of a batch, a mean over its samples.
+    """
+    assert samples.labels is not None
+    model.freeze_all_but(phase.train)
+    read = samples.batch
+    if not BODY[0].startswith(phase.train):
+        # A frozen body says the same of a sample in every epoch.
+        representations = features(model, samples)
+        model, read = Model({}, model.head, ()), representations.__getitem__
+        model.freeze_all_but(phase.train)
+    needs_two = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.SGD(
+        parameters, lr=phase.lr or sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay, foreach=True
+    )
+    steps = skipped = seen = 0
+    total = torch.zeros((), dtype=torch.float64, device=samples.inputs.device)
+    for _ in range(sgd.epochs if phase.epochs is None else phase.epochs):
+        shuffled = torch.randperm(len(samples), generator=order).to(samples.inputs.device)
+        for rows in shuffled.split(sgd.batch_size):
+            if needs_two and len(rows) == 1:
+                skipped += 1
+                continue
+            optimiser.zero_grad(set_to_none=True)
+            loss = objective(model, Batch(read(rows), samples.labels[rows], rows))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            steps += 1
+            seen += len(rows)
+            total += loss.detach() * len(rows)
+    return Tally(steps, skipped, total.item() / seen if seen else float("nan"))

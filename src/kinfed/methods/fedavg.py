@@ -1,0 +1,85 @@
+"""FedAvg: McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data.
+
+https://arxiv.org/abs/1602.05629
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kinfed.learning import Phase, cross_entropy, train
+from kinfed.methods.aggregation import weighted_mean
+from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
+from kinfed.models import ALL, NOTHING, Part, Tensors, select
+
+__all__ = ["FedAvg"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Method):
+    """One model for everybody: clients train it, the server averages it by their sample counts.
+
+    Methods that differ in what travels, what stays and what is trained declare just that.
+
+    Attributes:
+        shared: The part that travels and is averaged.
+        kept: The part that stays with the client from round to round; the rest starts anew from the initial model.
+    """
+
+    shared: ClassVar[Part] = ALL
+    kept: ClassVar[Part] = NOTHING
+
+    def phases(self) -> Sequence[Phase]:
+        """Local training, one phase after the other."""
+        return [Phase(train=ALL)]
+
+    def init(self, server: Server) -> State:
+        """w⁰."""
+        return State(server.model.tensors(self.shared))
+
+    def download(self, state: State, client: ClientId) -> Message:
+        """Everybody gets the same."""
+        del client
+        return Message(dict(state.tensors))
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """Load what came and what was kept, train, send back the one and keep the other."""
+        model = client.model
+        model.load({**message.tensors, **memory.tensors})
+        tallies = [
+            train(model, client.train, phase, client.sgd, client.stream(f"batches {i}"), cross_entropy)
+            for i, phase in enumerate(self.phases())
+        ]
+        numbers = {
+            "samples": len(client.train),
+            "loss": tallies[-1].loss,
+            "steps": sum(tally.steps for tally in tallies),
+            "skipped": sum(tally.skipped for tally in tallies),
+        }
+        if math.isnan(numbers["loss"]):  # no step was made; there is no loss to tell
+            del numbers["loss"]
+        return Message(model.tensors(self.shared), numbers), Memory(model.tensors(self.kept))
+
+    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+        """W ← Σ n_k w_k / Σ n_k."""
+        del server, state
+        return State(weighted_mean(uploads))
+
+    def upload_like(self, server: Server) -> Tensors:
+        """The shared part of the model."""
+        return select(server.model.state_dict(), self.shared)
+
+    def global_model(self, server: Server, state: State) -> Tensors | None:
+        """The average; where only a part travels, there is no global model."""
+        del server
+        return dict(state.tensors) if self.shared == ALL else None
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+        """Where a part stays with the client: what the server has, joined with what the client kept."""
+        if not self.kept:
+            return {}
+        client.model.load({**message.tensors, **memory.tensors})
+        return {"personal": client.model.tensors()}

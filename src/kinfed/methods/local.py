@@ -1,0 +1,29 @@
+"""Local only: every client trains alone. The reference that a personalised method must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.method import ClientId, Message, Server, State
+from kinfed.models import ALL, NOTHING, Part
+
+__all__ = ["Local"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(FedAvg):
+    """No communication: each client trains its own model, all of them in every round."""
+
+    trains: ClassVar[Literal["sampled", "all", "pooled"]] = "all"
+    shared: ClassVar[Part] = NOTHING
+    kept: ClassVar[Part] = ALL
+    personal: ClassVar[bool] = True
+    tested: ClassVar[str] = "own model"
+
+    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+        """Nothing came."""
+        del server, uploads
+        return state

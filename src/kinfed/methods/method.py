@@ -1,0 +1,160 @@
+"""What a federated method is: two halves, one at the server and one where the data are.
+
+A method holds its hyper-parameters and nothing else. What it knows is an argument and a result, so that the same
+functions run in a loop, in worker processes and on another machine, and give the same bits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+
+
+from kinfed.data.samples import Samples
+from kinfed.learning import SGD
+from kinfed.models import Model, Tensors
+from kinfed.streams import torch_stream
+
+__all__ = ["Client", "ClientId", "Memory", "Message", "Method", "Server", "State"]
+
+ClientId = int
+
+
+@dataclass(frozen=True)
+class Message:
+    """What travels, and what is kept: named tensors and named numbers, nothing else."""
+
+    tensors: Tensors = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload: the bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+State = Message  # what the server knows between rounds
+Memory = Message  # what stays with a client between rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What both halves are given.
+
+    Attributes:
+        model: A model with the federation's common initial weights, to be changed freely.
+        seed: Of the run.
+        round: 1 to ``rounds``.
+        rounds: T.
+    """
+
+    model: Model
+    seed: int
+    round: int
+    rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client(Site):
+    """One client in one round. Its test samples are not here: no method can read them.
+
+    Attributes:
+        id: 0 to N-1.
+        train: Its labelled training samples, on the model's device.
+        sgd: How to train in this round.
+    """
+
+    id: ClientId
+    train: Samples
+    sgd: SGD
+
+    def stream(self, purpose: str | int) -> torch.Generator:
+        """This client's random stream for one purpose in this round."""
+        return torch_stream(self.seed, purpose, self.id, self.round)
+
+    @property
+    def last_round(self) -> bool:
+        """Whether no round follows, so that costly evaluations are due."""
+        return self.round == self.rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server(Site):
+    """The server in one round.
+
+    Attributes:
+        clients: N.
+        probe: Images that the server itself holds, unlabelled, on the model's device; or None.
+    """
+
+    clients: int
+    probe: Samples | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """One federated method. Read a subclass from top to bottom like the paper's algorithm.
+
+    Attributes:
+        trains: Who trains in a round: the clients sampled for it, all of them, or one that holds everybody's data.
+        personal: Whether a client ends up with a model that others do not have.
+        tested: What the headline accuracy tests at each client, for people.
+        needs_probe: Whether the server must hold images of its own.
+    """
+
+    trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
+    personal: ClassVar[bool] = False
+    tested: ClassVar[str] = "global"
+    needs_probe: ClassVar[bool] = False
+
+    # -- at the server ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def init(self, server: Server) -> State:
+        """What the server knows before round 1."""
+
+    @abstractmethod
+    def download(self, state: State, client: ClientId) -> Message:
+        """What a client receives; it may differ from client to client."""
+
+    @abstractmethod
+    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+        """The next state from what came back, one upload at least, in client order. Changes none of its arguments."""
+
+    @abstractmethod
+    def upload_like(self, server: Server) -> Tensors:
+        """Tensors with the names, shapes and types that an upload must have; their values do not matter."""
+
+    def global_model(self, server: Server, state: State) -> Tensors | None:
+        """All tensors of the one model that serves everybody, or None if the method has none."""
+        del server, state
+        return None
+
+    def pictures(self, state: State) -> Tensors:
+        """Matrices of the state that a report should show, by name."""
+        del state
+        return {}
+
+    # -- where the data are -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """Local work: what goes up, and what stays.
+
+        The upload's numbers hold ``samples`` (its weight, ≥ 1), ``loss``, ``steps`` and ``skipped``. Changes neither
+        ``message`` nor ``memory``.
+        """
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+        """The client's own models after this round, by name: all tensors of each. Empty if it uses the global model.
+
+        ``personal`` is the headline; others stand beside it under their names.
+        """
+        del client, message, memory
+        return {}
+
+

@@ -1,0 +1,74 @@
+"""Small networks: the papers' two CNNs, one for 8×8 digits, and an MLP.
+
+Each function gives the stages of a body for inputs of one shape. A convolution's tap is read after its ReLU and before
+pooling (METHODS.md B.5).
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+__all__ = ["cnn4", "mlp", "small_cnn", "tiny_cnn"]
+
+Stages = dict[str, nn.Module]
+Shape = tuple[int, ...]
+
+
+def _conv(inputs: int, outputs: int, kernel: int, padding: int = 0) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.ReLU())
+
+
+def _dense(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU())
+
+
+def tiny_cnn(shape: Shape) -> Stages:
+    """conv3×3(16)-pool, conv3×3(32)-pool, FC 64: for 8×8 digits."""
+    channels, height, width = shape
+    return {
+        "conv1": _conv(channels, 16, 3, padding=1),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": _conv(16, 32, 3, padding=1),
+        "pool2": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "fc64": _dense(32 * (height // 4) * (width // 4), 64),
+    }
+
+
+def small_cnn(shape: Shape) -> Stages:
+    """FedCKA's CNN (METHODS.md B.5): two 5×5 convolutions, FC 120 and 84, and MOON's projection 84 → 84 → 256.
+
+    The projection stays in the classifier. 151,802 parameters for CIFAR-10.
+    """
+    channels, *sides = shape
+    height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
+    return {
+        "conv1": _conv(channels, 16, 5),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": _conv(16, 32, 5),
+        "pool2": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "fc120": _dense(32 * height * width, 120),
+        "fc84": _dense(120, 84),
+        "proj84": _dense(84, 84),
+        "proj256": nn.Linear(84, 256),
+    }
+
+
+def cnn4(shape: Shape) -> Stages:
+    """FedBABU's and FedCRC's CNN (METHODS.md C.6): four times conv3×3(64)-BatchNorm-ReLU-pool.
+
+    115,658 parameters for CIFAR-10.
+    """
+    stages: Stages = {}
+    for i, inputs in enumerate((shape[0], 64, 64, 64), start=1):
+        stages[f"conv{i}"] = nn.Sequential(nn.Conv2d(inputs, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
+        stages[f"pool{i}"] = nn.MaxPool2d(2)
+    return {**stages, "flatten": nn.Flatten()}
+
+
+def mlp(shape: Shape) -> Stages:
+    """Two hidden layers of 200 (McMahan et al. 2017); takes images and flat features."""
+    return {"flatten": nn.Flatten(), "fc1": _dense(math.prod(shape), 200), "fc2": _dense(200, 200)}

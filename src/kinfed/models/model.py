@@ -1,0 +1,88 @@
+"""A model: a body up to the representation, a head, and points between whose activations can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from kinfed.errors import InputError
+
+__all__ = ["ALL", "BODY", "HEAD", "NOTHING", "Model", "Part", "Tensors", "select"]
+
+Tensors = dict[str, Tensor]
+Part = tuple[str, ...]  # prefixes of tensor names
+
+BODY: Part = ("body.",)
+HEAD: Part = ("head.",)
+ALL: Part = BODY + HEAD
+NOTHING: Part = ()
+
+
+def select(tensors: Mapping[str, Tensor], part: Part) -> Tensors:
+    """The tensors of one part of a model, by the prefixes of their names."""
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(part)}
+
+
+class Model(nn.Module):
+    """``head(body(x))``: the head is the last linear layer, the body everything before it.
+
+    Args:
+        stages: The body's stages by name, run one after the other; the last one gives the representation, n×d.
+        head: Linear, d → classes. Returns logits.
+        taps: Names of the stages whose outputs can be read, in order. Reading them runs no further than the last one asked
+            for. ``"body"`` (the representation) and ``"head"`` (the logits) can be read in every model.
+    """
+
+    def __init__(self, stages: Mapping[str, nn.Module], head: nn.Linear, taps: Sequence[str]) -> None:
+        super().__init__()
+        self.body = nn.Sequential()
+        for name, stage in stages.items():
+            self.body.add_module(name, stage)
+        self.head = head
+        self.taps = (*taps, "body", "head")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, n×classes."""
+        logits: Tensor = self.head(self.body(x))
+        return logits
+
+    def activations(self, x: Tensor, taps: Sequence[str]) -> Tensors:
+        """Outputs of the named tap points, running no further than the last of them.
+
+        Raises:
+            InputError: If a name is no tap point of this model; the message lists those it has.
+        """
+        if unknown := [tap for tap in taps if tap not in self.taps]:
+            raise InputError(f"tap: {unknown[0]!r} is no tap point of this model; it has {', '.join(self.taps)}")
+        wanted, read = set(taps), {}
+        for name, stage in self.body.named_children():
+            if wanted <= read.keys():
+                break
+            x = stage(x)
+            if name in wanted:
+                read[name] = x
+        if "body" in wanted:
+            read["body"] = x
+        if "head" in wanted:
+            read["head"] = self.head(x)
+        return {tap: read[tap] for tap in taps}
+
+    def tensors(self, part: Part = ALL) -> Tensors:
+        """A copy of the parameters and buffers of one part, by name, on the CPU: what travels and what is saved."""
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in select(self.state_dict(), part).items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the given tensors in, by name; the others stay as they are."""
+        mine = self.state_dict()
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                mine[name].copy_(tensor)
+
+    def freeze_all_but(self, part: Part) -> None:
+        """Let only one part be trained; what is frozen is in evaluation mode, its BatchNorm statistics untouched."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name.startswith(part))
+        self.body.train("body.".startswith(part))
+        self.head.train("head.".startswith(part))
