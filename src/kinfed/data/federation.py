@@ -39,7 +39,9 @@ class Federation:
         ):
             rows = np.concatenate(cut)
             if len(np.unique(rows)) < len(rows) or (len(rows) and not 0 <= rows.min() <= rows.max() < size):
-                raise ValueError(f"a {name} sample belongs to two clients, to a client and the server, or does not exist")
+                raise ValueError(
+                    f"a {name} sample belongs to two clients, to a client and the server, or does not exist"
+                )
 
     def __len__(self) -> int:
         return len(self.partition)

@@ -74,9 +74,9 @@ def shards(train: ArrayLike, test: ArrayLike, clients: int, per_client: int, rng
 def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
     """Every class is spread over the clients in proportions drawn from Dir(alpha·1_N) (METHODS.md F.2).
 
-    A client that holds n/N samples gets no more; the draw is repeated until every client has at least 10. The papers that
-    use this recipe test one global model only; here the test set is cut in the proportions that the training set got,
-    so that a client is tested on what it trains on. A client may get no test sample of a rare class, or none at all.
+    A client that holds n/N samples gets no more; the draw is repeated until every client has at least 10. The papers
+    that use this recipe test one global model only; here the test set is cut in the proportions that the training set
+    got, so that a client is tested on what it trains on. A client may get no test sample of a rare class, or none.
 
     Raises:
         InputError: If no draw gives every client 10 samples.
@@ -97,7 +97,9 @@ def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng
             f"over {clients} clients; a larger alpha or fewer clients are feasible"
         )
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
-    test_counts = np.diff(np.round(shares.cumsum(axis=1) * np.bincount(test, minlength=len(counts))[:, None]), prepend=0)
+    test_counts = np.diff(
+        np.round(shares.cumsum(axis=1) * np.bincount(test, minlength=len(counts))[:, None]), prepend=0
+    )
     return Partition(_deal(train, counts, rng), _deal(test, test_counts.astype(np.int64), rng))
 
 

@@ -58,9 +58,7 @@ class Samples:
     def take(self, rows: np.ndarray | Sequence[int]) -> Samples:
         """A copy of some rows, in the order given."""
         index = torch.as_tensor(np.asarray(rows, dtype=np.int64))
-        return replace(
-            self, inputs=self.inputs[index], labels=None if self.labels is None else self.labels[index]
-        )
+        return replace(self, inputs=self.inputs[index], labels=None if self.labels is None else self.labels[index])
 
     def without_labels(self) -> Samples:
         """The same inputs, unlabelled."""

@@ -55,7 +55,9 @@ def find(data: str) -> Path | None:
         )
     for split in SPLITS:
         if not (folder / f"{split}.parquet").is_file():
-            raise InputError(f"data: {data!r} has no {split}.parquet; a data folder holds train.parquet and test.parquet")
+            raise InputError(
+                f"data: {data!r} has no {split}.parquet; a data folder holds train.parquet and test.parquet"
+            )
     return folder
 
 
@@ -70,7 +72,9 @@ def load(data: str) -> Dataset:
     classes = np.unique(arrays["train_labels"])
     strange = np.setdiff1d(arrays["test_labels"], classes)
     if len(strange):
-        raise InputError(f"data: {data!r} has classes in its test set that its training set lacks: {strange[:5].tolist()}")
+        raise InputError(
+            f"data: {data!r} has classes in its test set that its training set lacks: {strange[:5].tolist()}"
+        )
     inputs = {split: torch.from_numpy(arrays[f"{split}_inputs"]) for split in SPLITS}
     if inputs["train"].shape[1:] != inputs["test"].shape[1:]:
         shapes = " and ".join("×".join(map(str, inputs[split].shape[1:])) for split in SPLITS)
@@ -149,7 +153,9 @@ def _decode(path: Path) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     try:
         table = pq.read_table(path, columns=["image", "label"])
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"data: {path} cannot be read as parquet with the columns 'image' and 'label': {error}") from error
+        raise InputError(
+            f"data: {path} cannot be read as parquet with the columns 'image' and 'label': {error}"
+        ) from error
     images = []
     for row, cell in enumerate(table.column("image").to_pylist()):
         encoded = cell["bytes"] if isinstance(cell, dict) else cell

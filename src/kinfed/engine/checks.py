@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
@@ -19,20 +19,19 @@ def fault(upload: Message, like: Mapping[str, Tensor]) -> str | None:
         upload: As it came.
         like: Tensors with the names, shapes and types that it must have.
     """
-    if missing := sorted(like.keys() - upload.tensors.keys()):
-        return f"{missing[0]} is missing"
-    if extra := sorted(upload.tensors.keys() - like.keys()):
-        return f"{extra[0]} was not asked for"
+    return next(_faults(upload, like), None)
+
+
+def _faults(upload: Message, like: Mapping[str, Tensor]) -> Iterator[str]:
+    yield from (f"{name} is missing" for name in sorted(like.keys() - upload.tensors.keys()))
+    yield from (f"{name} was not asked for" for name in sorted(upload.tensors.keys() - like.keys()))
     for name, tensor in upload.tensors.items():
         if tensor.shape != like[name].shape:
-            return f"{name} has the shape {tuple(tensor.shape)}, not {tuple(like[name].shape)}"
+            yield f"{name} has the shape {tuple(tensor.shape)}, not {tuple(like[name].shape)}"
         if tensor.dtype != like[name].dtype:
-            return f"{name} has the type {tensor.dtype}, not {like[name].dtype}"
+            yield f"{name} has the type {tensor.dtype}, not {like[name].dtype}"
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            return f"{name} is not finite"
-    for name, number in upload.numbers.items():
-        if not math.isfinite(number):
-            return f"{name} is {number}"
+            yield f"{name} is not finite"
+    yield from (f"{name} is {number}" for name, number in upload.numbers.items() if not math.isfinite(number))
     if upload.numbers.get("samples", 0) < 1:
-        return f"the sample count is {upload.numbers.get('samples')}"
-    return None
+        yield f"the sample count is {upload.numbers.get('samples')}"

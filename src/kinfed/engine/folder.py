@@ -34,7 +34,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """``config.toml``, ``metrics.jsonl``, ``seconds.jsonl``, ``checkpoints/``, ``pictures/``, ``models/``, ``summary.json``.
+    """What the rounds write: ``metrics.jsonl``, ``seconds.jsonl``, ``checkpoints/``, ``pictures/`` and ``models/``.
 
     ``metrics.jsonl`` has one line a round and nothing that differs from one execution to the next; how long the rounds
     took stands in ``seconds.jsonl``.

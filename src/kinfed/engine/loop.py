@@ -65,7 +65,9 @@ def federate(
     for round in range(start.round + 1, plan.rounds + 1):
         clock = _Clock()
         with clock("train"):
-            ids = sampled(len(workshop.trained), plan.participation if method.trains == "sampled" else 1.0, plan.seed, round)
+            ids = sampled(
+                len(workshop.trained), plan.participation if method.trains == "sampled" else 1.0, plan.seed, round
+            )
             tasks = [Task(id, round, method.download(state, id), memories.get(id, Memory())) for id in ids]
             uploads, kept, refused = _collect(workshop, place, tasks)
         with clock("aggregate"):
@@ -94,7 +96,9 @@ def federate(
         failed = 0 if uploads else failed + 1
         if failed == FAILED_ROUNDS:
             reason = next(iter(refused.values()), "nobody was sampled")
-            raise RoundsFailed(f"no client's work could be used in {failed} rounds in a row; the first reason: {reason}")
+            raise RoundsFailed(
+                f"no client's work could be used in {failed} rounds in a row; the first reason: {reason}"
+            )
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """What an experiment is: one flat set of fields, checked before anything is loaded.
 
-This module imports no torch, so that the command line can show its options at once; what needs torch is imported where it
-is checked.
+This module imports no torch, so that the command line can show its options at once; what needs torch is imported where
+it is checked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    methods: tuple[str, ...] = Field(min_length=1, description="methods to run")
+    methods: tuple[str, ...] = Field(description="methods to run")
     data: str = Field("digits", description="data set: digits, a folder, or the name of a folder in $KINFED_DATA")
     model: str | None = Field(None, description="architecture; the one that suits the data if not given")
     clients: int = Field(20, ge=1, description="number of clients")
@@ -69,6 +69,8 @@ class Config(BaseModel):
 
         for name in methods:
             _among("method", name, METHODS)
+        if not methods:
+            raise InputError(f"methods: none is named; allowed: {', '.join(METHODS)}")
         if len(set(methods)) < len(methods):
             raise InputError("methods: every method can be named once")
         return methods
@@ -150,6 +152,14 @@ class Config(BaseModel):
         """The config of one run of a comparison."""
         fields = self.model_dump() | {"methods": (method,), "seed": seed, "seeds": 1}
         return self.checked(fields | {"settings": {method: self.settings[method]}})
+
+    def with_local(self) -> Self:
+        """The same with ``local`` among the methods if one of them is personalised: it is what they must beat."""
+        from kinfed.methods import METHODS
+
+        if "local" in self.methods or not any(METHODS[name].personal for name in self.methods):
+            return self
+        return self.checked(self.model_dump() | {"methods": (*self.methods, "local")})
 
     def toml(self) -> str:
         """All fields, and one table a method with its own."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-
 from kinfed.data import Federation, dirichlet, federate, iid, load, shards
 from kinfed.data.federation import Recipe
 from kinfed.engine import Inline, Plan, RunFolder, Workers, Workshop, one_thread
@@ -107,9 +106,12 @@ def run(config: Config, out: Path, watch: Watch | None = None, *, overwrite: boo
 def compare(config: Config, out: Path, watch: Watch | None = None, *, overwrite: bool = False) -> None:
     """Run several methods, and several seeds, on the same clients: a run folder each, and ``comparison.json``.
 
+    ``local`` joins where a method is personalised.
+
     Raises:
         InputError: As `run`.
     """
+    config = config.with_local()
     _make_room(out, overwrite)
     workshop_of(config.of(config.methods[0], config.seed))  # what does not fit the data shows before a folder is made
     out.mkdir(parents=True, exist_ok=True)
@@ -223,7 +225,7 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         series = [line[name] for line in lines if line.get(name) is not None]
         metrics[f"{name}_mean_of_last_10_rounds"] = math.fsum(series[-10:]) / len(series[-10:]) if series else None
         metrics[f"{name}_best_on_test"] = max(series, default=None)
-    shape = {"shards": {"shards": config.shards}, "dirichlet": {"alpha": config.alpha}, "iid": {}}[config.partition]
+    own_field = {"shards": "shards", "dirichlet": "alpha"}.get(config.partition)
     return {
         "version": SUMMARY_VERSION,
         "method": method,
@@ -235,7 +237,7 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
             "name": config.data,
             "clients": config.clients,
             "partition": config.partition,
-            **shape,
+            **({own_field: getattr(config, own_field)} if own_field else {}),
             "train": sum(len(rows) for rows in federation.partition.train),
             "test": sum(len(rows) for rows in federation.partition.test),
             "probe": len(federation.probe_rows),

@@ -21,14 +21,16 @@ def parse_schedule(schedule: str) -> tuple[float, ...] | None:
     except ValueError:
         fractions = ()
     if kind != "step" or not fractions or not all(0 < f < 1 for f in fractions) or list(fractions) != sorted(fractions):
-        raise ValueError("must be 'constant', 'cosine' or 'step:' and ascending fractions of the rounds, as in step:0.5,0.75")
+        raise ValueError(
+            "must be 'constant', 'cosine' or 'step:' and ascending fractions of the rounds, as in step:0.5,0.75"
+        )
     return fractions
 
 
 def lr_factor(schedule: str, round: int, rounds: int) -> float:
     """What the learning rate is multiplied by in one round.
 
-    ``constant``: 1. ``step:0.5,0.75``: a tenth after each of these fractions of the rounds, counted down to whole rounds.
+    ``constant``: 1. ``step:0.5,0.75``: a tenth after each of these fractions of the rounds, rounded down.
     ``cosine``: ½(1 + cos(π (round − 1) / rounds)).
 
     Args:

@@ -108,7 +108,7 @@ def train(
     """
     assert samples.labels is not None
     model.freeze_all_but(phase.train)
-    read = samples.batch
+    read: Callable[[Tensor], Tensor] = samples.batch
     if not BODY[0].startswith(phase.train):
         # A frozen body says the same of a sample in every epoch.
         representations = features(model, samples)
@@ -129,7 +129,7 @@ def train(
                 continue
             optimiser.zero_grad(set_to_none=True)
             loss = objective(model, Batch(read(rows), samples.labels[rows], rows))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             steps += 1
             seen += len(rows)

@@ -35,8 +35,8 @@ def mix(tensors: Sequence[Tensors], weights: Tensor) -> Tensors:
         weights: r×m; row sums are 1.
 
     Returns:
-        Each tensor r×…, in its own type, computed in float64 on the CPU and float32 elsewhere. Integer counters take the
-        maximum over the clients in every row.
+        Each tensor r×…, in its own type, computed in float64. Integer counters take the maximum over the clients in
+        every row.
     """
     mixed = {}
     for name in tensors[0]:
@@ -44,12 +44,10 @@ def mix(tensors: Sequence[Tensors], weights: Tensor) -> Tensors:
         if not own[0].is_floating_point():
             mixed[name] = torch.stack(own).amax(dim=0).expand(len(weights), *own[0].shape).clone()
             continue
-        exact = torch.float64 if own[0].device.type == "cpu" else torch.float32
-        by = weights.to(own[0].device, exact)
         flat = [tensor.reshape(-1) for tensor in own]
         result = own[0].new_empty(len(weights), flat[0].numel())
         for start in range(0, flat[0].numel(), CHUNK):
             part = slice(start, start + CHUNK)
-            result[:, part] = by @ torch.stack([tensor[part] for tensor in flat]).to(exact)
+            result[:, part] = weights.double() @ torch.stack([tensor[part] for tensor in flat]).double()
         mixed[name] = result.reshape(len(weights), *own[0].shape)
     return mixed

@@ -67,7 +67,9 @@ class FedSHIBU(FedBABU):
 
         took_part = torch.tensor(list(uploads))
         bodies = {
-            name: mixed[name] if len(took_part) == len(rows) else rows.index_copy(0, took_part.to(rows.device), mixed[name])
+            name: mixed[name]
+            if len(took_part) == len(rows)
+            else rows.index_copy(0, took_part.to(rows.device), mixed[name])
             for name, rows in _bodies(state).items()
         }
         crsm = state.tensors[CRSM].clone()
@@ -96,8 +98,8 @@ def _bodies(state: State) -> Tensors:
 def row_weights(similarity: Tensor, norm: Norm) -> Tensor:
     """Rows of a similarity matrix, m×m, as weights that sum to 1.
 
-    An undefined similarity (NaN, of a constant representation) and a negative one weigh nothing; where a whole row weighs
-    nothing, the client keeps its own body. Equal similarities give equal weights.
+    An undefined similarity (NaN, of a constant representation) and a negative one weigh nothing; where a whole row
+    weighs nothing, the client keeps its own body. Equal similarities give equal weights.
     """
     similarity = similarity.nan_to_num(0.0).clamp(min=0)
     if norm == "minmax":

@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 
 import torch
 
-
 from kinfed.data.samples import Samples
 from kinfed.learning import SGD
 from kinfed.models import Model, Tensors
@@ -156,5 +155,3 @@ class Method(ABC):
         """
         del client, message, memory
         return {}
-
-

@@ -31,8 +31,8 @@ class Model(nn.Module):
     Args:
         stages: The body's stages by name, run one after the other; the last one gives the representation, n×d.
         head: Linear, d → classes. Returns logits.
-        taps: Names of the stages whose outputs can be read, in order. Reading them runs no further than the last one asked
-            for. ``"body"`` (the representation) and ``"head"`` (the logits) can be read in every model.
+        taps: Names of the stages whose outputs can be read, in order; ``"body"`` (the representation) and ``"head"``
+            (the logits) can be read in every model.
     """
 
     def __init__(self, stages: Mapping[str, nn.Module], head: nn.Linear, taps: Sequence[str]) -> None:
@@ -56,7 +56,8 @@ class Model(nn.Module):
         """
         if unknown := [tap for tap in taps if tap not in self.taps]:
             raise InputError(f"tap: {unknown[0]!r} is no tap point of this model; it has {', '.join(self.taps)}")
-        wanted, read = set(taps), {}
+        wanted = set(taps)
+        read: Tensors = {}
         for name, stage in self.body.named_children():
             if wanted <= read.keys():
                 break

@@ -77,10 +77,11 @@ def _unit_gram(x: Tensor, kernel: Kernel, bandwidth: float) -> Tensor:
         distances = (squares[:, None] + squares[None, :] - 2 * gram).clamp(min=0)
         gram = torch.exp(-distances / (2 * bandwidth**2 * median(distances.detach())))
         gram = gram - gram.mean(dim=0) - gram.mean(dim=1, keepdim=True) + gram.mean()
-    return gram / torch.linalg.matrix_norm(gram)
+    unit: Tensor = gram / torch.linalg.matrix_norm(gram)
+    return unit
 
 
 def median(values: Tensor) -> Tensor:
-    """The median of all entries, the mean of the middle two if their number is even (`torch.median` takes the lower)."""
+    """The median of all entries; the mean of the middle two if their number is even."""
     ordered = values.flatten().sort().values
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

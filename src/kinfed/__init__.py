@@ -1,0 +1,21 @@
+"""Federated learning among kin: for clients that differ in their data, their labels or their models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kinfed.api import Result, compare, open_result, resume, run
+
+__all__ = ["Result", "__version__", "compare", "open_result", "resume", "run"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # Late, so that `import kinfed` and the command's help need no torch.
+    if name in __all__:
+        from kinfed import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'kinfed' has no attribute {name!r}")

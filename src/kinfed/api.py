@@ -1,0 +1,107 @@
+"""The same from Python: ``kinfed.run``, ``kinfed.compare``, ``kinfed.resume``."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinfed.cli.display import Display
+from kinfed.experiment.config import Config
+
+if TYPE_CHECKING:
+    from kinfed.experiment.run import Watch
+
+__all__ = ["Result", "compare", "new_folder", "open_result", "resume", "run"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run folder or a comparison folder on disk."""
+
+    path: Path
+
+    @property
+    def summaries(self) -> list[dict[str, Any]]:
+        """The ``summary.json`` of every run."""
+        from kinfed.report.folders import read_runs
+
+        return [run.summary for run in read_runs([self.path])]
+
+    def table(self) -> None:
+        """Print the table, what its numbers stand for, and what must be known of them."""
+        from kinfed.report.terminal import show
+
+        show([self.path])
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the self-contained HTML page and the picture beside it; returns the page's path."""
+        from kinfed.report.page import write_report
+
+        return write_report([self.path], Path(out) if out is not None else self.path / "report.html")
+
+
+def run(
+    method: str, *, out: str | Path | None = None, overwrite: bool = False, quiet: bool = False, **fields: Any
+) -> Result:
+    """Run one method; the fields are those of `Config`.
+
+    >>> kinfed.run("fedavg", data="digits", clients=20, rounds=30)  # doctest: +SKIP
+    """
+    from kinfed.experiment.run import run as run_config
+
+    config = Config.checked({"methods": (method,), **fields})
+    path = Path(out) if out is not None else new_folder(method)
+    with _watching(quiet) as watch:
+        run_config(config, path, watch, overwrite=overwrite)
+    return Result(path)
+
+
+def compare(
+    methods: Sequence[str],
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+    **fields: Any,
+) -> Result:
+    """Run several methods, and ``seeds`` seeds, on the same clients; the fields are those of `Config`.
+
+    `local` joins a comparison that has a personalised method, since training alone is what such a method must beat.
+
+    >>> result = kinfed.compare(["fedavg", "fedshibu"], data="digits", partition="shards", shards=2)  # doctest: +SKIP
+    >>> result.table(); result.report("report.html")  # doctest: +SKIP
+    """
+    from kinfed.experiment.run import compare as compare_config
+
+    config = Config.checked({"methods": tuple(methods), **fields})
+    path = Path(out) if out is not None else new_folder("compare")
+    with _watching(quiet) as watch:
+        compare_config(config, path, watch, overwrite=overwrite)
+    return Result(path)
+
+
+def resume(path: str | Path, *, quiet: bool = False) -> Result:
+    """Go on with a run or a comparison where it stopped."""
+    from kinfed.experiment.run import resume as resume_folder
+
+    with _watching(quiet) as watch:
+        resume_folder(Path(path), watch)
+    return Result(Path(path))
+
+
+def open_result(path: str | Path) -> Result:
+    """A run or comparison that is on disk."""
+    return Result(Path(path))
+
+
+def new_folder(name: str) -> Path:
+    """Where results go if no folder is named: ``runs/TIME-NAME``."""
+    return Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{name}"
+
+
+def _watching(quiet: bool) -> contextlib.AbstractContextManager[Watch | None]:
+    return contextlib.nullcontext(None) if quiet else Display()

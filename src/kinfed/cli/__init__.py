@@ -1,0 +1,223 @@
+"""The commands. Thin: they read options, call `kinfed.api`, and turn wrong input into one line and exit code 2."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
+
+import typer
+
+from kinfed.errors import InputError
+from kinfed.experiment.config import Config, parse_settings, read_toml
+
+if TYPE_CHECKING:
+    from kinfed.api import Result
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="kinfed",
+    help="Federated learning for clients that differ: in their data, in having labels, in the models they can run.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+FAILED = 1
+WRONG_INPUT = 2
+INTERRUPTED = 130
+
+
+def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of `Config`, collected in its argument ``given``.
+
+    Values are passed on as they were typed: the Config checks them, so that a wrong one is told in one way everywhere.
+    """
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
+    fields = {name: f for name, f in Config.model_fields.items() if name not in ("methods", "settings")}
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                str | None,
+                typer.Option(
+                    f"--{name.replace('_', '-')}",
+                    metavar=_metavar(field.annotation),
+                    help=f"{field.description}{'' if field.default is None else f' [{field.default}]'}",
+                    show_default=False,
+                ),
+            ],
+        )
+        for name, field in fields.items()
+    ]
+
+    def wrapped(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in fields}
+        command(given={name: value for name, value in given.items() if value is not None}, **arguments)
+
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    wrapped.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *options]}
+    return wrapped
+
+
+def _metavar(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
+    return {int: "INT", float: "FLOAT"}.get(annotation, "TEXT")
+
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file with any of the fields")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder for the results [runs/TIME-NAME]")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a run folder that exists")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="METHOD.FIELD=VALUE", help="a method's own field; repeatable")
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="run or comparison folder")]
+
+
+def _fields(
+    methods: list[str], config: Path | None, assignments: list[str] | None, given: Mapping[str, str]
+) -> dict[str, Any]:
+    """The file's fields, overruled by the command line's; the file may have tables of methods that are not run."""
+    fields = {} if config is None else read_toml(config)
+    chosen = methods or fields.get("methods", [])
+    settings = {method: own for method, own in fields.get("settings", {}).items() if method in chosen}
+    for method, own in parse_settings(assignments or []).items():
+        settings[method] = {**settings.get(method, {}), **own}
+    return {**fields, **given, "methods": tuple(chosen), "settings": settings}
+
+
+@app.command()
+@with_config_options
+def run(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="see: kinfed methods")],
+    config: ConfigFile = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    assignments: Assignments = None,
+    given: Mapping[str, str] = {},
+) -> None:
+    """Run one method: a live display, a run folder, a table at the end."""
+    from kinfed import api
+
+    fields = _fields([method], config, assignments, given)
+    fields.pop("methods")
+    out = out or api.new_folder(method)
+    with _resumable(out):
+        _show(api.run(method, out=out, overwrite=overwrite, **fields))
+
+
+@app.command()
+@with_config_options
+def compare(
+    methods: Annotated[list[str] | None, typer.Argument(metavar="METHOD...", help="see: kinfed methods")] = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    assignments: Assignments = None,
+    given: Mapping[str, str] = {},
+) -> None:
+    """Run several methods on the same clients: one table, one report."""
+    from kinfed import api
+
+    fields = _fields(methods or [], config, assignments, given)
+    out = out or api.new_folder("compare")
+    with _resumable(out):
+        _show(api.compare(fields.pop("methods"), out=out, overwrite=overwrite, **fields))
+
+
+@app.command()
+def resume(path: RunPath) -> None:
+    """Go on with a run or a comparison where it stopped."""
+    from kinfed import api
+
+    with _resumable(path):
+        _show(api.resume(path))
+
+
+@app.command()
+def report(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run or comparison folders")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="the page [RUN/report.html]")] = None,
+) -> None:
+    """Write the HTML page and the picture of one or more runs."""
+    from kinfed.report.page import write_report
+    from kinfed.report.terminal import show
+
+    show(paths)
+    typer.echo(f"\n{write_report(paths, out or paths[0] / 'report.html')}")
+
+
+@app.command()
+def methods() -> None:
+    """What can be run, a line each."""
+    from kinfed.methods import METHODS
+
+    for name, method in METHODS.items():
+        typer.echo(f"{name:<12}{_first_line(method)}")
+
+
+@app.command()
+def datasets() -> None:
+    """Which data sets can be named here, a line each."""
+    from kinfed.data.sources import known
+
+    for name, where in known().items():
+        typer.echo(f"{name:<24}{where}")
+    typer.echo("FOLDER                  with train.parquet and test.parquet, or its name if it lies in $KINFED_DATA")
+
+
+@app.command()
+def models() -> None:
+    """Which architectures there are, a line each."""
+    from kinfed.models import ARCHITECTURES
+
+    for name, architecture in ARCHITECTURES.items():
+        typer.echo(f"{name:<12}{architecture.summary}")
+
+
+def _first_line(documented: type) -> str:
+    return cast(str, inspect.getdoc(documented)).splitlines()[0]
+
+
+@contextlib.contextmanager
+def _resumable(path: Path) -> Iterator[None]:
+    """Where a run ends early, say how to go on with it."""
+    from kinfed.engine import RoundsFailed
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        _complain(f"stopped; what was saved stays, go on with: kinfed resume {path}")
+        raise typer.Exit(INTERRUPTED) from None
+    except RoundsFailed as error:
+        _complain(f"{error}; what was saved stays in {path}")
+        raise typer.Exit(FAILED) from error
+
+
+def _show(result: Result) -> None:
+    result.table()
+    typer.echo(f"\nresults  {result.path}\nreport   {result.report()}")
+
+
+def main() -> None:
+    """Entry point of the ``kinfed`` command."""
+    arguments = sys.argv[1:]
+    try:
+        code = app(arguments or ["--help"], standalone_mode=False)
+    except (InputError, typer.TyperException) as error:
+        # typer's own errors know a better wording than their str()
+        _complain(getattr(error, "format_message", error.__str__)())
+        code = WRONG_INPUT
+    sys.exit(code if arguments else WRONG_INPUT)
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"kinfed: {' '.join(text.split())}\n")

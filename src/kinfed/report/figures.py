@@ -1,0 +1,263 @@
+"""The report's interactive figures, and one picture of the main ones.
+
+Letters: ``N`` clients, ``K`` classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from kinfed.report.folders import Run
+from kinfed.report.table import in_rows
+
+__all__ = ["clients", "cost", "crsm", "curves", "kin_order", "partition", "save_picture"]
+
+# Okabe and Ito's colours, which people with every kind of colour vision tell apart; grey is for the references.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#44AA99", "#AA4499", "#999933")
+REFERENCES = {"local": "#555555", "central": "#999999"}
+FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
+
+
+def colours(methods: Sequence[str]) -> dict[str, str]:
+    """One colour a method, the same in every figure."""
+    federated = [method for method in methods if method not in REFERENCES]
+    return REFERENCES | {method: PALETTE[i % len(PALETTE)] for i, method in enumerate(federated)}
+
+
+def mean_series(group: Sequence[Run], name: str) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
+    """Rounds, mean over the seeds, and half the range over the seeds, of a quantity."""
+    rounds = group[0].series(name)[0]
+    values = np.array([run.series(name)[1] for run in group])
+    if not rounds:
+        return [], np.zeros(0), np.zeros(0)
+    return rounds, values.mean(axis=0), (values.max(axis=0) - values.min(axis=0)) / 2
+
+
+def curves(runs: Sequence[Run]) -> go.Figure:
+    """Own-test accuracy and training loss by round; the legend switches methods off in both."""
+    grouped = in_rows(runs)
+    colour = colours([*grouped])
+    figure = make_subplots(
+        cols=2, subplot_titles=("Accuracy on own test samples", "Training loss"), horizontal_spacing=0.08
+    )
+    for col, name in ((1, "personal_acc_weighted"), (2, "train_loss")):
+        for method, group in grouped.items():
+            rounds, mean, _ = mean_series(group, name)
+            figure.add_scatter(
+                x=rounds,
+                y=mean,
+                name=method,
+                legendgroup=method,
+                showlegend=col == 1,
+                line={"color": colour[method], "width": 2, "dash": "dot" if method in REFERENCES else "solid"},
+                hovertemplate="%{y:.3f}",
+                row=1,
+                col=col,
+            )
+    figure.update_xaxes(title_text="round")
+    figure.update_yaxes(range=[0, 1.02], col=1)
+    figure.update_yaxes(rangemode="tozero", col=2)
+    return _styled(figure, height=420, hovermode="x unified")
+
+
+def partition(run: Run) -> go.Figure:
+    """Training samples of each client (rows) and class (columns)."""
+    counts = np.array(run.federation["train"])
+    figure = go.Figure(
+        go.Heatmap(
+            z=counts,
+            x=run.federation["classes"],
+            y=[f"{i}" for i in range(len(counts))],
+            colorscale="Blues",
+            colorbar={"title": "samples"},
+            hovertemplate="client %{y}, class %{x}: %{z} samples<extra></extra>",
+            xgap=1,
+            ygap=1 if len(counts) <= 60 else 0,
+        )
+    )
+    figure.update_xaxes(title_text="class", type="category", side="bottom")
+    figure.update_yaxes(title_text="client", type="category", autorange="reversed")
+    return _styled(figure, height=min(900, 180 + 18 * len(counts)))
+
+
+def clients(runs: Sequence[Run]) -> go.Figure:
+    """Accuracy of every client by method, each client a point; the box holds the middle half."""
+    grouped = in_rows(runs)
+    colour = colours([*grouped])
+    figure = go.Figure()
+    for method, group in grouped.items():
+        accuracies = np.concatenate([run.client_accuracies() for run in group])
+        labels = [
+            f"client {i}, seed {run.summary['seed']}" for run in group for i in range(len(run.client_accuracies()))
+        ]
+        figure.add_box(
+            y=accuracies,
+            name=method,
+            text=labels,
+            boxpoints="all",
+            jitter=0.5,
+            pointpos=0,
+            fillcolor="rgba(0,0,0,0.04)",
+            line={"color": colour[method], "width": 1.5},
+            marker={"color": colour[method], "size": 6, "opacity": 0.7},
+            hovertemplate="%{text}: %{y:.3f}<extra>" + method + "</extra>",
+            showlegend=False,
+        )
+    figure.update_yaxes(title_text="accuracy on own test samples", range=[-0.02, 1.04])
+    return _styled(figure, height=420)
+
+
+def cost(runs: Sequence[Run]) -> go.Figure:
+    """Megabytes sent and seconds taken by method, means over the seeds."""
+    grouped = in_rows(runs)
+    methods = [*grouped]
+    figure = make_subplots(cols=2, subplot_titles=("Megabytes sent, all rounds", "Seconds"), horizontal_spacing=0.12)
+    bars: tuple[tuple[int, str, str, Callable[[dict[str, Any]], float]], ...] = (
+        (1, "down", "#56B4E9", lambda s: s["communication"]["down_bytes"] / 1e6),
+        (1, "up", "#0072B2", lambda s: s["communication"]["up_bytes"] / 1e6),
+        (2, "training", "#009E73", lambda s: s["seconds"]["train"]),
+        (2, "evaluation", "#E69F00", lambda s: s["seconds"]["evaluate"]),
+        (2, "other", "#BBBBBB",
+         lambda s: s["seconds"]["total"] - s["seconds"]["train"] - s["seconds"]["evaluate"]),
+    )  # fmt: skip
+    for col, name, colour, read in bars:
+        values = [float(np.mean([read(run.summary) for run in group])) for group in grouped.values()]
+        figure.add_bar(
+            y=methods,
+            x=values,
+            name=name,
+            orientation="h",
+            marker={"color": colour},
+            hovertemplate="%{y}: %{x:.2f} " + ("MB " if col == 1 else "s ") + name + "<extra></extra>",
+            row=1,
+            col=col,
+        )
+    figure.update_layout(barmode="stack")
+    figure.update_yaxes(autorange="reversed")
+    return _styled(figure, height=140 + 40 * len(methods))
+
+
+def kin_order(similarity: NDArray[np.float64]) -> list[int]:
+    """An order of N clients in which those that are alike stand together (optimal leaf order of average linkage)."""
+    from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
+    from scipy.spatial.distance import squareform
+
+    if len(similarity) < 3:
+        return [*range(len(similarity))]
+    distance = 1 - np.nan_to_num((similarity + similarity.T) / 2)
+    np.fill_diagonal(distance, 0)
+    condensed = squareform(distance.clip(min=0), checks=False)
+    return [int(i) for i in leaves_list(optimal_leaf_ordering(linkage(condensed, "average"), condensed))]
+
+
+def crsm(run: Run) -> go.Figure:
+    """The client representation similarity matrix of the last round, kin together; hover tells the classes."""
+    matrix = run.pictures["crsm"]
+    order = kin_order(matrix)
+    names = [f"{i}" for i in order]
+    held = [_held(run, i) for i in order]
+    text = [[f"classes {a} and {b}" for b in held] for a in held]
+    off_diagonal = matrix[~np.eye(len(matrix), dtype=bool)]
+    figure = go.Figure(
+        go.Heatmap(
+            z=matrix[np.ix_(order, order)],
+            x=names,
+            y=names,
+            text=text,
+            # The diagonal is 1 by definition; the colours span what differs.
+            zmin=float(np.nanmin(off_diagonal)) if np.isfinite(off_diagonal).any() else 0.0,
+            zmax=float(np.nanmax(off_diagonal)) if np.isfinite(off_diagonal).any() else 1.0,
+            colorscale="Viridis",
+            colorbar={"title": "CKA"},
+            hovertemplate="clients %{y} and %{x}: %{z:.4f}<br>%{text}<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title_text="client", type="category", constrain="domain")
+    figure.update_yaxes(title_text="client", type="category", autorange="reversed", scaleanchor="x", constrain="domain")
+    return _styled(figure, height=560)
+
+
+def _held(run: Run, client: int) -> str:
+    """The classes that a client has training samples of."""
+    counts = run.federation["train"][client]
+    return "/".join(name for name, count in zip(run.federation["classes"], counts, strict=True) if count)
+
+
+def _styled(figure: go.Figure, **layout: Any) -> go.Figure:
+    figure.update_layout(
+        template="plotly_white",
+        font={"family": FONT, "size": 13, "color": "#222"},
+        margin={"l": 60, "r": 20, "t": 50, "b": 50},
+        legend={"orientation": "h", "y": 1.12, "x": 0, "yanchor": "bottom"},
+        **layout,
+    )
+    return figure
+
+
+def save_picture(runs: Sequence[Run], path: Path) -> None:
+    """One PNG: curves, accuracy of every client, who holds what, and a CRSM if there is one."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    grouped = in_rows(runs)
+    colour = colours([*grouped])
+    similar = next((run for run in runs if "crsm" in run.pictures), None)
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    (left, right), (below_left, below_right) = figure.subplots(2, 2)
+    for method, group in grouped.items():
+        rounds, mean, spread = mean_series(group, "personal_acc_weighted")
+        style = ":" if method in REFERENCES else "-"
+        left.plot(rounds, mean, style, color=colour[method], label=method)
+        left.fill_between(rounds, mean - spread, mean + spread, color=colour[method], alpha=0.15, linewidth=0)
+    left.set(title="Accuracy on own test samples", xlabel="round", ylim=(0, 1.02))
+    left.grid(alpha=0.25)
+    left.legend(frameon=False)
+
+    rng = np.random.default_rng(0)
+    for i, (method, group) in enumerate(grouped.items()):
+        accuracies = np.concatenate([run.client_accuracies() for run in group])
+        right.scatter(
+            i + rng.uniform(-0.18, 0.18, len(accuracies)),
+            accuracies,
+            s=18,
+            color=colour[method],
+            alpha=0.7,
+            linewidth=0,
+        )
+        right.hlines(np.nanmean(accuracies), i - 0.3, i + 0.3, color=colour[method], linewidth=2)
+    right.set(title="Every client after the last round (line: mean)", ylim=(-0.02, 1.04))
+    right.set_xticks(range(len(grouped)), [*grouped], rotation=20)
+    right.grid(alpha=0.25, axis="y")
+
+    counts = np.array(runs[0].federation["train"])
+    image = below_left.imshow(counts, aspect="auto", cmap="Blues", interpolation="nearest")
+    below_left.set(title="Training samples of each client and class", xlabel="class", ylabel="client")
+    below_left.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if counts.shape[1] <= 30:
+        below_left.set_xticks(range(counts.shape[1]), runs[0].federation["classes"])
+    figure.colorbar(image, ax=below_left)
+
+    if similar is None:
+        below_right.axis("off")
+    else:
+        matrix = similar.pictures["crsm"]
+        order = kin_order(matrix)
+        shown = matrix[np.ix_(order, order)].copy()
+        np.fill_diagonal(shown, np.nan)
+        image = below_right.imshow(shown, cmap="viridis", interpolation="nearest")
+        title = f"{similar.method}: CKA of the clients' representations\n(kin together, diagonal left out)"
+        below_right.set(title=title, xlabel="client", ylabel="client")
+        if len(order) <= 30:
+            below_right.set_xticks(range(len(order)), order, fontsize=7)
+            below_right.set_yticks(range(len(order)), order, fontsize=7)
+        figure.colorbar(image, ax=below_right)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,115 @@
+"""One self-contained HTML page about a run or a comparison; it opens without a network."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+import plotly.graph_objects as go
+import tomli_w
+from plotly.offline import get_plotlyjs
+
+from kinfed.engine.folder import write_whole
+from kinfed.report import figures
+from kinfed.report.folders import Run, read_runs
+from kinfed.report.table import in_rows, notes, setting, table, verdict
+
+__all__ = ["write_report"]
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; color: #222; background: #fff;
+       max-width: 1100px; margin: 2.5rem auto; padding: 0 1.25rem; }
+h1 { font-size: 1.7rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.6rem 0 .2rem; }
+p { margin: .3rem 0 .8rem; } .setting, .caption { color: #555; } .verdict { font-size: 1.1rem; font-weight: 600; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .4rem .8rem; text-align: right; border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; } th { border-bottom: 2px solid #999; cursor: help; }
+td.best { font-weight: 700; color: #00664a; } td.best::after { content: " \\2605"; font-size: .75em; }
+td:not(.best)::after { content: " \\2605"; font-size: .75em; visibility: hidden; }
+.notes { background: #fff6e0; border-left: 4px solid #e69f00; padding: .6rem 1rem; margin: 1rem 0; }
+.notes p { margin: .2rem 0; }
+pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .85rem; } summary { cursor: pointer; }
+"""
+
+
+def write_report(paths: Sequence[Path], out: Path) -> Path:
+    """Write the page to ``out`` and the picture beside it, under the same name with .png; returns ``out``.
+
+    Raises:
+        InputError: If a folder holds no finished run.
+    """
+    runs = read_runs(paths)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, _page(runs))
+    figures.save_picture(runs, out.with_suffix(".png"))
+    return out
+
+
+def _page(runs: Sequence[Run]) -> str:
+    title = f"kinfed: {', '.join(in_rows(runs))} on {runs[0].summary['data']['name']}"
+    sections = [
+        _section("Accuracy by round", "Click a name to switch it off; hover for values.", figures.curves(runs)),
+        _section("Every client", "Each point is one client. Look at the lowest as well as the middle.",
+                 figures.clients(runs)),
+        _section("Who holds what", "Training samples of each client and class.", figures.partition(runs[0])),
+        _section("What it costs", "Payload of all messages, and where the time went.", figures.cost(runs)),
+    ]  # fmt: skip
+    for method, group in in_rows(runs).items():
+        if "crsm" in group[0].pictures:
+            caption = (
+                "CKA of the clients' representations of the server's probe images after the last round "
+                f"(seed {group[0].summary['seed']}), clients ordered so that kin stand together."
+            )
+            sections.insert(2, _section(f"Who is kin to whom: {method}", caption, figures.crsm(group[0])))
+    configs = "".join(
+        f"<details><summary>{html.escape(str(run.path.name))}</summary><pre>{html.escape(tomli_w.dumps(run.config))}</pre></details>"
+        for run in runs
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{html.escape(title)}</title>
+<style>{STYLE}</style>
+<script>{get_plotlyjs()}</script>
+</head>
+<body>
+<h1>{html.escape(title)}</h1>
+<p class="setting">{html.escape(setting(runs))}</p>
+<p class="verdict">{html.escape(verdict(runs))}</p>
+{_table(runs)}
+{_notes(runs)}
+{"".join(sections)}
+<h2>Configuration</h2>
+<p class="caption">Complete, with what was left to defaults.</p>
+{configs}
+</body>
+</html>
+"""
+
+
+def _table(runs: Sequence[Run]) -> str:
+    content = table(runs)
+    head = "".join(
+        f'<th title="{html.escape(meaning)}">{html.escape(heading)}</th>'
+        for heading, meaning in zip(content.headings, content.meanings, strict=True)
+    )
+    rows = "".join(
+        "<tr>" + "".join(f"<td{' class=best' if c.best else ''}>{html.escape(c.text)}</td>" for c in row) + "</tr>"
+        for row in content.rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _notes(runs: Sequence[Run]) -> str:
+    said = "".join(f"<p>{html.escape(note)}</p>" for note in notes(runs))
+    return f'<div class="notes">{said}</div>' if said else ""
+
+
+def _section(heading: str, caption: str, figure: go.Figure) -> str:
+    drawn = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
+    return f'<h2>{html.escape(heading)}</h2><p class="caption">{html.escape(caption)}</p>{drawn}'

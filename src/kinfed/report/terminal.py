@@ -1,0 +1,28 @@
+"""The table in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from kinfed.report.folders import read_runs
+from kinfed.report.table import notes, setting, table, verdict
+
+__all__ = ["show"]
+
+PLAIN_WIDTH = 120  # where the output is no terminal and has no width of its own
+
+
+def show(paths: Sequence[Path], console: Console | None = None) -> None:
+    """Print what was run, the table, which method serves these clients best, and what must be known of the numbers."""
+    runs = read_runs(paths)
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    console.print(f"\n{setting(runs)}\n", highlight=False)
+    console.print(table(runs).rich())
+    for line in (verdict(runs), *notes(runs)):
+        if line:
+            console.print(f"\n{line}", highlight=False)
