@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 from kinfed.engine.folder import write_whole
 from kinfed.report import figures
 from kinfed.report.folders import Run, read_runs
-from kinfed.report.table import in_rows, notes, setting, table, verdict
+from kinfed.report.table import Cell, in_rows, notes, setting, table, verdict
 
 __all__ = ["write_report"]
 
@@ -21,16 +21,25 @@ STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; color: #222; background: #fff;
        max-width: 1100px; margin: 2.5rem auto; padding: 0 1.25rem; }
-h1 { font-size: 1.7rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.6rem 0 .2rem; }
-p { margin: .3rem 0 .8rem; } .setting, .caption { color: #555; } .verdict { font-size: 1.1rem; font-weight: 600; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .4rem .8rem; text-align: right; border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
-th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; } th { border-bottom: 2px solid #999; cursor: help; }
-td.best { font-weight: 700; color: #00664a; } td.best::after { content: " \\2605"; font-size: .75em; }
-td:not(.best)::after { content: " \\2605"; font-size: .75em; visibility: hidden; }
+h1 { font-size: 1.7rem; margin: 0 0 .3rem; }
+h2 { font-size: 1.2rem; margin: 2.6rem 0 .2rem; }
+p { margin: .3rem 0 .8rem; }
+.setting, .caption { color: #555; }
+.verdict { font-size: 1.1rem; font-weight: 600; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .93rem; }
+th, td { padding: .4rem .6rem; text-align: right; border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+th { border-bottom: 2px solid #999; cursor: help; }
+small { color: #777; font-weight: 400; }
+td.best { font-weight: 700; color: #00664a; }
+td::before { content: "\\2605 "; font-size: .75em; visibility: hidden; }
+td.best::before { visibility: visible; }
+td:nth-child(-n+2)::before { content: none; }
 .notes { background: #fff6e0; border-left: 4px solid #e69f00; padding: .6rem 1rem; margin: 1rem 0; }
 .notes p { margin: .2rem 0; }
-pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .85rem; } summary { cursor: pointer; }
+pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .85rem; }
+summary { cursor: pointer; }
 """
 
 
@@ -98,11 +107,13 @@ def _table(runs: Sequence[Run]) -> str:
         f'<th title="{html.escape(meaning)}">{html.escape(heading)}</th>'
         for heading, meaning in zip(content.headings, content.meanings, strict=True)
     )
-    rows = "".join(
-        "<tr>" + "".join(f"<td{' class=best' if c.best else ''}>{html.escape(c.text)}</td>" for c in row) + "</tr>"
-        for row in content.rows
-    )
+    rows = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in content.rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _cell(cell: Cell) -> str:
+    spread = f" <small>{html.escape(cell.spread)}</small>" if cell.spread else ""
+    return f"<td{' class=best' if cell.best else ''}>{html.escape(cell.text)}{spread}</td>"
 
 
 def _notes(runs: Sequence[Run]) -> str:

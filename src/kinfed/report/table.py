@@ -27,14 +27,15 @@ class Column:
     heading: str
     meaning: str
     read: Callable[[Summary], float | None]
+    digits: int = 3
     accuracy: bool = True
 
 
 COLUMNS = (
     Column("own test", "accuracy on the clients' own test samples, weighted by their number",
            lambda s: s["metrics"]["personal_acc_weighted"]),
-    Column("client mean", "the same, plain mean over clients", lambda s: s["metrics"]["personal_acc_mean"]),
-    Column("client sd", "its spread over clients (population standard deviation)",
+    Column("clients' mean", "the same, plain mean over clients", lambda s: s["metrics"]["personal_acc_mean"]),
+    Column("clients' sd", "its spread over clients (population standard deviation)",
            lambda s: s["metrics"]["personal_acc_std"], accuracy=False),
     Column("worst tenth", "mean accuracy of the tenth of the clients served worst",
            lambda s: s["metrics"]["personal_acc_worst_tenth"]),
@@ -43,16 +44,17 @@ COLUMNS = (
     Column("pooled test", "accuracy of the one global model on the pooled test set",
            lambda s: s["metrics"]["global_acc"]),
     Column("MB", "megabytes (10⁶) sent in both directions, all rounds",
-           lambda s: (s["communication"]["down_bytes"] + s["communication"]["up_bytes"]) / 1e6, accuracy=False),
-    Column("s", "seconds of the whole run", lambda s: s["seconds"]["total"], accuracy=False),
+           lambda s: (s["communication"]["down_bytes"] + s["communication"]["up_bytes"]) / 1e6, 1, accuracy=False),
+    Column("s", "seconds of the whole run", lambda s: s["seconds"]["total"], 1, accuracy=False),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number as it is shown, and whether it is the best of its column."""
+    """A number as it is shown, its spread over the seeds if there are several, and whether it is its column's best."""
 
     text: str
+    spread: str = ""
     best: bool = False
 
 
@@ -65,41 +67,48 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
     def rich(self) -> RichTable:
-        """For the terminal: the best value bold and starred, so that it shows without colours too."""
-        shown = RichTable(box=None, pad_edge=False, header_style="bold")
+        """For a terminal of 80 columns; the best values are bold and starred, so that they show without colours too."""
+        shown = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         for i, heading in enumerate(self.headings):
-            shown.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
+            shown.add_column(heading.replace(" ", "\n"), justify="left" if i < 2 else "right", overflow="fold")
         for row in self.rows:
-            shown.add_row(*(f"[bold green]{cell.text}*[/]" if cell.best else cell.text for cell in row))
+            shown.add_row(*(_marked(cell) + (f"\n[dim]{cell.spread}[/] " if cell.spread else "") for cell in row))
         return shown
+
+
+def _marked(cell: Cell) -> str:
+    return f"[bold green]{cell.text}*[/]" if cell.best else f"{cell.text} "
 
 
 def table(runs: Sequence[Run]) -> Table:
     """One row a method; over several seeds mean ± sample standard deviation. Columns that nobody fills are left out."""
     grouped = in_rows(runs)
-    read = {
-        column: {method: _mean_sd([column.read(run.summary) for run in group]) for method, group in grouped.items()}
-        for column in COLUMNS
+    means: dict[Column, dict[str, float]] = {}
+    cells: dict[str, list[Cell]] = {
+        row: [Cell(row), Cell(group[0].summary["tested"])] for row, group in grouped.items()
     }
-    shown = [column for column in COLUMNS if any(value is not None for value in read[column].values())]
-    best = {
-        column: max(round(value[0], 4) for value in read[column].values() if value is not None)
-        for column in shown
-        if column.accuracy
-    }
-    rows = []
-    for method, group in grouped.items():
-        cells = [Cell(method), Cell(group[0].summary["tested"])]
-        for column in shown:
-            value = read[column][method]
-            cells.append(
-                Cell("–") if value is None else Cell(_text(value, column), round(value[0], 4) == best.get(column))
+    for column in COLUMNS:
+        values = {row: [column.read(run.summary) for run in group] for row, group in grouped.items()}
+        told = {row: [v for v in of_runs if v is not None] for row, of_runs in values.items() if None not in of_runs}
+        if not told:
+            continue
+        means[column] = {row: round(statistics.fmean(of_runs), column.digits) for row, of_runs in told.items()}
+        for row in grouped:
+            if row not in told:
+                cells[row].append(Cell("–"))
+                continue
+            mean, several = means[column][row], column.accuracy and len(told[row]) > 1
+            cells[row].append(
+                Cell(
+                    f"{mean:.{column.digits}f}",
+                    f"±{statistics.stdev(told[row]):.{column.digits}f}" if several else "",
+                    column.accuracy and mean == max(means[column].values()),
+                )
             )
-        rows.append(tuple(cells))
     return Table(
-        ("method", "model tested", *(column.heading for column in shown)),
-        ("", "which model a client's accuracy is measured with", *(column.meaning for column in shown)),
-        tuple(rows),
+        ("method", "model tested", *(column.heading for column in means)),
+        ("", "which model a client's accuracy is measured with", *(column.meaning for column in means)),
+        tuple(tuple(row) for row in cells.values()),
     )
 
 
@@ -130,21 +139,19 @@ def setting(runs: Sequence[Run]) -> str:
     data = first["data"]
     how = {"shards": lambda: f"{data['shards']} shards a client", "dirichlet": lambda: f"Dirichlet α={data['alpha']}"}
     seeds = sorted({run.summary["seed"] for run in runs})
+    spread = "; ± is the sample standard deviation over the seeds" if len(seeds) > 1 else ""
     return (
         f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "
         f"({how.get(data['partition'], lambda: 'IID')()}), {data['probe']} withheld as the server's probe set; "
         f"{first['model']}, {first['rounds']} rounds, seed{'s' if len(seeds) > 1 else ''} "
-        f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round."
+        f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}."
     )
 
 
 def verdict(runs: Sequence[Run]) -> str:
     """Which method serves these clients best by own test accuracy, and how that compares with training alone."""
-    means = {
-        method: value[0]
-        for method, group in in_rows(runs).items()
-        if (value := _mean_sd([run.summary["metrics"]["personal_acc_weighted"] for run in group])) is not None
-    }
+    own = {row: [r.summary["metrics"]["personal_acc_weighted"] for r in group] for row, group in in_rows(runs).items()}
+    means = {row: statistics.fmean(accuracies) for row, accuracies in own.items() if None not in accuracies}
     if len(means) < 2:
         return ""
     order = sorted(means, key=lambda method: -means[method])
@@ -182,17 +189,3 @@ def notes(runs: Sequence[Run]) -> list[str]:
                 f"({guessing:.2f}): it did not learn. A smaller --lr may help."
             )
     return said
-
-
-def _mean_sd(values: Sequence[float | None]) -> tuple[float, float | None] | None:
-    """Mean, and sample standard deviation if there are several; None if any is missing."""
-    told = [value for value in values if value is not None]
-    if len(told) < len(values) or not told:
-        return None
-    return statistics.fmean(told), statistics.stdev(told) if len(told) > 1 else None
-
-
-def _text(value: tuple[float, float | None], column: Column) -> str:
-    mean, sd = value
-    digits = 3 if column.accuracy or column.heading == "client sd" else 1
-    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if sd is not None else "")
