@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sklearn.datasets  # noqa: F401 - its first import draws from Python's global generator
+import torch
+
+torch.set_num_threads(1)  # small tensors: two threads cost more than they bring, above all on a busy machine
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.delenv("KINFED_DATA", raising=False)
+
+
+@pytest.fixture
+def global_generators() -> Iterator[None]:
+    """Fails a test in which something drew from a global generator."""
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    yield
+    assert torch.equal(before[0], torch.random.get_rng_state()), "torch's global generator was used"
+    assert before[1] == np.random.get_state()[1].tolist(), "NumPy's global generator was used"  # noqa: NPY002
+    assert before[2] == random.getstate(), "Python's global generator was used"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"

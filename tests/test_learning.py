@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from kinfed.data import Samples
+from kinfed.learning import SGD, Batch, Phase, features, hits, over_clients, train
+from kinfed.learning.schedule import lr_factor, parse_schedule
+from kinfed.models import BODY, HEAD, Model, build
+from tests.worlds import dataset, float_samples, same
+
+
+def order(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def linear(weight: float = 0.0) -> Model:
+    """One weight, body and bias idle: f(x) = w·x as the logit."""
+    head = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(head.weight, weight)
+    return Model({"identity": nn.Identity()}, head, [])
+
+
+def batchnorm_model() -> Model:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Model({"norm": nn.BatchNorm1d(2)}, nn.Linear(2, 2), [])
+
+
+def two_classes(n: int) -> Samples:
+    return float_samples(torch.arange(2.0 * n).reshape(n, 2).sin(), [i % 2 for i in range(n)])
+
+
+def gradient_of(values: list[float]) -> tuple[Samples, object]:
+    """Samples and an objective whose gradient in w is the mean of the batch's values."""
+    return float_samples(torch.tensor(values)[:, None], [0] * len(values)), lambda m, b: m(b.inputs).mean()
+
+
+def test_momentum_starts_anew_with_every_training() -> None:  # case 60
+    sgd = SGD(lr=0.1, momentum=0.9, batch_size=1)
+    model = linear()
+    train(model, *_with(gradient_of([1.0, 1.0, 1.0]), sgd))
+    assert model.head.weight.item() == pytest.approx(-0.1 * (1 + 1.9 + 2.71))
+    with torch.no_grad():
+        model.head.weight.zero_()
+    train(model, *_with(gradient_of([2.0]), sgd))
+    assert model.head.weight.item() == pytest.approx(-0.2)
+
+
+def _with(data: tuple[Samples, object], sgd: SGD) -> tuple:  # type: ignore[type-arg]
+    samples, objective = data
+    return samples, Phase(), sgd, order(), objective
+
+
+def test_the_training_loss_weighs_samples_not_batches() -> None:  # case 58
+    samples = float_samples(torch.tensor([[1.0]] * 32 + [[1.0]]), [0] * 33)
+    losses = iter([1.0, 5.0])
+    tally = train(
+        linear(), samples, Phase(), SGD(lr=1e-9, batch_size=32), order(), lambda m, b: 0 * m(b.inputs).sum() + next(losses)
+    )
+    assert tally.loss == pytest.approx(37 / 33)  # 1.121212
+
+
+def test_a_batch_of_one_is_left_out_and_counted_where_batchnorm_needs_two() -> None:  # case 56
+    tally = train(batchnorm_model(), two_classes(33), Phase(), SGD(lr=0.1, batch_size=32, epochs=2), order())
+    assert (tally.steps, tally.skipped) == (2, 2)
+
+
+def test_a_client_with_one_sample_and_batchnorm_makes_no_step_and_tells_no_loss() -> None:
+    model = batchnorm_model()
+    before = model.tensors()
+    tally = train(model, two_classes(1), Phase(), SGD(lr=0.1), order())
+    assert (tally.steps, tally.skipped) == (0, 1)
+    assert math.isnan(tally.loss)
+    assert same(before, model.tensors())
+
+
+def test_without_batchnorm_a_batch_of_one_is_used() -> None:
+    samples, objective = gradient_of([1.0, 1.0, 1.0])
+    tally = train(linear(), samples, Phase(), SGD(lr=0.1, batch_size=2), order(), objective)  # type: ignore[arg-type]
+    assert (tally.steps, tally.skipped) == (2, 0)
+
+
+def test_a_client_with_fewer_samples_than_a_batch_makes_one_smaller_batch() -> None:  # case 57
+    assert train(batchnorm_model(), two_classes(20), Phase(), SGD(lr=0.1, batch_size=32), order()).steps == 1
+
+
+def test_after_an_evaluation_training_updates_batchnorm_again() -> None:  # case 59
+    model = Model({"norm": nn.BatchNorm1d(1)}, nn.Linear(1, 2), [])
+    samples = float_samples(torch.tensor([[1.0], [3.0]]), [0, 1])
+    hits(model, samples)
+    train(model, samples, Phase(), SGD(lr=1e-9, batch_size=2), order())
+    norm = model.body.norm
+    assert norm.running_mean.item() == pytest.approx(0.2)
+    assert norm.running_var.item() == pytest.approx(0.9 + 0.1 * 2)
+    assert norm.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("name", ["tiny_cnn", "cnn4"])
+@pytest.mark.parametrize(("trained", "frozen"), [(BODY, HEAD), (HEAD, BODY)])
+def test_what_a_phase_does_not_train_stays_bit_equal(name: str, trained: tuple, frozen: tuple) -> None:  # type: ignore[type-arg]  # cases 61, 84
+    samples = dataset(48).train
+    if name == "cnn4":
+        samples = Samples(samples.inputs.repeat(1, 1, 2, 2), samples.labels, samples.normalise)
+    model = build(name, tuple(samples.inputs.shape[1:]), 10, 0)
+    before = {part: model.tensors(part) for part in (trained, frozen)}
+    train(model, samples, Phase(train=trained), SGD(lr=0.1, batch_size=16, weight_decay=0.1), order())
+    assert same(before[frozen], model.tensors(frozen))
+    assert not same(before[trained], model.tensors(trained))
+
+
+def test_a_head_trained_on_stored_features_is_the_head_trained_through_the_frozen_body() -> None:
+    samples = dataset(48).train
+    stored, through = (build("tiny_cnn", (1, 8, 8), 10, 0) for _ in range(2))
+    sgd = SGD(lr=0.1, batch_size=16, epochs=3)
+    train(stored, samples, Phase(train=HEAD), sgd, order())
+    optimiser = torch.optim.SGD(through.head.parameters(), lr=0.1, momentum=0.9)
+    through.eval()
+    shuffle = order()
+    for _ in range(3):
+        for rows in torch.randperm(48, generator=shuffle).split(16):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(through(samples.batch(rows)), samples.labels[rows]).backward()  # type: ignore[index]
+            optimiser.step()
+    assert torch.allclose(stored.head.weight, through.head.weight, atol=1e-6)
+
+
+def test_a_frozen_body_runs_once_whatever_the_epochs() -> None:
+    model, runs = build("tiny_cnn", (1, 8, 8), 10, 0), []
+    model.body.conv1.register_forward_hook(lambda *_: runs.append(1))
+    train(model, dataset(48).train, Phase(train=HEAD), SGD(lr=0.1, batch_size=16, epochs=5), order())
+    assert len(runs) == 1
+
+
+def test_samples_are_shuffled_anew_every_epoch() -> None:  # case 54
+    seen: list[list[int]] = []
+
+    def objective(model: Model, batch: Batch) -> torch.Tensor:
+        seen.append(batch.rows.tolist())
+        return model(batch.inputs).mean()
+
+    samples = float_samples(torch.ones(20, 1), [0] * 20)
+    train(linear(), samples, Phase(), SGD(lr=0.1, batch_size=20, epochs=2), order(), objective)
+    first, second = seen
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert first != second
+    assert list(range(20)) not in seen
+
+
+def test_features_are_those_of_evaluation_mode_and_come_whole() -> None:
+    samples = dataset(240, 10).train
+    model = build("tiny_cnn", (1, 8, 8), 10, 0)
+    read = features(model, samples)
+    assert read.shape == (240, 64)
+    assert not read.requires_grad
+    assert torch.allclose(model.head(read), features(model, samples, "head"), atol=1e-6)
+
+
+def test_hits_of_nothing_are_nothing() -> None:
+    assert hits(linear(), float_samples(torch.ones(0, 1), torch.zeros(0, dtype=torch.int64))).shape == (0,)
+
+
+def test_means_and_spread_over_clients() -> None:  # case 114
+    spread = over_clients([0.9, 0.5, 0.7], [10, 40, 50])
+    assert spread["acc_weighted"] == pytest.approx(0.64)
+    assert spread["acc_mean"] == pytest.approx(0.70)
+    assert spread["acc_std"] == pytest.approx(0.163299, abs=1e-6)
+    assert spread["acc_worst_tenth"] == pytest.approx(0.5)
+
+
+def test_clients_without_test_samples_do_not_count() -> None:  # case 115
+    spread = over_clients([9 / 10, 20 / 40, None], [10, 40, 0])
+    assert spread["acc_weighted"] == pytest.approx(0.58)
+    assert spread["acc_mean"] == pytest.approx(0.7)
+    assert set(over_clients([None, None], [0, 0]).values()) == {None}
+
+
+def test_the_worst_tenth_of_25_clients_is_the_mean_of_the_worst_two() -> None:
+    accuracies = [0.1, 0.3] + [0.9] * 23
+    assert over_clients(accuracies[::-1], [1] * 25)["acc_worst_tenth"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("constant", [1, 1, 1, 1, 1, 1, 1, 1]),
+        ("step:0.5,0.75", [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]),  # METHODS.md C: after rounds T/2 and 3T/4
+        ("cosine", [0.5 * (1 + math.cos(math.pi * t / 8)) for t in range(8)]),
+    ],
+)
+def test_learning_rate_schedules(schedule: str, factors: list[float]) -> None:
+    assert [lr_factor(schedule, round, 8) for round in range(1, 9)] == pytest.approx(factors)
+
+
+def test_the_last_quarter_of_30_rounds_starts_after_round_22() -> None:
+    assert [lr_factor("step:0.75", round, 30) for round in (22, 23)] == pytest.approx([1, 0.1])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "step:", "step:0.5,0.2", "step:1.5", "step:0", "step:x", "constant:0.5"])
+def test_other_schedules_are_refused(schedule: str) -> None:
+    with pytest.raises(ValueError, match="must be 'constant', 'cosine' or 'step:'"):
+        parse_schedule(schedule)

@@ -1,0 +1,100 @@
+"""Small federations to test on: digits, few clients, few rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
+from kinfed.engine import Inline, Plan, RunFolder, Workshop, federate, one_thread
+from kinfed.engine.folder import Checkpoint
+from kinfed.learning import SGD
+from kinfed.methods import METHODS, Memory, Message, Method, State
+from kinfed.models import Model, Tensors, build
+
+
+def dataset(train: int = 240, test: int = 120) -> Dataset:
+    whole = load("digits")
+    return replace(whole, train=whole.train.take(range(train)), test=whole.test.take(range(test)))
+
+
+def federation(clients: int = 4, probe: int = 24, data: Dataset | None = None) -> Federation:
+    """Client k holds about n/N samples, sizes all different."""
+    data = data or dataset()
+    ends = lambda n: np.round(np.linspace(0, 1, clients + 1) ** 1.2 * n).astype(int)  # noqa: E731
+    cut = lambda first, n: [first + np.arange(a, b) for a, b in zip(ends(n)[:-1], ends(n)[1:], strict=True)]  # noqa: E731
+    return Federation(
+        data, Partition(cut(probe, len(data.train) - probe), cut(0, len(data.test))), np.arange(probe)
+    )
+
+
+def workshop(
+    method: str | Method,
+    fed: Federation | None = None,
+    *,
+    rounds: int = 3,
+    participation: float = 1.0,
+    seed: int = 0,
+    sgd: SGD | None = None,
+    model: str = "tiny_cnn",
+    wrap: Callable[[Model], Model] = lambda m: m,
+    **plan: Any,
+) -> Workshop:
+    fed = fed or federation()
+    return Workshop(
+        METHODS[method]() if isinstance(method, str) else method,
+        fed,
+        wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),
+        Plan(
+            rounds=rounds,
+            sgd=sgd or SGD(lr=0.05, batch_size=16),
+            lr_schedule=plan.pop("lr_schedule", "constant"),
+            participation=participation,
+            seed=seed,
+            checkpoint_every=plan.pop("checkpoint_every", 100),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    lines: list[dict[str, Any]]
+    last: Checkpoint
+    folder: RunFolder
+
+    @property
+    def state(self) -> State:
+        return self.last.state
+
+    @property
+    def memories(self) -> dict[int, Memory]:
+        return self.last.memories
+
+
+def run(shop: Workshop, path: Path, place: Any = None) -> Outcome:
+    folder = RunFolder(path)
+    path.mkdir(exist_ok=True)
+    with one_thread():
+        federate(shop, place or Inline(shop), folder, lambda done: None, lambda line: None)
+    last = folder.last_checkpoint()
+    assert last is not None
+    return Outcome(folder.lines("metrics.jsonl"), last, folder)
+
+
+def same(a: Tensors | Message, b: Tensors | Message) -> bool:
+    """Bit for bit."""
+    if isinstance(a, Message) and isinstance(b, Message):
+        return a.numbers == b.numbers and same(a.tensors, b.tensors)
+    assert not isinstance(a, Message) and not isinstance(b, Message)  # noqa: PT018
+    equal = (a[n].dtype == b[n].dtype and torch.equal(a[n].nan_to_num(), b[n].nan_to_num()) for n in a)
+    return a.keys() == b.keys() and all(equal)
+
+
+def float_samples(inputs: torch.Tensor, labels: list[int] | torch.Tensor) -> Samples:
+    identity = Normalisation((0.0,) * inputs.shape[1], (1.0,) * inputs.shape[1])
+    return Samples(inputs, torch.as_tensor(labels), identity)
