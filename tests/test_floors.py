@@ -14,7 +14,7 @@ FLOORS = {
     "errors": -1, "streams": -1,
     "similarity": 0, "data": 0, "models": 0,
     "learning": 1, "methods": 2, "engine": 3, "experiment": 4, "report": 5,
-    "api": 6, "cli": 6, "__init__": 6,
+    "api": 6, "cli": 6, "__init__": 6, "__main__": 6,
 }  # fmt: skip
 
 
@@ -26,7 +26,9 @@ def imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "kinfed" else {node.module}
+            found |= (
+                {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "kinfed" else {node.module}
+            )
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
     return {name for name in found if name.split(".")[0] == "kinfed"}

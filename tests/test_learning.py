@@ -59,7 +59,12 @@ def test_the_training_loss_weighs_samples_not_batches() -> None:  # case 58
     samples = float_samples(torch.tensor([[1.0]] * 32 + [[1.0]]), [0] * 33)
     losses = iter([1.0, 5.0])
     tally = train(
-        linear(), samples, Phase(), SGD(lr=1e-9, batch_size=32), order(), lambda m, b: 0 * m(b.inputs).sum() + next(losses)
+        linear(),
+        samples,
+        Phase(),
+        SGD(lr=1e-9, batch_size=32),
+        order(),
+        lambda m, b: 0 * m(b.inputs).sum() + next(losses),
     )
     assert tally.loss == pytest.approx(37 / 33)  # 1.121212
 
@@ -199,7 +204,9 @@ def test_the_last_quarter_of_30_rounds_starts_after_round_22() -> None:
     assert [lr_factor("step:0.75", round, 30) for round in (22, 23)] == pytest.approx([1, 0.1])
 
 
-@pytest.mark.parametrize("schedule", ["linear", "step:", "step:0.5,0.2", "step:1.5", "step:0", "step:x", "constant:0.5"])
+@pytest.mark.parametrize(
+    "schedule", ["linear", "step:", "step:0.5,0.2", "step:1.5", "step:0", "step:x", "constant:0.5"]
+)
 def test_other_schedules_are_refused(schedule: str) -> None:
     with pytest.raises(ValueError, match="must be 'constant', 'cosine' or 'step:'"):
         parse_schedule(schedule)

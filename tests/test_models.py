@@ -6,7 +6,13 @@ import torch
 from kinfed.errors import InputError
 from kinfed.models import ALL, ARCHITECTURES, BODY, HEAD, Model, build, select, suited
 
-SHAPES = {"tiny_cnn": (1, 8, 8), "small_cnn": (3, 32, 32), "cnn4": (3, 32, 32), "mlp": (1, 28, 28), "resnet18": (3, 32, 32)}
+SHAPES = {
+    "tiny_cnn": (1, 8, 8),
+    "small_cnn": (3, 32, 32),
+    "cnn4": (3, 32, 32),
+    "mlp": (1, 28, 28),
+    "resnet18": (3, 32, 32),
+}
 
 
 def made(name: str) -> Model:

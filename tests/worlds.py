@@ -28,9 +28,7 @@ def federation(clients: int = 4, probe: int = 24, data: Dataset | None = None) -
     data = data or dataset()
     ends = lambda n: np.round(np.linspace(0, 1, clients + 1) ** 1.2 * n).astype(int)  # noqa: E731
     cut = lambda first, n: [first + np.arange(a, b) for a, b in zip(ends(n)[:-1], ends(n)[1:], strict=True)]  # noqa: E731
-    return Federation(
-        data, Partition(cut(probe, len(data.train) - probe), cut(0, len(data.test))), np.arange(probe)
-    )
+    return Federation(data, Partition(cut(probe, len(data.train) - probe), cut(0, len(data.test))), np.arange(probe))
 
 
 def workshop(

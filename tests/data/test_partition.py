@@ -28,7 +28,9 @@ def assert_cover(cut: list[np.ndarray], size: int) -> None:
 
 @given(train=st.integers(20, 300), test=st.integers(0, 100), clients=st.integers(1, 20), seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=40)
-def test_iid_deals_every_sample_once_in_sizes_that_differ_by_one(train: int, test: int, clients: int, seed: int) -> None:
+def test_iid_deals_every_sample_once_in_sizes_that_differ_by_one(
+    train: int, test: int, clients: int, seed: int
+) -> None:
     cut = iid(np.zeros(train, int), np.zeros(test, int), clients, rng(seed))
     assert_cover(cut.train, train)
     assert_cover(cut.test, test)

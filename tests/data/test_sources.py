@@ -92,7 +92,11 @@ def test_text_labels_are_classes_too(tmp_path: Path) -> None:
     ("train", "test", "message"),
     [
         (([grey(1), grey(2)], [0, 1]), ([grey(1)], [5]), r"that its training set lacks: \[5\]"),
-        (([grey(1), encoded(grey(2))[:40]], [0, 1]), ([grey(1)], [0]), r"train.parquet, row 1: the image cannot be decoded"),
+        (
+            ([grey(1), encoded(grey(2))[:40]], [0, 1]),
+            ([grey(1)], [0]),
+            r"train.parquet, row 1: the image cannot be decoded",
+        ),
         (([grey(1), grey(2, side=9)], [0, 1]), ([grey(1)], [0]), "images of different sizes"),
         (([grey(1)], [0]), ([grey(1, side=9)], [0]), "different shapes: 1×8×8 and 1×9×9"),
         (([], []), ([grey(1)], [0]), "train.parquet holds no images"),

@@ -5,13 +5,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfed.methods import Message
-from kinfed.methods import aggregation
+from kinfed.methods import Message, aggregation
 from kinfed.methods.aggregation import mix, weighted_mean
 
 
 def uploads(*weighted: tuple[list[float], float]) -> dict[int, Message]:
-    return {i: Message({"w": torch.tensor(values, dtype=torch.float32)}, {"samples": n}) for i, (values, n) in enumerate(weighted)}
+    return {
+        i: Message({"w": torch.tensor(values, dtype=torch.float32)}, {"samples": n})
+        for i, (values, n) in enumerate(weighted)
+    }
 
 
 def test_the_mean_weighs_clients_by_their_samples() -> None:  # case 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +78,9 @@ def test_partial_participation_leaves_the_others_memories_alone(name: str, tmp_p
     shop = workshop(name, rounds=3, participation=0.25)
     if METHODS[name].trains != "sampled":
         pytest.skip("everybody trains in every round")
-    outcomes = {rounds: run(workshop(name, rounds=rounds, participation=0.25), tmp_path / str(rounds)) for rounds in (1, 2, 3)}
+    outcomes = {
+        rounds: run(workshop(name, rounds=rounds, participation=0.25), tmp_path / str(rounds)) for rounds in (1, 2, 3)
+    }
     for rounds in (2, 3):
         (took_part,) = sampled(len(shop.trained), 0.25, 0, rounds)
         before, after = outcomes[rounds - 1].memories, outcomes[rounds].memories
@@ -160,7 +163,7 @@ def test_clients_of_very_different_sizes(name: str, model: str, tmp_path: Path) 
     data = dataset()
     ends = [24, 25, 27, 60, 240]
     cut = Partition(
-        [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)],
+        [np.arange(a, b) for a, b in itertools.pairwise(ends)],
         [np.arange(0), np.arange(0, 1), np.arange(1, 20), np.arange(20, 120)],
     )
     fed = Federation(data, cut, np.arange(24))

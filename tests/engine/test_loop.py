@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kinfed.engine.checks import fault
+from kinfed.engine.loop import RoundsFailed, sampled
+from kinfed.methods import Client, ClientId, Memory, Message
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedper import FedPer
+from tests.worlds import federation, run, same, workshop
+
+# -- who takes part ---------------------------------------------------------------------------------------------------
+
+
+def test_other_clients_are_sampled_every_round() -> None:  # case 93
+    rounds = [sampled(10, 0.3, 0, round) for round in range(1, 21)]
+    assert all(len(set(ids)) == 3 for ids in rounds)
+    assert len({id for ids in rounds for id in ids}) >= 8
+    assert len({tuple(ids) for ids in rounds}) > 10
+
+
+def test_all_clients_are_as_likely() -> None:
+    counts = Counter(id for round in range(2000) for id in sampled(10, 0.3, 1, round))
+    assert max(abs(count - 600) for count in counts.values()) < 5 * (2000 * 0.3 * 0.7) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("clients", "fraction", "count"), [(10, 0.01, 1), (10, 0.29, 2), (10, 0.3, 3), (100, 0.29, 29), (7, 1.0, 7)]
+)
+def test_the_fraction_is_rounded_down_to_one_at_least(clients: int, fraction: float, count: int) -> None:  # case 71
+    assert len(sampled(clients, fraction, 0, 1)) == count
+
+
+def test_all_methods_sample_the_same_clients(tmp_path: Path) -> None:
+    lines = [run(workshop(name, participation=0.5), tmp_path / name).lines for name in ("fedavg", "fedshibu")]
+    assert [line["clients"] for line in lines[0]] == [line["clients"] for line in lines[1]]
+
+
+# -- what comes back --------------------------------------------------------------------------------------------------
+
+LIKE = {"w": torch.zeros(2), "n": torch.tensor(0)}
+
+
+def upload(samples: float = 3, loss: float = 1.0, **tensors: torch.Tensor | None) -> Message:
+    merged = {"w": torch.ones(2), "n": torch.tensor(1), **tensors}
+    return Message({n: t for n, t in merged.items() if t is not None}, {"samples": samples, "loss": loss})
+
+
+def test_a_good_upload_has_no_fault() -> None:
+    assert fault(upload(), LIKE) is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (upload(w=None), "w is missing"),
+        (upload(v=torch.ones(1)), "v was not asked for"),
+        (upload(w=torch.ones(3)), r"w has the shape \(3,\), not \(2,\)"),
+        (upload(w=torch.ones(2, dtype=torch.float64)), "w has the type torch.float64, not torch.float32"),
+        (upload(w=torch.tensor([1, torch.nan])), "w is not finite"),
+        (upload(w=torch.tensor([1, torch.inf])), "w is not finite"),
+        (upload(loss=float("nan")), "loss is nan"),
+        (upload(samples=0), "the sample count is 0"),
+        (upload(samples=-5), "the sample count is -5"),
+        (Message(upload().tensors), "the sample count is None"),
+    ],
+)
+def test_faults_are_named(bad: Message, reason: str) -> None:
+    import re
+
+    assert re.fullmatch(reason, str(fault(bad, LIKE)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(FedPer):
+    """FedPer, but the clients in ``who`` go wrong in the rounds in ``when``."""
+
+    who: tuple[int, ...]
+    when: tuple[int, ...]
+    how: str = "raises"
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        upload, kept = super().update(client, message, memory)
+        if client.id not in self.who or client.round not in self.when:
+            return upload, kept
+        if self.how == "raises":
+            raise OSError("the disk of this client is full")
+        return Message({n: t * torch.nan for n, t in upload.tensors.items()}, upload.numbers), kept
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("raises", "OSError: the disk of this client is full"), ("nan", "body.conv1.0.weight is not finite")],
+)
+def test_a_round_goes_on_without_a_client_that_fails(how: str, reason: str, tmp_path: Path) -> None:  # case 95
+    outcome = run(workshop(Faulty(who=(2,), when=(2,), how=how)), tmp_path / "out")
+    assert [line["refused"] for line in outcome.lines] == [{}, {"2": reason}, {}]
+    one_round = run(workshop(FedPer(), rounds=1), tmp_path / "one")
+    two = run(workshop(Faulty(who=(2,), when=(2,), how=how), rounds=2), tmp_path / "two")
+    assert same(two.memories[2], one_round.memories[2])  # what it kept is as if it had not taken part
+    assert not same(two.memories[1], one_round.memories[1])
+    assert outcome.lines[1]["up_bytes"] == outcome.lines[0]["up_bytes"] * 3 // 4
+
+
+def test_the_others_are_averaged_as_if_it_had_not_been_there(tmp_path: Path) -> None:
+    fed = federation()
+    faulty = run(workshop(Faulty(who=(3,), when=(1,)), fed, rounds=1), tmp_path / "faulty")
+    shop = workshop(FedPer(), fed, rounds=1)
+    state = shop.method.init(shop.server(0))
+    uploads = {id: shop.update(id, 1, shop.method.download(state, id), Memory())[0] for id in range(3)}
+    assert same(faulty.state, shop.method.aggregate(shop.server(1), state, uploads))
+
+
+def test_a_round_that_brings_nothing_leaves_the_state_as_it_was(tmp_path: Path) -> None:
+    everybody = (0, 1, 2, 3)
+    outcome = run(workshop(Faulty(who=everybody, when=(2,)), rounds=2), tmp_path / "out")
+    one_round = run(workshop(FedPer(), rounds=1), tmp_path / "one")
+    assert len(outcome.lines[1]["refused"]) == 4
+    assert outcome.lines[1]["train_loss"] is None
+    assert same(outcome.state, one_round.state)
+
+
+def test_a_run_stops_after_three_rounds_that_brought_nothing_with_all_it_had(tmp_path: Path) -> None:
+    shop = workshop(Faulty(who=(0, 1, 2, 3), when=(3, 4, 5)), rounds=9, checkpoint_every=1)
+    with pytest.raises(RoundsFailed, match="3 rounds in a row; the first reason: OSError: the disk"):
+        run(shop, tmp_path / "out")
+    from kinfed.engine import RunFolder
+
+    folder = RunFolder(tmp_path / "out")
+    assert len(folder.lines("metrics.jsonl")) == 5
+    assert folder.last_checkpoint().round == 5  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording(FedAvg):
+    """FedAvg that writes down in which order it was given the uploads."""
+
+    seen: list[list[ClientId]]
+
+    def aggregate(self, server, state, uploads: Mapping[ClientId, Message]):  # type: ignore[no-untyped-def]
+        self.seen.append([*uploads])
+        return super().aggregate(server, state, uploads)
+
+
+def test_uploads_are_combined_in_client_order(tmp_path: Path) -> None:
+    method = Recording(seen=[])
+    run(workshop(method, federation(clients=6), participation=0.5), tmp_path / "out")
+    assert all(ids == sorted(ids) for ids in method.seen)
+    assert len(method.seen) == 3
+
+
+# -- what is written down ---------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_the_tensors_that_travel(tmp_path: Path) -> None:
+    shop = workshop("fedavg", participation=0.5)
+    whole = sum(t.nbytes for t in shop.model.tensors().values())
+    lines = run(shop, tmp_path / "out").lines
+    assert {(line["down_bytes"], line["up_bytes"]) for line in lines} == {(2 * whole, 2 * whole)}
+
+
+def test_the_training_loss_weighs_clients_by_their_samples(tmp_path: Path) -> None:
+    shop = workshop("fedavg", rounds=1)
+    state = shop.method.init(shop.server(0))
+    told = [shop.update(id, 1, shop.method.download(state, id), Memory())[0].numbers for id in range(4)]
+    weighted = np.average([n["loss"] for n in told], weights=[n["samples"] for n in told])
+    assert run(shop, tmp_path / "out").lines[0]["train_loss"] == pytest.approx(float(weighted))
+
+
+def test_the_learning_rate_of_a_round_follows_the_schedule(tmp_path: Path) -> None:  # case 105
+    lines = run(workshop("fedavg", rounds=4, lr_schedule="step:0.5"), tmp_path / "out").lines
+    assert [line["lr"] for line in lines] == pytest.approx([0.05, 0.05, 0.005, 0.005])
+
+
+def test_clients_without_test_samples_are_null_in_the_metrics(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    fed = federation()
+    cut = replace(fed.partition, test=[np.arange(0), *fed.partition.test[1:]])
+    for name in ("fedavg", "fedper"):
+        line = run(workshop(name, replace(fed, partition=cut), rounds=1), tmp_path / name).lines[0]
+        assert line["client_acc"]["personal"][0] is None
+        assert None not in line["client_acc"]["personal"][1:]

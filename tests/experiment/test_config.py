@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinfed.errors import InputError
+from kinfed.experiment.config import Config, parse_settings, read_toml
+
+
+def config(**fields: Any) -> Config:
+    return Config.checked({"methods": ("fedavg",), **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"methods": ()}, "methods: none is named; allowed: fedavg"),
+        ({"methods": ("fedavgg",)}, "method: 'fedavgg' is not known; allowed: .*; did you mean fedavg?"),
+        ({"methods": ("fedavg", "fedavg")}, "methods: every method can be named once"),
+        ({"ronds": 3}, "field: 'ronds' is not known; .*; did you mean rounds?"),
+        ({"rounds": -1}, "rounds: -1 is not allowed; must be greater than or equal to 1"),
+        ({"rounds": 0}, "rounds: 0 is not allowed"),
+        ({"rounds": "abc"}, "rounds: 'abc' is not allowed; must be a valid integer"),
+        ({"rounds": 2.5}, "rounds: 2.5 is not allowed"),
+        ({"alpha": 0}, "alpha: 0 is not allowed; must be greater than 0"),
+        ({"lr": float("nan")}, "lr: nan is not allowed; must be a finite number"),
+        ({"lr": 0}, "lr: 0 is not allowed"),
+        ({"participation": 0}, "participation: 0 is not allowed; must be greater than 0"),
+        ({"participation": 1.01}, "must be less than or equal to 1"),
+        ({"momentum": 1}, "momentum: 1 is not allowed; must be less than 1"),
+        ({"partition": "foo"}, "partition: 'foo' is not allowed; must be 'iid', 'shards' or 'dirichlet'"),
+        ({"model": "resnet"}, "model: 'resnet' is not known; allowed: .*; did you mean resnet18?"),
+        ({"lr_schedule": "linear"}, "lr_schedule: 'linear' is not allowed; must be 'constant', 'cosine' or 'step:'"),
+        ({"device": "tpu"}, "device: 'tpu' is not available here"),
+        ({"data": "/nowhere"}, "data: '/nowhere' is neither 'digits', nor a folder"),
+        ({"methods": ("fedshibu",), "probe": 3}, "probe: 3 is too few; fedshibu compares"),
+        ({"settings": {"fedper": {"x": 1}}}, "set: 'fedper' is not known; allowed: fedavg"),
+        ({"settings": {"fedavg": {"x": 1}}}, "set: fedavg: 'x' is not known; allowed: nothing"),
+        ({"methods": ("fedshibu",), "settings": {"fedshibu": {"nrm": "sum"}}}, "'nrm' is not known;.*mean norm?"),
+        ({"methods": ("fedshibu",), "settings": {"fedshibu": {"norm": "su"}}}, "fedshibu.norm: 'su' is not allowed"),
+        ({"methods": ("fedbabu",), "settings": {"fedbabu": {"ft_lr": "-1"}}}, "fedbabu.ft_lr: '-1' is not allowed"),
+    ],
+)  # fmt: skip
+def test_wrong_fields_are_told_in_one_line_with_what_is_allowed(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as told:
+        config(**fields)
+    assert "\n" not in str(told.value)
+
+
+def test_text_is_read_as_the_command_line_types_it() -> None:
+    read = config(rounds="7", lr="1e-2", participation="0.5")
+    assert (read.rounds, read.lr, read.participation) == (7, 0.01, 0.5)
+
+
+def test_a_methods_own_fields_are_complete_and_in_their_types() -> None:
+    read = config(methods=("fedshibu",), settings={"fedshibu": {"norm": "sum", "ft_epochs": "3"}})
+    assert read.settings["fedshibu"] == {
+        "norm": "sum", "ft_epochs": 3, "ft_lr": 1e-3, "ft_part": "full", "kernel": "linear",
+    }  # fmt: skip
+
+
+def test_a_config_survives_its_file(tmp_path: Path) -> None:
+    first = config(methods=("fedbabu", "local"), lr=0.03, model="mlp", settings={"fedbabu": {"ft_epochs": 2}})
+    (tmp_path / "config.toml").write_text(first.toml())
+    assert Config.checked(read_toml(tmp_path / "config.toml")) == first
+
+
+def test_every_field_is_written_except_a_model_that_is_left_to_the_data() -> None:
+    written = config().toml()
+    assert {name for name in Config.model_fields if f"{name} = " not in written} == {"model", "settings"}
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nothing.toml' cannot be read: No such file"):
+        read_toml(tmp_path / "nothing.toml")
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    with pytest.raises(InputError, match=r"bad.toml' is no TOML"):
+        read_toml(tmp_path / "bad.toml")
+
+
+def test_assignments_are_read_by_method() -> None:
+    assert parse_settings(["a.x=1", "b.y=2=3", "a.z="]) == {"a": {"x": "1", "z": ""}, "b": {"y": "2=3"}}
+    for wrong in ("x", "a.x", "x=1", ".x=1", "a.=1"):
+        with pytest.raises(InputError, match=r"must have the form METHOD\.FIELD=VALUE"):
+            parse_settings([wrong])
+
+
+def test_local_joins_a_comparison_that_has_a_personalised_method() -> None:
+    assert config(methods=("fedavg", "fedper")).with_local().methods == ("fedavg", "fedper", "local")
+    assert config(methods=("fedavg", "central")).with_local().methods == ("fedavg", "central")
+    assert config(methods=("local", "fedper")).with_local().methods == ("local", "fedper")
+
+
+def test_a_run_of_a_comparison_has_one_method_one_seed_and_its_own_settings() -> None:
+    whole = config(methods=("fedavg", "fedbabu"), seeds=3, settings={"fedbabu": {"ft_epochs": 2}})
+    one = whole.of("fedbabu", 2)
+    assert (one.methods, one.seed, one.seeds) == (("fedbabu",), 2, 1)
+    assert one.settings == {"fedbabu": {"ft_epochs": 2, "ft_lr": 1e-3, "ft_part": "full"}}

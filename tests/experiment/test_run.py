@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinfed
+from kinfed.errors import InputError
+from kinfed.report.folders import read_runs
+
+pytestmark = pytest.mark.usefixtures("global_generators")
+
+SMALL: dict[str, Any] = {"clients": 10, "rounds": 3, "quiet": True}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Everything in a run folder that must be the same whenever the run is done again."""
+    told_time = ("seconds.jsonl", "summary.json", "comparison.json")
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in told_time
+    }
+
+
+def test_a_run_folder_holds_what_it_should(out: Path) -> None:
+    kinfed.run("fedshibu", out=out, checkpoint_every=2, **SMALL)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "checkpoints", "config.toml", "federation.json", "metrics.jsonl", "models", "pictures", "seconds.jsonl",
+        "summary.json",
+    ]  # fmt: skip
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [
+        "round-000002.safetensors", "round-000003.safetensors",
+    ]  # fmt: skip
+    assert not [*out.rglob("*.unfinished")]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary.keys() >= {
+        "version", "method", "seed", "rounds", "data", "metrics", "communication", "seconds", "refused",
+        "skipped_samples", "zero_step_clients",
+    }  # fmt: skip
+    assert summary["version"] == 1
+    assert summary["data"] == {
+        "name": "digits", "clients": 10, "partition": "shards", "shards": 2, "train": 1272, "test": 397, "probe": 128,
+    }  # fmt: skip
+    assert summary["metrics"]["global_acc"] is None
+    assert 0 < summary["metrics"]["personal_acc_weighted"] < 1
+    assert summary["seconds"].keys() == {"total", "train", "evaluate"}
+    assert [line["round"] for line in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [1, 2, 3]
+
+
+def test_the_summary_tells_the_last_round_and_the_best_beside_it(out: Path) -> None:
+    (run,) = read_runs([kinfed.run("fedavg", out=out, **{**SMALL, "rounds": 12}).path])
+    series = run.series("global_acc")[1]
+    metrics = run.summary["metrics"]
+    assert metrics["global_acc"] == series[-1]
+    assert metrics["global_acc_mean_of_last_10_rounds"] == pytest.approx(sum(series[-10:]) / 10)
+    assert metrics["global_acc_best_on_test"] == max(series)
+    assert metrics["fine_tuned_acc_weighted"] is None
+
+
+def test_two_runs_of_one_config_are_bit_identical(tmp_path: Path) -> None:  # case 92
+    for name in "ab":
+        kinfed.compare(["fedavg", "fedshibu"], out=tmp_path / name, participation=0.5, **SMALL)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_a_comparison_is_a_folder_a_method_and_seed_on_the_same_clients(out: Path) -> None:
+    result = kinfed.compare(["fedavg", "fedper"], out=out, seeds=2, partition="dirichlet", alpha=0.5, **SMALL)
+    assert [(s["method"], s["seed"]) for s in result.summaries] == [
+        ("fedavg", 0), ("fedavg", 1), ("fedper", 0), ("fedper", 1), ("local", 0), ("local", 1),
+    ]  # fmt: skip
+    assert json.loads((out / "comparison.json").read_text()) == result.summaries
+    told = {(folder.name[-1], (folder / "federation.json").read_text()) for folder in out.iterdir() if folder.is_dir()}
+    assert len(told) == 2  # one federation a seed, whatever the method
+
+
+def test_clients_are_the_same_whether_or_not_a_method_uses_the_probe(tmp_path: Path) -> None:  # METHODS.md F.0
+    for method in ("fedavg", "fedshibu"):
+        kinfed.run(method, out=tmp_path / method, **SMALL)
+    assert (tmp_path / "fedavg" / "federation.json").read_bytes() == (
+        tmp_path / "fedshibu" / "federation.json"
+    ).read_bytes()
+
+
+def test_a_folder_that_exists_is_left_alone_unless_told_otherwise(out: Path) -> None:  # case 112
+    kinfed.run("fedavg", out=out, **SMALL)
+    before = files(out)
+    with pytest.raises(InputError, match="exists; overwrite it with --overwrite, or go on with it: kinfed resume"):
+        kinfed.run("fedavg", out=out, **{**SMALL, "rounds": 1})
+    assert files(out) == before
+    kinfed.run("fedavg", out=out, overwrite=True, **{**SMALL, "rounds": 1})
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_folder_with_other_things_in_it_is_never_overwritten(out: Path) -> None:
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="is no run folder, so it is not overwritten"):
+        kinfed.run("fedavg", out=out, overwrite=True, **SMALL)
+    assert (out / "thesis.txt").read_text() == "years of work"
+
+
+def test_data_that_do_not_fit_are_refused_before_a_folder_is_made(out: Path) -> None:
+    for method in (kinfed.run, lambda m, **f: kinfed.compare([m], **f)):
+        with pytest.raises(InputError, match="5000 is more than the 1272 training samples"):
+            method("fedavg", out=out, **{**SMALL, "clients": 5000})
+        assert not out.exists()
+
+
+def test_resuming_what_is_finished_changes_nothing(out: Path) -> None:
+    kinfed.compare(["fedavg"], out=out, **SMALL)
+    before = files(out)
+    kinfed.resume(out, quiet=True)
+    assert files(out) == before
+
+
+def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no run folder"):
+        kinfed.resume(tmp_path, quiet=True)
+
+
+KILLED = ["compare", "fedper", "fedshibu", "--clients", "10", "--rounds", "8", "--participation", "0.5"]
+
+
+def start(out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "kinfed", *KILLED, "--checkpoint-every", "3", "--out", str(out)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def wait_for(path: Path, lines: int, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None and (not path.is_file() or path.read_bytes().count(b"\n") < lines):
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize(("method", "round"), [("fedper", 1), ("fedper", 5), ("fedshibu", 4), ("local", 8)])
+def test_a_comparison_killed_and_resumed_ends_as_if_it_had_never_stopped(
+    method: str, round: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    straight = tmp_path_factory.getbasetemp() / "never-killed"
+    if not straight.is_dir():
+        assert start(straight).wait() == 0
+    killed = tmp_path / "killed"
+    process = start(killed)
+    wait_for(killed / f"{method}-seed0" / "metrics.jsonl", round, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kinfed.resume(killed, quiet=True).report()
+    assert files(killed).keys() == files(straight).keys()
+    assert {n for n, b in files(killed).items() if b != files(straight)[n] and not n.startswith("report")} == set()
+
+
+def test_ctrl_c_says_how_to_go_on_and_ends_with_130(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "kinfed", *KILLED, "--rounds", "2000", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_for(out / "fedper-seed0" / "metrics.jsonl", 2, process)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"kinfed: stopped; what was saved stays, go on with: kinfed resume {out}" in told.decode()
+    assert "Traceback" not in told.decode()

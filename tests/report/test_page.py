@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import kinfed
+from kinfed.report.figures import kin_order
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report") / "out"
+    methods = ["fedavg", "fedshibu"]
+    return kinfed.compare(methods, out=out, clients=10, rounds=3, seeds=2, quiet=True).report()
+
+
+def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
+    own = re.sub(r"<script>.*?</script>", "", page.read_text(), count=1, flags=re.DOTALL)  # plotly itself
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)[^"']+""", own)
+    assert "@import" not in own
+
+
+def test_the_page_says_what_was_run_and_holds_the_complete_config(page: Path) -> None:
+    text = page.read_text()
+    for part in ("10 clients", "2 shards a client", "seeds 0, 1", "fedshibu-seed1", "norm = ", "checkpoint_every = 10"):
+        assert part in text
+    assert text.count("<details>") == 6
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / "<img src=x onerror=alert(1)>"
+    kinfed.run("local", out=folder, clients=10, rounds=1, quiet=True)
+    assert "<img src=x onerror" not in kinfed.open_result(folder).report(tmp_path / "r.html").read_text()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_in_a_browser_every_figure_is_drawn_without_an_error(page: Path, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    flags = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}", "--virtual-time-budget=10000",
+        "--enable-logging=stderr",
+    ]  # fmt: skip
+    opened = subprocess.run(
+        [CHROMIUM, *flags, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=False
+    )
+    dom = opened.stdout
+    assert not [line for line in opened.stderr.splitlines() if "CONSOLE" in line]
+    figures = dom.count('class="plotly-graph-div')
+    assert figures == 5
+    drawn = re.findall(r'<svg class="main-svg"', dom)
+    assert len(drawn) >= figures
+    assert dom.count('class="trace scatter') == 2 * 3  # curves: accuracy and loss of three methods
+    assert dom.count('class="trace boxes"') == 3
+    assert dom.count('class="hm"') == 2  # the partition and the CRSM
+    assert dom.count('class="trace bars"') == 5
+
+
+def test_the_picture_is_a_picture(page: Path) -> None:
+    with Image.open(page.with_suffix(".png")) as picture:
+        assert picture.size[0] > 1000
+        assert len(np.unique(np.asarray(picture.convert("L")))) > 50
+
+
+def test_kin_stand_together() -> None:
+    groups = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2])
+    similarity = np.where(groups[:, None] == groups, 0.95, 0.2) + np.eye(9) * 0.05
+    ordered = groups[kin_order(similarity)]
+    assert (np.diff(ordered) != 0).sum() == 2
+    assert kin_order(np.ones((1, 1))) == [0]
+    assert sorted(kin_order(np.full((4, 4), np.nan))) == [0, 1, 2, 3]

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import kinfed
+from kinfed.errors import InputError
+from kinfed.report.folders import Run, read_runs
+from kinfed.report.table import notes, setting, table, verdict
+from kinfed.report.terminal import show
+
+
+def made(method: str, own: float | None, seed: int = 0, **more: Any) -> Run:
+    metrics = {
+        "personal_acc_weighted": own, "personal_acc_mean": own, "personal_acc_std": 0.1,
+        "personal_acc_worst_tenth": own,
+        "fine_tuned_acc_weighted": None, "global_acc": more.pop("global_acc", None),
+    }  # fmt: skip
+    summary = {
+        "method": method, "seed": seed, "tested": "global", "model": "mlp", "rounds": 3, "train_loss": 0.5,
+        "data": {"name": "digits", "clients": 2, "partition": "dirichlet", "alpha": 0.5, "train": 1200, "test": 9,
+                 "probe": 0},
+        "metrics": metrics, "communication": {"down_bytes": 1_000_000, "up_bytes": 500_000},
+        "seconds": {"total": 1.26, "train": 1.0, "evaluate": 0.1}, "refused": 0, "skipped_samples": 0,
+        "zero_step_clients": 0,
+    } | more.pop("summary", {})  # fmt: skip
+    config = {"methods": [method], "seed": seed, "lr": 0.1} | more.pop("config", {})
+    return Run(Path(more.pop("folder", f"{method}-seed{seed}")), config, summary, [], {"classes": ["a", "b"]}, {})
+
+
+def column(runs: list[Run], heading: str) -> list[tuple[str, str, bool]]:
+    shown = table(runs)
+    at = shown.headings.index(heading)
+    return [(row[at].text, row[at].spread, row[at].best) for row in shown.rows]
+
+
+def test_the_best_of_each_column_is_marked_and_ties_are_shared() -> None:
+    runs = [made("fedavg", 0.91234), made("fedper", 0.9119), made("local", 0.95), made("central", 0.95001)]
+    assert column(runs, "own test") == [
+        ("0.912", "", False),
+        ("0.912", "", False),
+        ("0.950", "", True),
+        ("0.950", "", True),
+    ]
+
+
+def test_over_seeds_the_sample_standard_deviation_stands_beside_the_mean() -> None:  # CASES: sample for seeds
+    runs = [made("fedavg", a, seed) for seed, a in enumerate((0.9, 0.5, 0.7))]
+    assert column(runs, "own test") == [("0.700", "±0.200", True)]
+    assert "seeds 0, 1, 2" in setting(runs)
+    assert "sample standard deviation over the seeds" in setting(runs)
+
+
+def test_what_a_method_does_not_have_is_a_dash_and_a_column_nobody_fills_is_left_out() -> None:
+    runs = [made("fedavg", 0.5, global_acc=0.4), made("fedper", None)]
+    assert column(runs, "pooled test") == [("0.400", "", True), ("–", "", False)]
+    assert column(runs, "own test") == [("0.500", "", True), ("–", "", False)]
+    assert "fine-tuned" not in table(runs).headings
+
+
+def test_costs_are_shown_and_not_ranked() -> None:
+    runs = [made("fedavg", 0.5), made("fedper", 0.6)]
+    assert column(runs, "MB") == [("1.5", "", False)] * 2
+    assert column(runs, "s") == [("1.3", "", False)] * 2
+
+
+def test_runs_of_one_method_that_differ_in_more_than_the_seed_are_rows_of_their_own() -> None:
+    runs = [made("fedshibu", 0.5, folder="a"), made("fedshibu", 0.7, folder="b", config={"fedshibu": {"norm": "sum"}})]
+    assert [row[0].text for row in table(runs).rows] == ["a", "b"]
+    assert column(runs, "own test") == [("0.500", "", False), ("0.700", "", True)]
+
+
+def test_the_verdict_says_so_when_training_alone_serves_best() -> None:
+    losing = [made("fedavg", 0.5), made("fedper", 0.6), made("local", 0.7)]
+    assert verdict(losing) == (
+        "These clients are served best by training alone (0.700 on their own test samples); "
+        "the best federated method is fedper (0.600)."
+    )
+    winning = [made("fedavg", 0.5), made("local", 0.4)]
+    assert verdict(winning) == (
+        "fedavg serves these clients best: 0.500 on their own test samples, against 0.400 when each trains alone."
+    )
+    assert verdict([made("fedavg", 0.5)]) == ""
+
+
+def test_the_setting_names_data_clients_partition_rounds_and_model() -> None:
+    said = setting([made("fedavg", 0.5)])
+    for part in ("digits", "1,200 training", "2 clients", "Dirichlet α=0.5", "mlp", "3 rounds", "seed 0", "last round"):
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("summary", "note"),
+    [
+        ({"refused": 2}, "fedavg, seed 0: 2 uploads were refused"),
+        ({"skipped_samples": 3}, "3 times a sample was left out"),
+        ({"zero_step_clients": 1}, "1 times a client made no training step"),
+        ({"train_loss": 0.69}, "is that of guessing (0.69): it did not learn. A smaller --lr may help."),
+    ],
+)
+def test_what_a_reader_must_know_is_said(summary: dict[str, Any], note: str) -> None:
+    assert any(note in said for said in notes([made("fedavg", 0.5, summary=summary)]))
+    assert notes([made("fedavg", 0.5)]) == []
+
+
+def test_runs_on_other_data_are_no_comparison() -> None:
+    other = made("fedper", 0.5, summary={"data": {"name": "mnist"}})
+    assert "differ in more than the method, in data" in notes([made("fedavg", 0.5), other])[0]
+
+
+def test_the_table_fits_eighty_columns(tmp_path: Path) -> None:
+    methods = ["fedavg", "fedper", "fedbabu", "fedshibu"]
+    result = kinfed.compare(methods, out=tmp_path / "o", clients=10, rounds=1, seeds=2, quiet=True)
+    console = Console(width=80, file=io.StringIO())
+    console.print(table(read_runs([result.path])).rich())
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert not any("…" in line for line in lines)
+    assert sum(line.startswith(("fed", "local")) for line in lines) == 5
+
+
+def test_an_unfinished_run_is_named(tmp_path: Path) -> None:
+    result = kinfed.run("fedavg", out=tmp_path / "o", clients=10, rounds=1, quiet=True)
+    (tmp_path / "o" / "summary.json").unlink()
+    with pytest.raises(InputError, match="is not finished; go on with it: kinfed resume"):
+        show([result.path])

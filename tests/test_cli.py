@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kinfed import cli
+from kinfed.experiment.config import Config
+from kinfed.methods import METHODS
+from kinfed.models import ARCHITECTURES
+
+
+@pytest.fixture
+def kinfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kinfed", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "Missing argument 'METHOD'"),
+        (["rnu"], "No such command 'rnu'"),
+        (["run", "fedavg", "--foo", "3"], "No such option: --foo"),
+        (["run", "fedawg"], "method: 'fedawg' is not known"),
+        (["run", "fedavg", "--rounds", "-1"], "rounds: '-1' is not allowed"),
+        (["run", "fedavg", "--lr", "abc"], "lr: 'abc' is not allowed"),
+        (["run", "fedavg", "--alpha", "0"], "alpha: '0' is not allowed"),
+        (["run", "fedavg", "--data", "/nowhere"], "data: '/nowhere' is neither"),
+        (["run", "fedavg", "--clients", "5000"], "clients: 5000 is more than the 1272 training samples"),
+        (["run", "fedavg", "--model", "cnn4"], "model: cnn4 needs images of 16×16 or more"),
+        (["run", "fedavg", "--out", "."], "out: '.' exists"),
+        (["run", "fedavg", "--seeds", "2"], "run: takes one method and one seed"),
+        (["run", "fedavg", "--set", "norm=sum"], "must have the form METHOD.FIELD=VALUE"),
+        (["compare"], "methods: none is named"),
+        (["resume", "nowhere"], "run: 'nowhere' is no run folder"),
+        (["report", "nowhere"], "run: 'nowhere' is no run folder"),
+        (["run", "fedavg", "--config", "nowhere.toml"], "config: 'nowhere.toml' cannot be read"),
+    ],
+)
+def test_wrong_input_gets_one_line_and_exit_code_2(kinfed, tmp_path: Path, arguments: list[str], message: str) -> None:  # type: ignore[no-untyped-def]  # case 111
+    (tmp_path / "something").touch()
+    code, out, err = kinfed(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("kinfed: ")
+    assert message in err
+    assert [path.name for path in tmp_path.iterdir()] == ["something"]
+
+
+def test_without_arguments_it_explains_itself_with_exit_code_2(kinfed) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = kinfed()
+    assert code == 2
+    assert "Usage" in out
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['kinfed', '--help']\n"
+        "from kinfed.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'plotly', 'pyarrow'} & sys.modules.keys()\n"
+        "assert not heavy, heavy"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert "compare" in told.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_every_field_of_the_config_is_an_option(kinfed, command: str) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = kinfed(command, "--help")
+    assert code == 0
+    for name in Config.model_fields.keys() - {"methods", "settings"}:
+        assert f"--{name.replace('_', '-')} " in out
+
+
+def test_the_command_line_overrules_the_file(kinfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # case 110
+    (tmp_path / "experiment.toml").write_text(
+        "methods = ['fedavg', 'fedbabu']\nlr = 0.1\nrounds = 2\nclients = 10\n"
+        "[fedbabu]\nft_epochs = 1\nft_lr = 0.5\n[fedshibu]\nnorm = 'sum'\n"
+    )
+    arguments = ["--config", "experiment.toml", "--lr", "0.01", "--set", "fedbabu.ft_lr=0.25", "--out", "o"]
+    code, out, _ = kinfed("compare", *arguments)
+    assert code == 0
+    written = (tmp_path / "o" / "fedbabu-seed0" / "config.toml").read_text()
+    assert "lr = 0.01\n" in written
+    assert "rounds = 2\n" in written
+    assert "ft_epochs = 1\n" in written
+    assert "ft_lr = 0.25\n" in written
+    assert sorted(path.name for path in (tmp_path / "o").iterdir() if path.is_dir()) == [
+        "fedavg-seed0", "fedbabu-seed0", "local-seed0",
+    ]  # fmt: skip
+    assert out.rstrip().endswith("o/report.html")
+
+
+def test_run_resume_and_report_end_with_the_table_and_the_page(kinfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    code, out, err = kinfed("run", "fedavg", "--rounds", "2", "--clients", "10", "--out", "here")
+    assert code == 0
+    assert "fedavg" in out
+    assert "round    2/2" in err
+    page = tmp_path / "here" / "report.html"
+    for command in ("resume", "report"):
+        page.unlink()
+        code, out, _ = kinfed(command, "here")
+        assert code == 0
+        assert "fedavg" in out
+        assert page.is_file()
+
+
+def test_without_out_a_new_folder_is_made_every_time(kinfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert kinfed("run", "local", "--rounds", "1", "--clients", "10")[0] == 0
+    (made,) = (tmp_path / "runs").iterdir()
+    assert made.name.endswith("-local")
+
+
+def test_lists_have_a_line_each(kinfed) -> None:  # type: ignore[no-untyped-def]
+    for command, names in (("methods", METHODS), ("models", ARCHITECTURES), ("datasets", ["digits"])):
+        code, out, _ = kinfed(command)
+        assert code == 0
+        assert [line.split()[0] for line in out.splitlines()][: len(names)] == [*names]
+        assert all(len(line.split()) > 3 for line in out.splitlines())
