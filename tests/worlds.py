@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
-from kinfed.engine import Inline, Plan, RunFolder, Workshop, federate, one_thread
+from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workshop, federate, one_thread
 from kinfed.engine.folder import Checkpoint
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Memory, Message, Method, State
@@ -78,7 +78,7 @@ def run(shop: Workshop, path: Path, place: Any = None) -> Outcome:
     folder = RunFolder(path)
     path.mkdir(exist_ok=True)
     with one_thread():
-        federate(shop, place or Inline(shop), folder, lambda done: None, lambda line: None)
+        federate(shop, place or Inline(shop), folder, Unwatched())
     last = folder.last_checkpoint()
     assert last is not None
     return Outcome(folder.lines("metrics.jsonl"), last, folder)

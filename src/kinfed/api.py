@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from kinfed.cli.display import Display
 from kinfed.experiment.config import Config
 
 if TYPE_CHECKING:
-    from kinfed.experiment.run import Watch
+    from kinfed.experiment.run import Watcher
 
 __all__ = ["Result", "compare", "new_folder", "open_result", "resume", "run"]
 
@@ -55,8 +55,8 @@ def run(
 
     config = Config.checked({"methods": (method,), **fields})
     path = Path(out) if out is not None else new_folder(method)
-    with _watching(quiet) as watch:
-        run_config(config, path, watch, overwrite=overwrite)
+    with _watching(quiet) as watcher:
+        run_config(config, path, watcher, overwrite=overwrite)
     return Result(path)
 
 
@@ -79,8 +79,8 @@ def compare(
 
     config = Config.checked({"methods": tuple(methods), **fields})
     path = Path(out) if out is not None else new_folder("compare")
-    with _watching(quiet) as watch:
-        compare_config(config, path, watch, overwrite=overwrite)
+    with _watching(quiet) as watcher:
+        compare_config(config, path, watcher, overwrite=overwrite)
     return Result(path)
 
 
@@ -88,8 +88,8 @@ def resume(path: str | Path, *, quiet: bool = False) -> Result:
     """Go on with a run or a comparison where it stopped."""
     from kinfed.experiment.run import resume as resume_folder
 
-    with _watching(quiet) as watch:
-        resume_folder(Path(path), watch)
+    with _watching(quiet) as watcher:
+        resume_folder(Path(path), watcher)
     return Result(Path(path))
 
 
@@ -103,5 +103,12 @@ def new_folder(name: str) -> Path:
     return Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{name}"
 
 
-def _watching(quiet: bool) -> contextlib.AbstractContextManager[Watch | None]:
-    return contextlib.nullcontext(None) if quiet else Display()
+@contextlib.contextmanager
+def _watching(quiet: bool) -> Iterator[Watcher]:
+    from kinfed.experiment.run import nobody
+
+    if quiet:
+        yield nobody
+        return
+    with Display() as display:
+        yield display.run

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 __all__ = ["Display"]
 
@@ -14,42 +14,53 @@ PLAIN_LINES = 5  # a run, where there is no terminal
 
 
 class Display:
-    """Watches runs: per method a bar over rounds with accuracy, seconds a round and time left.
-
-    Use it as a context manager; it writes to standard error.
-    """
+    """A bar for each run; a context manager that writes to standard error."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
-        self._progress = Progress(
+        self.console = console or Console(stderr=True)
+        self.bars = Progress(
             TextColumn("{task.description:<18}"),
-            BarColumn(bar_width=28),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]:>14}"),
-            TextColumn("{task.fields[pace]:>12}"),
+            TextColumn("{task.fields[told]}"),
             TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
+            console=self.console,
+            disable=not self.console.is_terminal,
         )
-        self._bar = TaskID(0)
-        self._name = ""
-        self._rounds = 0
-        self._last = 0.0
-        self._pace: float | None = None
 
     def __enter__(self) -> Display:
-        self._progress.start()
+        self.bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self.bars.stop()
 
-    def started(self, method: str, seed: int, rounds: int, done: int) -> None:
-        """A new bar."""
-        self._name, self._rounds, self._last, self._pace = f"{method} (seed {seed})", rounds, time.perf_counter(), None
-        self._bar = self._progress.add_task(self._name, total=rounds, completed=done, accuracy="", pace="")
-        if not self._console.is_terminal and done:
-            self._say(f"goes on after round {done} of {rounds}")
+    def run(self, method: str, seed: int, rounds: int) -> RunDisplay:
+        """The display of one run."""
+        return RunDisplay(self, f"{method} (seed {seed})", rounds)
+
+
+class RunDisplay:
+    """A bar over rounds with accuracy, seconds a round, time left, and how far the present round is."""
+
+    def __init__(self, display: Display, name: str, rounds: int) -> None:
+        self._console, self._bars = display.console, display.bars
+        self._name, self._rounds = name, rounds
+        self._bar = self._bars.add_task(name, total=rounds, told="")
+        self._told = ""
+        self._last = time.perf_counter()
+        self._pace: float | None = None
+
+    def started(self, done: int) -> None:
+        """The bar starts where the run goes on."""
+        self._last = time.perf_counter()
+        self._bars.update(self._bar, completed=done)
+        if done:
+            self._say(f"goes on after round {done} of {self._rounds}")
+
+    def working(self, what: str, done: int, total: int) -> None:
+        """How far the present round is, for rounds that take long."""
+        self._bars.update(self._bar, told=f"{self._told}  {what} {done}/{total}")
 
     def round(self, line: dict[str, Any]) -> None:
         """One step of the bar."""
@@ -57,17 +68,15 @@ class Display:
         took, self._last = now - self._last, now
         self._pace = took if self._pace is None else 0.7 * self._pace + 0.3 * took
         accuracy = line.get("personal_acc_weighted")
-        shown = "" if accuracy is None else f"accuracy {accuracy:.3f}"
-        pace = f"{self._pace:.2f} s/round"
-        self._progress.update(self._bar, completed=line["round"], accuracy=shown, pace=pace)
+        shown = "" if accuracy is None else f"accuracy {accuracy:.3f}  "
+        self._told = f"{shown}{self._pace:.2f} s/round"
+        self._bars.update(self._bar, completed=line["round"], told=self._told)
         every = max(1, self._rounds // PLAIN_LINES)
-        if not self._console.is_terminal and (line["round"] % every == 0 or line["round"] == self._rounds):
-            self._say(f"round {line['round']:>4}/{self._rounds}  {shown}  {pace}")
+        if line["round"] % every == 0 or line["round"] == self._rounds:
+            self._say(f"round {line['round']:>4}/{self._rounds}  {self._told}")
         for client, reason in line["refused"].items():
             self._console.print(f"{self._name}: round {line['round']}, client {client} refused: {reason}", markup=False)
 
-    def finished(self, summary: dict[str, Any]) -> None:
-        """The bar stays as it is."""
-
     def _say(self, text: str) -> None:
-        self._console.print(f"{self._name:<18} {text}", markup=False, highlight=False, soft_wrap=True)
+        if not self._console.is_terminal:
+            self._console.print(f"{self._name:<18} {text}", markup=False, highlight=False, soft_wrap=True)

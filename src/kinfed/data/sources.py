@@ -25,7 +25,6 @@ __all__ = ["EMBEDDED", "cache_folder", "find", "known", "load"]
 EMBEDDED = "digits"
 SPLITS = ("train", "test")
 DIGITS_TRAIN = 1400  # of 1797; the rest is the test set
-UNIT_INTERVAL = Normalisation(mean=(0.0,), std=(255.0,))
 
 
 def known() -> dict[str, str]:
@@ -79,8 +78,8 @@ def load(data: str) -> Dataset:
     if inputs["train"].shape[1:] != inputs["test"].shape[1:]:
         shapes = " and ".join("×".join(map(str, inputs[split].shape[1:])) for split in SPLITS)
         raise InputError(f"data: {data!r} has training and test images of different shapes: {shapes}")
-    # Digits are customarily scaled to [0, 1]; everything else is standardised by its training set.
-    normalise = UNIT_INTERVAL if folder is None else Normalisation.of(inputs["train"])
+    mean, std = arrays["statistics"].tolist()
+    normalise = Normalisation(tuple(mean), tuple(std))
     train, test = (
         Samples(inputs[split], torch.from_numpy(np.searchsorted(classes, arrays[f"{split}_labels"])), normalise)
         for split in SPLITS
@@ -104,6 +103,7 @@ def _digits() -> dict[str, NDArray[Any]]:
     return {
         "train_inputs": images[train], "train_labels": labels[train],
         "test_inputs": images[test], "test_labels": labels[test],
+        "statistics": np.array([[0.0], [255.0]]),  # digits are customarily scaled to [0, 1]
     }  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def cache_folder() -> Path:
 
 
 def _cached(folder: Path) -> dict[str, NDArray[Any]]:
-    digest = hashlib.sha256(b"kinfed decoded images 1")
+    digest = hashlib.sha256(b"kinfed decoded images 2")
     for split in SPLITS:
         with (folder / f"{split}.parquet").open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -124,9 +124,9 @@ def _cached(folder: Path) -> dict[str, NDArray[Any]]:
         arrays: dict[str, NDArray[Any]] = {}
         for split in SPLITS:
             arrays[f"{split}_inputs"], arrays[f"{split}_labels"] = _decode(folder / f"{split}.parquet")
-        _store(entry, arrays)
-    names = [f"{split}_{part}" for split in SPLITS for part in ("inputs", "labels")]
-    return {name: np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in names}
+        of_train = Normalisation.of(torch.from_numpy(arrays["train_inputs"]))
+        _store(entry, arrays | {"statistics": np.array([of_train.mean, of_train.std])})
+    return {path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in entry.glob("*.npy")}
 
 
 def _store(entry: Path, arrays: dict[str, NDArray[Any]]) -> None:

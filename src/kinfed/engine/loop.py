@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from kinfed.engine.checks import fault
 from kinfed.engine.folder import Checkpoint, RunFolder
 from kinfed.engine.places import Failure, Place, Task
+from kinfed.engine.watch import Watch
 from kinfed.engine.workshop import Workshop
 from kinfed.learning import hits, over_clients
 from kinfed.methods import ClientId, Memory, Message, State
@@ -37,21 +38,14 @@ def sampled(clients: int, participation: float, seed: int, round: int) -> list[C
     return sorted(int(id) for id in chosen)
 
 
-def federate(
-    workshop: Workshop,
-    place: Place,
-    folder: RunFolder,
-    started: Callable[[int], None],
-    watch: Callable[[Line], None],
-) -> None:
+def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) -> None:
     """Run the rounds that are still to do, from the folder's last checkpoint or from the start.
 
     Args:
         workshop: Method, federation, model and plan.
         place: Where clients run.
         folder: Gets a line a round, checkpoints, pictures, and the models after the last round.
-        started: Called once with the number of rounds that were done before.
-        watch: Called with each round's line and its seconds.
+        watch: Is told how it goes.
 
     Raises:
         RoundsFailed: If three rounds in a row had no usable upload.
@@ -60,7 +54,7 @@ def federate(
     start = folder.last_checkpoint() or Checkpoint(0, method.init(workshop.server(0)), {})
     folder.forget_after(start.round)
     state, memories = start.state, dict(start.memories)
-    started(start.round)
+    watch.started(start.round)
     failed = 0
     for round in range(start.round + 1, plan.rounds + 1):
         clock = _Clock()
@@ -69,13 +63,13 @@ def federate(
                 len(workshop.trained), plan.participation if method.trains == "sampled" else 1.0, plan.seed, round
             )
             tasks = [Task(id, round, method.download(state, id), memories.get(id, Memory())) for id in ids]
-            uploads, kept, refused = _collect(workshop, place, tasks)
+            uploads, kept, refused = _collect(workshop, place, tasks, watch)
         with clock("aggregate"):
             if uploads:
                 state = method.aggregate(workshop.server(round), state, uploads)
                 memories.update(kept)
         with clock("evaluate"):
-            accuracies = _evaluate(workshop, place, folder, state, memories, round)
+            accuracies = _evaluate(workshop, place, folder, state, memories, round, watch)
         line = {
             "round": round,
             "lr": plan.sgd_in(round).lr,
@@ -92,7 +86,7 @@ def federate(
                 folder.save_pictures(round, method.pictures(state))
                 folder.save_checkpoint(Checkpoint(round, state, memories))
         folder.append("seconds.jsonl", {"round": round, **clock.seconds})
-        watch({**line, "seconds": clock.seconds})
+        watch.round(line)
         failed = 0 if uploads else failed + 1
         if failed == FAILED_ROUNDS:
             reason = next(iter(refused.values()), "nobody was sampled")
@@ -115,7 +109,7 @@ class _Clock:
 
 
 def _collect(
-    workshop: Workshop, place: Place, tasks: list[Task]
+    workshop: Workshop, place: Place, tasks: list[Task], watch: Watch
 ) -> tuple[dict[ClientId, Message], dict[ClientId, Memory], dict[str, str]]:
     """Good uploads and the memories that belong to them, and the reasons why others were refused."""
     uploads: dict[ClientId, Message] = {}
@@ -128,6 +122,7 @@ def _collect(
             refused[str(task.id)] = str(reason)
         else:
             uploads[task.id], kept[task.id] = answer
+        watch.working("training", len(uploads) + len(refused), len(tasks))
     return uploads, kept, refused
 
 
@@ -149,6 +144,7 @@ def _evaluate(
     state: State,
     memories: Mapping[ClientId, Memory],
     round: int,
+    watch: Watch,
 ) -> Line:
     """The global model on the pooled test set, and each client's own models on its own test samples (METHODS.md G.1).
 
@@ -177,6 +173,7 @@ def _evaluate(
                 own[id] = _share(verdict.hits)
                 if last:
                     folder.save_model(f"client-{id:05d}-{name}", verdict.tensors)
+            watch.working("evaluation", id + 1, len(federation))
     line: Line = {"global_acc": global_acc}
     for name, of_clients in accuracies.items():
         spread = over_clients(of_clients, [len(own) for own in rows])

@@ -7,13 +7,13 @@ import functools
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kinfed.data import Federation, dirichlet, federate, iid, load, shards
 from kinfed.data.federation import Recipe
-from kinfed.engine import Inline, Plan, RunFolder, Workers, Workshop, one_thread
+from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.folder import write_whole
 from kinfed.engine.places import Place
@@ -23,37 +23,20 @@ from kinfed.learning import SGD
 from kinfed.methods import METHODS
 from kinfed.models import build, suited
 
-__all__ = ["Watch", "compare", "federation_of", "resume", "run", "workshop_of"]
+__all__ = ["Watcher", "compare", "federation_of", "resume", "run", "workshop_of"]
 
 CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "federation.json", "summary.json"
 SUMMARY_VERSION = 1
 SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
 
 
-class Watch(Protocol):
-    """Is told how runs go on."""
-
-    def started(self, method: str, seed: int, rounds: int, done: int) -> None:
-        """A run starts, or goes on after ``done`` rounds."""
-
-    def round(self, line: dict[str, Any]) -> None:
-        """A round is over: its line of metrics.jsonl, with its seconds."""
-
-    def finished(self, summary: dict[str, Any]) -> None:
-        """A run is over."""
+Watcher = Callable[[str, int, int], Watch]  # method, seed, rounds -> who looks at that run
 
 
-class Unwatched:
+def nobody(method: str, seed: int, rounds: int) -> Watch:
     """Nobody looks."""
-
-    def started(self, method: str, seed: int, rounds: int, done: int) -> None:
-        """Do nothing."""
-
-    def round(self, line: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def finished(self, summary: dict[str, Any]) -> None:
-        """Do nothing."""
+    del method, seed, rounds
+    return Unwatched()
 
 
 def federation_of(config: Config) -> Federation:
@@ -91,7 +74,7 @@ def workshop_of(config: Config) -> Workshop:
     return Workshop(METHODS[name](**config.settings[name]), federation, model.to(config.device), plan)
 
 
-def run(config: Config, out: Path, watch: Watch | None = None, *, overwrite: bool = False) -> None:
+def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
     """Run one method with one seed into a new folder.
 
     Raises:
@@ -100,10 +83,10 @@ def run(config: Config, out: Path, watch: Watch | None = None, *, overwrite: boo
     if len(config.methods) > 1 or config.seeds > 1:
         raise InputError("run: takes one method and one seed; compare takes several")
     _make_room(out, overwrite)
-    _run(config, workshop_of(config), out, watch or Unwatched())
+    _run(config, workshop_of(config), out, watcher)
 
 
-def compare(config: Config, out: Path, watch: Watch | None = None, *, overwrite: bool = False) -> None:
+def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
     """Run several methods, and several seeds, on the same clients: a run folder each, and ``comparison.json``.
 
     ``local`` joins where a method is personalised.
@@ -116,20 +99,19 @@ def compare(config: Config, out: Path, watch: Watch | None = None, *, overwrite:
     workshop_of(config.of(config.methods[0], config.seed))  # what does not fit the data shows before a folder is made
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / COMPARISON, config.toml())
-    _compare(config, out, watch or Unwatched())
+    _compare(config, out, watcher)
 
 
-def resume(out: Path, watch: Watch | None = None) -> None:
+def resume(out: Path, watcher: Watcher = nobody) -> None:
     """Go on with a run or a comparison where it stopped; one that is finished stays as it is.
 
     Raises:
         InputError: If the folder holds neither.
     """
-    watch = watch or Unwatched()
     if (out / COMPARISON).is_file():
-        _compare(Config.checked(read_toml(out / COMPARISON)), out, watch)
+        _compare(Config.checked(read_toml(out / COMPARISON)), out, watcher)
     elif (out / CONFIG).is_file():
-        _run_the_rest(Config.checked(read_toml(out / CONFIG)), out, watch)
+        _run_the_rest(Config.checked(read_toml(out / CONFIG)), out, watcher)
     else:
         raise InputError(f"run: {str(out)!r} is no run folder; it has neither {CONFIG} nor {COMPARISON}")
 
@@ -147,10 +129,10 @@ def _make_room(out: Path, overwrite: bool) -> None:
     shutil.rmtree(out)
 
 
-def _compare(config: Config, out: Path, watch: Watch) -> None:
+def _compare(config: Config, out: Path, watcher: Watcher) -> None:
     for seed in range(config.seed, config.seed + config.seeds):
         for method in config.methods:
-            _run_the_rest(config.of(method, seed), out / f"{method}-seed{seed}", watch)
+            _run_the_rest(config.of(method, seed), out / f"{method}-seed{seed}", watcher)
             summaries = [json.loads(path.read_text()) for path in _in_order(config, out)]
             write_whole(out / "comparison.json", json.dumps(summaries, indent=1) + "\n")
 
@@ -162,12 +144,12 @@ def _in_order(config: Config, out: Path) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def _run_the_rest(config: Config, out: Path, watch: Watch) -> None:
+def _run_the_rest(config: Config, out: Path, watcher: Watcher) -> None:
     if not (out / SUMMARY).is_file():
-        _run(config, workshop_of(config), out, watch)
+        _run(config, workshop_of(config), out, watcher)
 
 
-def _run(config: Config, workshop: Workshop, out: Path, watch: Watch) -> None:
+def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher) -> None:
     """All rounds that are still to do, then the summary."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / CONFIG).is_file():
@@ -176,16 +158,8 @@ def _run(config: Config, workshop: Workshop, out: Path, watch: Watch) -> None:
     folder = RunFolder(out)
     (method,) = config.methods
     with one_thread(), _place(config, workshop) as place:
-        run_rounds(
-            workshop,
-            place,
-            folder,
-            lambda done: watch.started(method, config.seed, config.rounds, done),
-            watch.round,
-        )
-    summary = _summary(config, workshop, folder)
-    write_whole(out / SUMMARY, json.dumps(summary, indent=1) + "\n")
-    watch.finished(summary)
+        run_rounds(workshop, place, folder, watcher(method, config.seed, config.rounds))
+    write_whole(out / SUMMARY, json.dumps(_summary(config, workshop, folder), indent=1) + "\n")
 
 
 @contextlib.contextmanager
