@@ -151,6 +151,7 @@ def test_a_comparison_killed_and_resumed_ends_as_if_it_had_never_stopped(
     wait_for(killed / f"{method}-seed0" / "metrics.jsonl", round, process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    (killed / f"{method}-seed0" / "config.toml.unfinished").write_text("as if killed while writing")
     kinfed.resume(killed, quiet=True).report()
     assert files(killed).keys() == files(straight).keys()
     assert {n for n, b in files(killed).items() if b != files(straight)[n] and not n.startswith("report")} == set()

@@ -75,7 +75,9 @@ class RunDisplay:
         if line["round"] % every == 0 or line["round"] == self._rounds:
             self._say(f"round {line['round']:>4}/{self._rounds}  {self._told}")
         for client, reason in line["refused"].items():
-            self._console.print(f"{self._name}: round {line['round']}, client {client} refused: {reason}", markup=False)
+            self._console.print(
+                f"{self._name}: round {line['round']}, client {client} refused: {reason}", markup=False, highlight=False
+            )
 
     def _say(self, text: str) -> None:
         if not self._console.is_terminal:

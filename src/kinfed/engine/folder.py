@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from kinfed.methods import ClientId, Memory, Message, State
 from kinfed.models import Tensors
 
-__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "RunFolder", "write_whole"]
+__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "RunFolder", "clear_unfinished", "write_whole"]
 
 CHECKPOINT_VERSION = 1
+UNFINISHED = ".unfinished"  # what a file is called until it is whole
 KEPT_CHECKPOINTS = 2  # if the last one should be damaged, the one before still serves
 
 
@@ -120,7 +121,7 @@ def _read_checkpoint(path: Path) -> Checkpoint:
 def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any]) -> None:
     """Write a safetensors file under its final name in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished = path.with_name(path.name + UNFINISHED)
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(whole, unfinished, {"about": json.dumps(about)})
     _publish(unfinished, path)
@@ -128,9 +129,15 @@ def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any]) -> None
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file under its final name in one step."""
-    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished = path.with_name(path.name + UNFINISHED)
     unfinished.write_text(text)
     _publish(unfinished, path)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Delete what a kill left half-written in a folder and below it."""
+    for path in folder.rglob(f"*{UNFINISHED}"):
+        path.unlink()
 
 
 def _publish(unfinished: Path, path: Path) -> None:

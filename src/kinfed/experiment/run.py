@@ -15,7 +15,7 @@ from kinfed.data import Federation, dirichlet, federate, iid, load, shards
 from kinfed.data.federation import Recipe
 from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
 from kinfed.engine import federate as run_rounds
-from kinfed.engine.folder import write_whole
+from kinfed.engine.folder import clear_unfinished, write_whole
 from kinfed.engine.places import Place
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
@@ -108,6 +108,7 @@ def resume(out: Path, watcher: Watcher = nobody) -> None:
     Raises:
         InputError: If the folder holds neither.
     """
+    clear_unfinished(out)
     if (out / COMPARISON).is_file():
         _compare(Config.checked(read_toml(out / COMPARISON)), out, watcher)
     elif (out / CONFIG).is_file():
