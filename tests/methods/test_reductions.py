@@ -64,7 +64,8 @@ def test_fedavg_with_one_client_is_central_training(tmp_path: Path) -> None:
     fed = federation(clients=1)
     fedavg, central = (run(workshop(name, fed), tmp_path / name) for name in ("fedavg", "central"))
     assert same(fedavg.state, central.state)
-    assert fedavg.lines == central.lines
+    sent = ("down_bytes", "up_bytes")
+    assert [line | dict.fromkeys(sent, 0) for line in fedavg.lines] == central.lines  # centrally nothing travels
 
 
 def test_fedavg_of_clients_with_the_same_data_is_one_of_them(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,8 +76,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
             "clients": ids,
             "refused": refused,
             **_totals(uploads),
-            "down_bytes": sum(task.message.nbytes for task in tasks),
-            "up_bytes": sum(upload.nbytes for upload in uploads.values()),
+            **_traffic(workshop, tasks, uploads),
             **accuracies,
         }
         with clock("save"):
@@ -134,6 +133,16 @@ def _totals(uploads: Mapping[ClientId, Message]) -> Line:
         "train_loss": sum(n["loss"] * n["samples"] for n in told) / sum(n["samples"] for n in told) if told else None,
         "skipped_samples": int(sum(n.get("skipped", 0) for n in numbers)),
         "zero_step_clients": sum(n.get("steps", 1) == 0 for n in numbers),
+    }
+
+
+def _traffic(workshop: Workshop, tasks: Sequence[Task], uploads: Mapping[ClientId, Message]) -> Line:
+    """Bytes of the messages of a round; where all data are at one place, none travel."""
+    if workshop.method.trains == "pooled":
+        return {"down_bytes": 0, "up_bytes": 0}
+    return {
+        "down_bytes": sum(task.message.nbytes for task in tasks),
+        "up_bytes": sum(upload.nbytes for upload in uploads.values()),
     }
 
 
