@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfed.similarity.gram import Gram, Kernel, gram_of
+from kinfed.similarity.gram import Gram, Kernel, gram_of, gram_of_features
 from kinfed.similarity.inputs import (
     Array,
     centred,
@@ -100,19 +100,21 @@ def cka(
             list(sides.values()), kernel=kernel, bandwidth=bandwidth, debiased=debiased, center=center
         )[0, 1]
     else:
-        grams = {
-            name: side
+        grams = [
+            side.unit
             if isinstance(side, Gram)
-            else Gram.of_features(side, kernel=kernel, bandwidth=bandwidth, debiased=debiased, center=center)
-            for name, side in (("x", x), ("y", y))
-        }
-        if grams["x"].debiased != grams["y"].debiased:
-            raise ValueError("cka: one side is debiased and the other is not")
-        (one, other), live = one_precision(grams["x"].unit, grams["y"].unit)
+            else gram_of_features(side, kernel, bandwidth, debiased=debiased, center=center)
+            for side in (x, y)
+        ]
+        (one, other), live = one_precision(*grams)
         same_rows("cka", [one, other])
+        if any(isinstance(side, Gram) and side.debiased != debiased for side in (x, y)):
+            raise ValueError(f"cka: a Gram is not as debiased={debiased} wants it")
         sides = {"x": one, "y": other}
-        defined = live or bool(one.any() and other.any())
-        value = (one * other).sum().clamp(-1, 1) if defined else one.new_tensor(torch.nan)
+        # Two numbers, not two matrices, are divided: a loss comes here at every step.
+        norms = torch.linalg.matrix_norm(one) * torch.linalg.matrix_norm(other)
+        zero = norms == 0
+        value = torch.where(zero, undefined_value(live), (one * other).sum() / torch.where(zero, 1, norms)).clamp(-1, 1)
     if not live and value.isnan():
         warn_undefined("cka", sides)
     return value if all(isinstance(side, Tensor | Gram) for side in (x, y)) else value.item()
