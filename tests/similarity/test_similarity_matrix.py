@@ -66,7 +66,7 @@ def test_a_side_that_is_not_finite_stays_in_its_row_and_column():
 @pytest.mark.parametrize("options", [{"debiased": True}, {"kernel": "rbf", "debiased": True}])
 def test_equidistant_examples_have_no_debiased_similarity(options):
     rotated = np.linalg.qr(np.random.default_rng(0).standard_normal((9, 9)))[0]
-    with pytest.warns(s.UndefinedSimilarityWarning, match="self-similarity of x or y is 0"):
+    with pytest.warns(s.UndefinedSimilarityWarning, match="0/0 for x or y, though not constant"):
         assert np.isnan(s.cka(rotated, np.arange(18).reshape(9, 2) ** 2, **options))
 
 
@@ -75,6 +75,23 @@ def test_rbf_without_a_bandwidth_is_not_defined():
     mostly_equal[0] = 1
     with pytest.warns(s.UndefinedSimilarityWarning):
         assert np.isnan(s.cka(mostly_equal, np.arange(8), kernel="rbf"))
+
+
+@pytest.mark.parametrize("side", ["x", "y"])
+@pytest.mark.parametrize("metric", [m for m in s.METRICS if m not in ("emd", "frobenius")])
+def test_a_constant_side_is_nan_and_named_by_every_measure_that_divides(metric, side):
+    fill = 0.0 if metric in ("cosine", "class_mean") else 0.1
+    sides = {"x": representations(1)[0][:, :5], "y": representations(1)[0][:, :5], side: np.full((12, 5), fill)}
+    with pytest.warns(s.UndefinedSimilarityWarning, match=f"{metric} is not defined, NaN: {side} is constant$"):
+        assert np.isnan(getattr(s, metric)(sides["x"], sides["y"]))
+
+
+def test_wide_layers_keep_their_debiased_rbf_similarity_in_a_float32_loss():
+    x = torch.randn(16, 100_000, generator=torch.Generator().manual_seed(0))
+    y = x + torch.randn(16, 100_000, generator=torch.Generator().manual_seed(1))
+    options = {"kernel": "rbf", "debiased": True}
+    live = s.cka(x.clone().requires_grad_(), s.Gram.of_features(y, **options), **options)
+    assert live.item() == pytest.approx(s.cka(x, y, **options).item(), abs=1e-3)
 
 
 def test_unknown_names_and_options_are_refused():

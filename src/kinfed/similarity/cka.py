@@ -165,6 +165,7 @@ def _by_features(xs: Sequence[Tensor], *, debiased: bool, center: bool) -> Tenso
         squares = torch.stack([x.square().sum(dim=1) for x in xs])
         totals = squares.sum(dim=1)
         inner = alike - n / (n - 2) * squares @ squares.T + totals[:, None] * totals / ((n - 1) * (n - 2))
+    # A difference of large numbers: what is left below their rounding is none.
     own, whole = inner.diagonal(), alike.diagonal()
     undefined = own <= n * torch.finfo(own.dtype).eps * whole
     norms = torch.where(undefined, 1, own).sqrt()
@@ -182,7 +183,7 @@ def _by_grams(xs: Sequence[Tensor], kernel: Kernel, bandwidth: float, *, debiase
     upper = torch.triu_indices(n, n, device=xs[0].device)
     position = upper[0] * n + upper[1]
     # Off the diagonal every entry stands for two.
-    weight = torch.where(upper[0] == upper[1], 1, torch.tensor(2, dtype=dtype).sqrt())
+    weight = (1 + (upper[0] != upper[1])).to(dtype).sqrt()
 
     def rows(block: Sequence[Tensor]) -> Tensor:
         """Unit Grams without their lower triangles, one a row, so that inner products stay what they are."""

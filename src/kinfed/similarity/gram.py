@@ -110,7 +110,7 @@ def gram_of(
 ) -> Tensor:
     """Centred Gram of ``x`` (…×n×p), …×n×n, up to a factor; all 0 where it is not defined."""
     if kernel == "linear":
-        gram = _linear(x, center)
+        gram = _linear(x, center or debiased)
         # Centred features have a centred Gram already.
         return centred_gram(gram, debiased=True) if debiased else gram
     if kernel != "rbf":
@@ -187,10 +187,6 @@ def centred_gram(gram: Tensor, debiased: bool) -> Tensor:
         result = hollow - (rows + columns) / (n - 2) + rows.sum(dim=-2, keepdim=True) / ((n - 1) * (n - 2))
         result = result.masked_fill(diagonal, 0)
     # What is left of a Gram that is all row and column effects (equidistant rows, say) is rounding, not signal.
-    rounding = n * torch.finfo(gram.dtype).eps
-    noise = _square(result.detach()) <= rounding * _square(gram.detach())
-    return torch.where(noise, 0, result)
-
-
-def _square(gram: Tensor) -> Tensor:
-    return gram.square().sum(dim=(-2, -1), keepdim=True)
+    rounding = 16 * n * torch.finfo(gram.dtype).eps
+    norm, norm_before = (torch.linalg.matrix_norm(k.detach(), keepdim=True) for k in (result, gram))
+    return torch.where(norm <= rounding * norm_before, 0, result)

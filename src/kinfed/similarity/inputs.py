@@ -1,7 +1,7 @@
 """What every measure does with its two sides before its formula, and with the number after it.
 
 - NumPy arrays and torch tensors, on any device; the answer comes back as a Python float or as a tensor on that device.
-- Everything is computed in float64. The exception is a side that a gradient is wanted for: then in the sides' own
+- Everything is computed in float64. The exception is a side that a gradient is wanted for: then in its own
   precision, half precision in float32, whatever autocast says. That is the one rule about precision.
 - A convolutional map n×c×h×w becomes n×(c·h·w), unless the measure says otherwise; a vector becomes n×1.
 - A number that is not defined (0/0) is NaN, with one warning that names the side. As a term of a loss, that is where a
@@ -139,7 +139,7 @@ def refuse_non_finite(name: str, sides: Mapping[str, Tensor]) -> None:
 def warn_undefined(name: str, sides: Mapping[str, Tensor]) -> None:
     """One warning, where the user called ``name``, that says of which sides it is not defined and why."""
     reasons = ", ".join(f"{side} {_why_undefined(x)}" for side, x in sides.items() if _why_undefined(x))
-    what = reasons or f"the self-similarity of {' or '.join(sides)} is 0"
+    what = reasons or f"0/0 for {' or '.join(sides)}, though not constant"
     warnings.warn(f"{name} is not defined, NaN: {what}", UndefinedSimilarityWarning, stacklevel=3)
 
 

@@ -38,11 +38,12 @@ class minibatch_cka:
         batches: How many batches are in.
         left_out: How many had fewer than 4 examples, too few for an unbiased HSIC.
 
-    Example:
-        >>> pooled = minibatch_cka()
-        >>> for xs, ys in activations:  # doctest: +SKIP
-        ...     pooled.update(xs, ys)
-        >>> pooled.compute()  # doctest: +SKIP
+    Example::
+
+        pooled = minibatch_cka()
+        for xs, ys in activations:
+            pooled.update(xs, ys)
+        pooled.compute()
     """
 
     def __init__(self, *, kernel: Kernel = "linear", bandwidth: float = 0.5) -> None:
@@ -103,7 +104,7 @@ class minibatch_cka:
         if constant:
             what = f"minibatch_cka is not defined, NaN: constant in every batch: {', '.join(constant)}"
             warnings.warn(what, UndefinedSimilarityWarning, stacklevel=2)
-        matrix = (self._hsic / (norms[:, None] * norms))[:count, count:]
+        matrix = (self._hsic / (norms[:, None] * norms)).clamp(-1, 1)[:count, count:]
         return matrix if self._as_tensor else matrix.numpy()
 
     def _hsic_factor(self, x: Tensor) -> Tensor:
