@@ -173,12 +173,19 @@ def test_15_centred_by_default():
 
 def test_16_svcca_threshold_is_on_squared_singular_values():
     rng = np.random.default_rng(0)
-    left = np.linalg.qr(rng.standard_normal((20, 3)) - 0)[0]
+    left = rng.standard_normal((20, 3))
     left = np.linalg.qr(left - left.mean(0))[0]
     layer = left * [10, 3, 1]
     assert s.kept_dimensions(layer, 0.99) == 2
     assert s.kept_dimensions(layer, 0.995) == 3
     assert s.kept_dimensions(layer, 0.9) == 1
+
+
+def test_16_a_threshold_met_exactly_is_met():
+    for seed in range(20):
+        left = np.random.default_rng(seed).standard_normal((20, 10))
+        left = np.linalg.qr(left - left.mean(0))[0]
+        assert [s.kept_dimensions(left, tenths / 10) for tenths in range(1, 11)] == list(range(1, 11))
 
 
 def test_17_procrustes_scale():

@@ -29,6 +29,12 @@ def test_gradient_of_cka_with_a_frozen_side(options, p):
     assert s.cka(x, frozen, **options).item() == pytest.approx(s.cka(x.detach(), y, **options).item(), abs=1e-12)
 
 
+def test_gradient_of_a_centred_side_against_one_that_is_not():
+    x, y = sides()
+    frozen = s.Gram.of_features(y, center=False)
+    assert torch.autograd.gradcheck(lambda x: s.cka(x, frozen), x, atol=1e-7)
+
+
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
 @pytest.mark.parametrize("p", [4, 20])
 def test_gradient_of_cka_with_two_live_sides(options, p):

@@ -70,6 +70,23 @@ def test_equidistant_examples_have_no_debiased_similarity(options):
         assert np.isnan(s.cka(rotated, np.arange(18).reshape(9, 2) ** 2, **options))
 
 
+@pytest.mark.parametrize("n", range(5, 16))
+def test_equidistant_examples_have_no_debiased_similarity_by_features_either(n):
+    simplex = np.linalg.svd(np.eye(n) - 1 / n)[0][:, : n - 1]
+    with pytest.warns(s.UndefinedSimilarityWarning, match="0/0 for x or y, though not constant"):
+        assert np.isnan(s.cka(simplex, np.arange(2 * n).reshape(n, 2) ** 2, debiased=True))
+
+
+@pytest.mark.parametrize("p", [5, 30])
+def test_debiased_is_centred_in_any_case(p):
+    x, y = (
+        side[:, :p]
+        for side in (np.hstack(pair) for pair in zip(representations(2), representations(2, seed=1), strict=True))
+    )
+    far = s.cka(x + 1e7, y, debiased=True, center=False)
+    assert far == pytest.approx(s.cka(x, y, debiased=True), abs=1e-7)
+
+
 def test_rbf_without_a_bandwidth_is_not_defined():
     mostly_equal = np.zeros((8, 2))
     mostly_equal[0] = 1

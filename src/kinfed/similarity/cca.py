@@ -153,8 +153,7 @@ def _basis(x: Tensor) -> Tensor:
 def _leading(x: Tensor, variance: float) -> int:
     """The least k whose first k squared singular values make up the fraction ``variance`` of their sum."""
     shares = _singular(x)[1].square().cumsum(dim=0)
-    # A hair less, so that a threshold that a share meets exactly is met after rounding too.
-    return int((shares < (variance - 1e-12) * shares[-1:]).sum()) + len(shares[:1])
+    return int((shares < variance * shares[-1:]).sum()) + len(shares[:1])
 
 
 def _correlations(basis_x: Tensor, basis_y: Tensor) -> Tensor:
