@@ -1,5 +1,52 @@
-"""How alike two representations are. Knows nothing of federated learning; useful alone."""
+"""How alike two representations are. Knows nothing of federated learning; useful alone.
 
-from kinfed.similarity.cka import cka, similarity_matrix
+Every measure returns a similarity, larger is more alike; distances are called so. `similarity.inputs` has the rules
+that all of them follow: what they take, in which precision they compute, what they do where nothing is defined.
+"""
 
-__all__ = ["cka", "similarity_matrix"]
+from kinfed.similarity.cca import canonical_correlations, cca, kept_dimensions, pwcca, svcca
+from kinfed.similarity.cka import cka
+from kinfed.similarity.emd import emd, emd_distance
+from kinfed.similarity.entrywise import cosine, frobenius, frobenius_distance
+from kinfed.similarity.gram import Gram, median_square_distance
+from kinfed.similarity.inputs import UndefinedSimilarityWarning, flatten
+from kinfed.similarity.layers import LayerSimilarity, compare_layers, load_activations
+from kinfed.similarity.matrix import METRICS, similarity_matrix
+from kinfed.similarity.minibatch import minibatch_cka
+from kinfed.similarity.procrustes import procrustes, procrustes_distance
+from kinfed.similarity.rsa import dissimilarities, rsa, spearman
+from kinfed.similarity.sketch import sketched_cka
+from kinfed.similarity.unpaired import class_mean, class_means, feature_cov
+
+__all__ = [
+    "METRICS",
+    "Gram",
+    "LayerSimilarity",
+    "UndefinedSimilarityWarning",
+    "canonical_correlations",
+    "cca",
+    "cka",
+    "class_mean",
+    "class_means",
+    "compare_layers",
+    "cosine",
+    "dissimilarities",
+    "emd",
+    "emd_distance",
+    "feature_cov",
+    "flatten",
+    "frobenius",
+    "frobenius_distance",
+    "kept_dimensions",
+    "load_activations",
+    "median_square_distance",
+    "minibatch_cka",
+    "procrustes",
+    "procrustes_distance",
+    "pwcca",
+    "rsa",
+    "similarity_matrix",
+    "sketched_cka",
+    "spearman",
+    "svcca",
+]

@@ -1,87 +1,223 @@
-"""Centred kernel alignment (Kornblith et al. 2019, https://arxiv.org/abs/1905.00414).
+"""Centred kernel alignment (Kornblith et al. 2019, https://arxiv.org/abs/1905.00414), of a pair and of many.
 
 Letters: ``n`` examples, ``p`` features, ``N`` representations.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Kernel", "cka", "similarity_matrix"]
+from kinfed.similarity.gram import Gram, Kernel, gram_of, gram_of_features
+from kinfed.similarity.inputs import (
+    Array,
+    centred,
+    flatten,
+    full_precision,
+    magnitude,
+    one_precision,
+    precision,
+    refuse_non_finite,
+    same_rows,
+    undefined_value,
+    unit,
+    warn_undefined,
+)
 
-Kernel = Literal["linear", "rbf"]
+__all__ = ["cka"]
+
+# Entries of the activations worked on at a time (they should stay in the cache), and of the Grams held at a time.
+CHUNK_ENTRIES = 2**18
+BLOCK_ENTRIES = 2**25
 
 
-def cka(x: Tensor, y: Tensor, *, kernel: Kernel = "linear", bandwidth: float = 0.5) -> Tensor:
+@overload
+def cka(
+    x: Tensor | Gram,
+    y: Tensor | Gram,
+    *,
+    kernel: Kernel = "linear",
+    bandwidth: float = 0.5,
+    debiased: bool = False,
+    center: bool = True,
+) -> Tensor: ...
+@overload
+def cka(
+    x: NDArray[Any],
+    y: NDArray[Any] | Gram,
+    *,
+    kernel: Kernel = "linear",
+    bandwidth: float = 0.5,
+    debiased: bool = False,
+    center: bool = True,
+) -> float: ...
+def cka(
+    x: Array | Gram,
+    y: Array | Gram,
+    *,
+    kernel: Kernel = "linear",
+    bandwidth: float = 0.5,
+    debiased: bool = False,
+    center: bool = True,
+) -> Tensor | float:
     """Centred kernel alignment of two representations of the same ``n`` examples, row by row.
 
-    ``<K, L> / (|K| |L|)`` for the centred Grams ``K`` of ``x`` and ``L`` of ``y`` (Frobenius).
+    ``<K, L> / (|K| |L|)`` for the centred Grams ``K`` of ``x`` and ``L`` of ``y`` (Frobenius); differentiable.
+
+    Biased CKA of *unrelated* representations is far from 0 unless n is much larger than p; the debiased one is 0 on
+    average. ``docs/similarity.md`` shows by how much.
 
     Args:
-        x: Activations, n×p or n×c×h×w (flattened to n×(c·h·w)).
-        y: Activations of the same examples in the same order, n×q; q may differ from p.
-        kernel: ``linear``, or ``rbf`` with ``exp(-d² / (2 f² median(d²)))``.
-        bandwidth: The ``f`` of the RBF kernel, as a fraction of the median distance.
+        x: Activations, n×p or n×c×h×w (flattened to n×(c·h·w)), or a `Gram` of them: computed once, a frozen side
+            costs nothing a step.
+        y: Activations of the same examples in the same order, n×q; q may differ from p. Or a `Gram`.
+        kernel: ``linear``, or ``rbf`` with ``exp(-d² / (2 f² median(d²)))``. Like the arguments below, for the sides
+            that are activations: a `Gram` is taken as it is.
+        bandwidth: The ``f`` of the RBF kernel, as a fraction of the median distance. The median is over all n² squared
+            distances, as in the authors' notebook, and a constant to the gradient.
+        debiased: Take the ratio of the unbiased estimates of HSIC (Song et al. 2012); n ≥ 4.
+        center: ``False`` leaves the centring out (linear kernel): the formula as some federated papers print it, which
+            on features that are not centred mostly compares their means. Debiased CKA is centred in any case.
 
     Returns:
-        A number in [0, 1], float64; 1 is alike. Invariant to rotation and isotropic scaling. NaN, with a warning, if a
-        side is constant.
+        A number in [0, 1], 1 is alike; debiased in (-1, 1]. Invariant to rotation, shift and isotropic scaling of
+        either side. NaN, with a warning, if a side is constant; in a loss, 0 without a gradient.
 
     Raises:
-        ValueError: If the two sides have different numbers of rows.
+        ValueError: If the two sides have different numbers of rows, or one is not finite.
     """
-    if len(x) != len(y):
-        raise ValueError(f"cka compares the same examples: x has {len(x)} rows, y has {len(y)}")
-    return similarity_matrix([x, y], kernel=kernel, bandwidth=bandwidth)[0, 1]
+    if not isinstance(x, Gram) and not isinstance(y, Gram):
+        pair, live = one_precision(x, y)
+        sides = dict(zip("xy", map(flatten, pair), strict=True))
+        same_rows("cka", list(sides.values()))
+        if not live:
+            refuse_non_finite("cka", sides)
+        value = alignment_matrix(
+            list(sides.values()), kernel=kernel, bandwidth=bandwidth, debiased=debiased, center=center
+        )[0, 1]
+    else:
+        grams = [
+            side.unit
+            if isinstance(side, Gram)
+            else gram_of_features(side, kernel, bandwidth, debiased=debiased, center=center)
+            for side in (x, y)
+        ]
+        (one, other), live = one_precision(*grams)
+        same_rows("cka", [one, other])
+        if any(isinstance(side, Gram) and side.debiased != debiased for side in (x, y)):
+            raise ValueError(f"cka: a Gram is not as debiased={debiased} wants it")
+        sides = {"x": one, "y": other}
+        # Two numbers, not two matrices, are divided: a loss comes here at every step.
+        norms = torch.linalg.matrix_norm(one) * torch.linalg.matrix_norm(other)
+        zero = norms == 0
+        value = torch.where(zero, undefined_value(live), (one * other).sum() / torch.where(zero, 1, norms)).clamp(-1, 1)
+    if not live and value.isnan():
+        warn_undefined("cka", sides)
+    return value if all(isinstance(side, Tensor | Gram) for side in (x, y)) else value.item()
 
 
-def similarity_matrix(
-    representations: Sequence[Tensor], *, kernel: Kernel = "linear", bandwidth: float = 0.5
+def alignment_matrix(
+    xs: Sequence[Tensor],
+    *,
+    kernel: Kernel = "linear",
+    bandwidth: float = 0.5,
+    debiased: bool = False,
+    center: bool = True,
 ) -> Tensor:
-    """CKA of every pair of ``N`` representations of the same ``n`` examples: one Gram each, then one matrix product.
+    """CKA of every pair of ``N`` matrices with the same rows, N×N; NaN, or 0 in a loss, where it is not defined."""
+    n, widths = len(xs[0]), sum(x.shape[1] for x in xs)
+    # Multiplications: one Gram each and their inner products, or one product of features a pair.
+    cheaper_by_features = n * widths**2 / 2 < n**2 * (widths + len(xs) ** 2 / 2)
+    with full_precision(xs[0]):
+        if kernel == "linear" and cheaper_by_features:
+            matrix = _by_features(xs, debiased=debiased, center=center)
+        else:
+            matrix = _by_grams(xs, kernel, bandwidth, debiased=debiased, center=center)
+    # Of two equal sums a product of matrices may round one up and one down.
+    matrix = ((matrix + matrix.T) / 2).clamp(-1 if debiased else 0, 1)
+    diagonal = matrix.diagonal()
+    # A thing is like itself exactly, rounding or not.
+    return matrix.diagonal_scatter(torch.where(diagonal.isnan() | (diagonal == 0), diagonal, 1))
 
-    Args:
-        representations: N activations, each n×p (p may differ) or n×c×h×w.
-        kernel: See `cka`.
-        bandwidth: See `cka`.
 
-    Returns:
-        N×N, symmetric, float64, in [0, 1] with ones on the diagonal. The row and column of a constant representation
-        are NaN, with one warning that names it.
+def _by_features(xs: Sequence[Tensor], *, debiased: bool, center: bool) -> Tensor:
+    """Linear CKA without a Gram over examples: ``<X Xᵀ, Y Yᵀ> = |Xᵀ Y|²``."""
+    n = len(xs[0])
+    dtype, live = precision(*xs)
+    xs = [x.to(dtype) for x in xs]
+    if center or debiased:
+        xs = [centred(x) for x in xs]
+    xs = [x / magnitude(x) for x in xs]
+    alike = xs[0].new_zeros(len(xs), len(xs))
+    for i, x in enumerate(xs):
+        for j, y in enumerate(xs[: i + 1]):
+            # |Xᵀ X| = |X Xᵀ|: the smaller of the two.
+            product = x @ x.mT if i == j and n < x.shape[1] else x.mT @ y
+            alike[i, j] = alike[j, i] = product.square().sum()
+    inner = alike
+    if debiased:
+        if n < 4:
+            raise ValueError(f"debiased CKA needs at least 4 examples, got {n}")
+        squares = torch.stack([x.square().sum(dim=1) for x in xs])
+        totals = squares.sum(dim=1)
+        inner = alike - n / (n - 2) * squares @ squares.T + totals[:, None] * totals / ((n - 1) * (n - 2))
+    # A difference of large numbers: what is left below their rounding is none.
+    own, whole = inner.diagonal(), alike.diagonal()
+    undefined = own <= n * torch.finfo(own.dtype).eps * whole
+    norms = torch.where(undefined, 1, own).sqrt()
+    return torch.where(undefined[:, None] | undefined, undefined_value(live), inner / (norms[:, None] * norms))
+
+
+def _by_grams(xs: Sequence[Tensor], kernel: Kernel, bandwidth: float, *, debiased: bool, center: bool) -> Tensor:
+    """CKA as inner products of unit Grams: one product of two matrices with a Gram in each row.
+
+    Blocks of representations bound the memory: where more than one is needed, a block's Grams are made again for each
+    other block.
     """
-    unit = torch.stack([_unit_gram(x, kernel, bandwidth).flatten() for x in representations])
-    constant = unit.isnan().any(dim=1).nonzero().flatten().tolist()
-    if constant:
-        warnings.warn(f"CKA is not defined for constant representations: number {constant}", stacklevel=2)
-    matrix = (unit @ unit.T).clamp(0, 1)
-    diagonal = torch.ones(len(unit), dtype=matrix.dtype, device=matrix.device)
-    return matrix.diagonal_scatter(torch.where(matrix.diagonal().isnan(), matrix.diagonal(), diagonal))
+    n = len(xs[0])
+    dtype, live = precision(*xs)
+    upper = torch.triu_indices(n, n, device=xs[0].device)
+    position = upper[0] * n + upper[1]
+    # Off the diagonal every entry stands for two.
+    weight = (1 + (upper[0] != upper[1])).to(dtype).sqrt()
+
+    def rows(block: Sequence[Tensor]) -> Tensor:
+        """Unit Grams without their lower triangles, one a row, so that inner products stay what they are."""
+        return torch.cat(
+            [
+                unit(gram_of(chunk, kernel, bandwidth, debiased=debiased, center=center), undefined_value(live))
+                .flatten(-2)
+                .index_select(-1, position)
+                .mul(weight)
+                for chunk in _chunks(block, dtype)
+            ]
+        )
+
+    size = max(1, BLOCK_ENTRIES // len(position))
+    starts = range(0, len(xs), size)
+    matrix = xs[0].new_empty(len(xs), len(xs), dtype=dtype)
+    for i in starts:
+        block = rows(xs[i : i + size])
+        for j in starts[: i // size + 1]:
+            other = block if i == j else rows(xs[j : j + size])
+            product = block @ other.T
+            matrix[i : i + size, j : j + size] = product
+            matrix[j : j + size, i : i + size] = product.T
+    return matrix
 
 
-def _unit_gram(x: Tensor, kernel: Kernel, bandwidth: float) -> Tensor:
-    """Centred Gram of ``x`` divided by its Frobenius norm, n×n; NaN if ``x`` is constant."""
-    x = x.flatten(1).double()
-    # Scaling changes no CKA and keeps squares from over- and underflowing; centring the features before the products
-    # keeps their digits where a mean is large.
-    x = x / x.abs().max()
-    x = x - x.mean(dim=0)
-    x = x / x.abs().max()
-    gram = x @ x.T
-    if kernel == "rbf":
-        squares = gram.diagonal()
-        distances = (squares[:, None] + squares[None, :] - 2 * gram).clamp(min=0)
-        gram = torch.exp(-distances / (2 * bandwidth**2 * median(distances.detach())))
-        gram = gram - gram.mean(dim=0) - gram.mean(dim=1, keepdim=True) + gram.mean()
-    unit: Tensor = gram / torch.linalg.matrix_norm(gram)
-    return unit
-
-
-def median(values: Tensor) -> Tensor:
-    """The median of all entries; the mean of the middle two if their number is even."""
-    ordered = values.flatten().sort().values
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+def _chunks(xs: Sequence[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
+    """Neighbours of equal shape, stacked and converted, as long as they are small."""
+    start = 0
+    while start < len(xs):
+        shape = xs[start].shape
+        stop = start + 1
+        longest = start + max(1, CHUNK_ENTRIES // shape.numel())
+        while stop < min(longest, len(xs)) and xs[stop].shape == shape:
+            stop += 1
+        yield torch.stack([x.to(dtype) for x in xs[start:stop]])
+        start = stop

@@ -1,0 +1,119 @@
+"""CKA over a data set too large for one Gram (Nguyen et al. 2021, https://arxiv.org/abs/2010.15327)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.similarity.gram import Kernel, centred_gram, rbf
+from kinfed.similarity.inputs import (
+    Array,
+    UndefinedSimilarityWarning,
+    centred,
+    flatten,
+    one_precision,
+    refuse_non_finite,
+    same_rows,
+)
+
+__all__ = ["minibatch_cka"]
+
+
+class minibatch_cka:
+    """Debiased CKA of every layer of one model with every layer of another, batch by batch.
+
+    The unbiased HSICs are summed over the batches and the ratio is taken at the end: the batches average out, where a
+    mean of ratios would not. Memory is one batch, whatever the data set. The value depends on the batch size a little,
+    and not on the number of layers.
+
+    Args:
+        kernel: As in `cka`.
+        bandwidth: As in `cka`; the median is that of each batch.
+
+    Attributes:
+        batches: How many batches are in.
+        left_out: How many had fewer than 4 examples, too few for an unbiased HSIC.
+
+    Example::
+
+        pooled = minibatch_cka()
+        for xs, ys in activations:
+            pooled.update(xs, ys)
+        pooled.compute()
+    """
+
+    def __init__(self, *, kernel: Kernel = "linear", bandwidth: float = 0.5) -> None:
+        self.kernel: Kernel = kernel
+        self.bandwidth = bandwidth
+        self.batches = 0
+        self.left_out = 0
+        self._hsic = torch.zeros((), dtype=torch.float64)
+        self._layers = 0, 0
+        self._as_tensor = True
+
+    def update(self, xs: Sequence[Array], ys: Sequence[Array]) -> None:
+        """Add a batch.
+
+        Args:
+            xs: Activations of the first model, one n×p or n×c×h×w a layer; the same layers in every batch.
+            ys: Those of the second model, for the same n examples in the same order.
+
+        Raises:
+            ValueError: If the numbers of rows differ, the layers are not as many as before, or one is not finite.
+        """
+        with torch.no_grad():
+            layers, _ = one_precision(*xs, *ys)
+        layers = [flatten(layer) for layer in layers]
+        n = same_rows("minibatch_cka", layers)
+        names = [f"layer {i} of {side}" for side, count in (("xs", len(xs)), ("ys", len(ys))) for i in range(count)]
+        refuse_non_finite("minibatch_cka", dict(zip(names, layers, strict=True)))
+        if self.batches and (len(xs), len(ys)) != self._layers:
+            raise ValueError(f"minibatch_cka: {(len(xs), len(ys))} layers, but {self._layers} in the batches before")
+        if n < 4:
+            self.left_out += 1
+            warnings.warn(f"minibatch_cka: a batch of {n} examples is left out, it takes at least 4", stacklevel=2)
+            return
+        vectors = torch.stack([self._hsic_factor(layer).flatten() for layer in layers])
+        self._hsic = self._hsic + vectors @ vectors.T
+        self._layers = len(xs), len(ys)
+        self.batches += 1
+        self._as_tensor = isinstance(xs[0], Tensor)
+
+    def compute(self) -> Any:
+        """CKA of the batches so far.
+
+        Returns:
+            layers×layers, float64, of the kind that the activations are (tensor or array); in (-1, 1]. The row or
+            column of a layer that was constant in every batch is NaN, with one warning that names it.
+
+        Raises:
+            ValueError: If no batch is in.
+        """
+        if not self.batches:
+            raise ValueError(f"minibatch_cka: no batch yet ({self.left_out} left out)")
+        norms = self._hsic.diagonal().sqrt()
+        count = self._layers[0]
+        constant = [
+            f"layer {i} of xs" if i < count else f"layer {i - count} of ys"
+            for i in (norms == 0).nonzero().flatten().tolist()
+        ]
+        if constant:
+            what = f"minibatch_cka is not defined, NaN: constant in every batch: {', '.join(constant)}"
+            warnings.warn(what, UndefinedSimilarityWarning, stacklevel=2)
+        matrix = (self._hsic / (norms[:, None] * norms)).clamp(-1, 1)[:count, count:]
+        return matrix if self._as_tensor else matrix.numpy()
+
+    def _hsic_factor(self, x: Tensor) -> Tensor:
+        """Matrix whose inner product with another layer's is their HSIC₁ in this batch, n×n."""
+        n = len(x)
+        # Not scaled as in `gram_of`: the batches have to add up.
+        x = centred(x)
+        gram = x @ x.T
+        if self.kernel == "rbf":
+            gram = rbf(gram, self.bandwidth)
+        factor: Tensor = centred_gram(gram, debiased=True) / (n * (n - 3)) ** 0.5
+        return factor

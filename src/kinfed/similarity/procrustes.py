@@ -1,0 +1,57 @@
+"""Orthogonal Procrustes similarity (Schönemann 1966; for representations Ding et al. 2021)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kinfed.similarity.inputs import centred, magnitude, measure, undefined_value, unit
+
+__all__ = ["procrustes", "procrustes_distance"]
+
+
+@measure()
+def procrustes(x: Tensor, y: Tensor) -> Tensor:
+    """How well a rotation turns one representation into the other: the nuclear norm ``|Xᵀ Y|_*``.
+
+    Both sides are centred and divided by their Frobenius norm first. Differentiable.
+
+    Args:
+        x: Activations, n×p or n×c×h×w (flattened).
+        y: Activations of the same examples in the same order, n×q; the narrower side counts as padded with zeros.
+
+    Returns:
+        A similarity in [0, 1]. Invariant to rotation, shift and isotropic scaling of either side. NaN, with a warning,
+        if a side is constant.
+    """
+    return _nuclear_norm(x, y)
+
+
+@measure()
+def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
+    """Distance left after the best rotation, ``sqrt(2 - 2 s)`` with ``s = procrustes(x, y)``; in [0, √2]."""
+    return (2 - 2 * _nuclear_norm(x, y)).clamp_min(0).sqrt()
+
+
+def _nuclear_norm(x: Tensor, y: Tensor) -> Tensor:
+    undefined = undefined_value(x.requires_grad or y.requires_grad)
+    x, y = (unit(side / magnitude(side), undefined) for side in (centred(x), centred(y)))
+    with torch.no_grad():
+        row_x, row_y = _row_space(x), _row_space(y)
+        product = (x @ row_x).T @ (y @ row_y)
+        if not product.isfinite().all():
+            return product.sum()
+        left, _, right = torch.linalg.svd(product, full_matrices=False)
+        rotate_x, rotate_y = row_x @ left, row_y @ right.mT
+    # The nuclear norm is the largest <X R, Y> over rotations R, so its derivative is that of <X R, Y> with the best R
+    # held fixed; the derivative of the decomposition, infinite at equal singular values, is not needed.
+    overlap: Tensor = (x @ rotate_x) * (y @ rotate_y)
+    return overlap.sum().clamp(0, 1)
+
+
+def _row_space(x: Tensor) -> Tensor:
+    """Orthonormal columns, p×min(n, p), that span the rows of ``x``: a wide layer is no more than n-dimensional."""
+    if len(x) >= x.shape[1]:
+        return torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    basis: Tensor = torch.linalg.qr(x.mT).Q
+    return basis

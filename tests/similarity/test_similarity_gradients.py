@@ -1,0 +1,177 @@
+"""Measures as terms of a loss."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from kinfed import similarity as s
+
+
+def sides(n=7, p=4, q=5, dtype=torch.float64, seed=0):
+    stream = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, p, generator=stream, dtype=dtype)
+    return x.requires_grad_(), torch.randn(n, q, generator=stream, dtype=dtype) + x.detach()[:, :1]
+
+
+OPTIONS = [{}, {"debiased": True}, {"center": False}, {"kernel": "rbf"}, {"kernel": "rbf", "debiased": True}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("p", [4, 20])
+def test_gradient_of_cka_with_a_frozen_side(options, p):
+    x, y = sides(p=p)
+    frozen = s.Gram.of_features(y, **options)
+    # The median of the RBF rule is a constant to the gradient, but not to finite differences: see the test below.
+    if "kernel" not in options:
+        assert torch.autograd.gradcheck(lambda x: s.cka(x, frozen, **options), x, atol=1e-7)
+    assert s.cka(x, frozen, **options).item() == pytest.approx(s.cka(x.detach(), y, **options).item(), abs=1e-12)
+
+
+def test_gradient_of_a_centred_side_against_one_that_is_not():
+    x, y = sides()
+    frozen = s.Gram.of_features(y, center=False)
+    assert torch.autograd.gradcheck(lambda x: s.cka(x, frozen), x, atol=1e-7)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
+@pytest.mark.parametrize("p", [4, 20])
+def test_gradient_of_cka_with_two_live_sides(options, p):
+    x, y = sides(p=p)
+    y.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, y: s.cka(x, y, **options), (x, y), atol=1e-7)
+
+
+@pytest.mark.parametrize("debiased", [False, True])
+def test_gradient_of_rbf_cka_with_the_median_held_constant(debiased):
+    x, y = sides()
+    frozen = s.Gram.of_features(y, kernel="rbf", debiased=debiased)
+    median = s.median_square_distance(x)
+
+    def with_constant_median(x):
+        distances = (x[:, None] - x[None]).square().sum(-1)
+        gram = s.Gram.of_matrix(torch.exp(-distances / (2 * 0.5**2 * median)), debiased=debiased)
+        return s.cka(gram, frozen, debiased=debiased)
+
+    expected = torch.autograd.grad(with_constant_median(x), x)[0]
+    assert torch.autograd.gradcheck(with_constant_median, x, atol=1e-6)
+    found = torch.autograd.grad(s.cka(x, frozen, kernel="rbf", debiased=debiased), x)[0]
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "measure", [s.procrustes, s.frobenius, s.cosine, s.emd, s.feature_cov, s.sketched_cka, s.class_mean]
+)
+@pytest.mark.parametrize("p", [3, 12])
+def test_gradient_of_the_other_differentiable_measures(measure, p):
+    x, y = sides(p=p, q=p)
+    assert torch.autograd.gradcheck(lambda x: measure(x, y), x, atol=1e-6)
+
+
+@pytest.mark.parametrize("measure", [s.cca, s.svcca, s.pwcca, s.rsa])
+def test_measures_without_a_gradient_say_so_by_their_result(measure):
+    x, y = sides(n=12)
+    value = measure(x, y)
+    assert not value.requires_grad
+    assert value.dtype == torch.float64
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradients_in_float32_agree_with_float64(options):
+    x, y = sides(n=32, p=300, q=40)
+    expected = torch.autograd.grad(s.cka(x, s.Gram.of_features(y, **options), **options), x)[0]
+    single = x.detach().float().requires_grad_()
+    value = s.cka(single, s.Gram.of_features(y.float(), **options), **options)
+    assert value.dtype == torch.float32
+    found = torch.autograd.grad(value, single)[0].double()
+    assert (found - expected).norm() / expected.norm() < 1e-5
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_constant_side_adds_nothing_to_a_loss(options):
+    c = torch.full((6, 3), 0.0 if options.get("center") is False else 0.1, requires_grad=True)
+    _, y = sides(n=6)
+    for side in (s.Gram.of_features(y, **options), y):
+        value = s.cka(c, side, **options)
+        assert value.item() == 0
+        assert torch.autograd.grad(value, c)[0].abs().max() == 0
+    x, _ = sides(n=6)
+    value = s.cka(x, s.Gram.of_features(c.detach(), **options), **options)
+    assert value.item() == 0
+    assert torch.autograd.grad(value, x)[0].abs().max() == 0
+
+
+@pytest.mark.parametrize("measure", [s.procrustes, s.cosine])
+def test_an_all_zero_side_adds_nothing_to_a_loss(measure):
+    x, _ = sides(q=4)
+    zero = torch.zeros(7, 4, dtype=torch.float64, requires_grad=True)
+    value = measure(zero, x.detach())
+    assert value.item() == 0
+    assert torch.autograd.grad(value, zero)[0].abs().max() == 0
+
+
+def test_a_diverged_side_shows_in_the_loss():
+    x, y = sides()
+    broken = x.detach().clone()
+    broken[0, 0] = math.inf
+    assert s.cka(broken.requires_grad_(), s.Gram.of_features(y)).isnan()
+    assert s.cka(x, s.Gram.of_features(broken.detach())).isnan()
+
+
+@pytest.mark.parametrize("exponent", [-20, 20])
+def test_a_loss_in_float32_neither_overflows_nor_underflows(exponent):
+    x, y = sides(n=16, p=30)
+    scaled = (x.detach() * 10.0**exponent).float().requires_grad_()
+    value = s.cka(scaled, s.Gram.of_features(y))
+    assert value.item() == pytest.approx(s.cka(x.detach(), y).item(), abs=1e-5)
+    expected = torch.autograd.grad(s.cka(x, y), x)[0]
+    found = torch.autograd.grad(value, scaled)[0].double() * 10.0**exponent
+    assert (found - expected).norm() / expected.norm() < 1e-4
+
+
+def test_autocast_and_half_precision_compute_in_float32():
+    x, y = sides(n=16, p=600, dtype=torch.float32)
+    truth = s.cka(x.detach(), y).item()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert s.cka(x, s.Gram.of_features(y)).item() == pytest.approx(truth, abs=1e-6)
+        assert s.cka(x, y).item() == pytest.approx(truth, abs=1e-6)
+        assert s.procrustes(x, y).item() == pytest.approx(s.procrustes(x.detach(), y).item(), abs=1e-5)
+    half = x.detach().half().requires_grad_()
+    value = s.cka(half, s.Gram.of_features(y))
+    assert value.dtype == torch.float32
+    assert torch.autograd.grad(value, half)[0].dtype == torch.float16
+
+
+def test_without_a_gradient_everything_is_float64():
+    x, y = sides(dtype=torch.float32)
+    with torch.no_grad():
+        assert s.cka(x, y).dtype == torch.float64
+    assert s.cka(x.detach(), y).dtype == torch.float64
+    assert isinstance(s.cka(x.detach().numpy(), y.numpy()), float)
+
+
+def test_the_difference_of_two_similarities_is_a_softplus():
+    x, y = sides()
+    near, far = (s.cka(x, s.Gram.of_features(side)) for side in (y, y.flip(0)))
+    two_terms = -torch.log(near.exp() / (near.exp() + far.exp()))
+    torch.testing.assert_close(torch.nn.functional.softplus(far - near), two_terms)
+
+
+def test_a_matrix_of_live_representations_is_differentiable():
+    x, y = sides(n=6, p=9, q=9)
+
+    def spread(x):
+        return s.similarity_matrix([x, y, x.square()], kernel="linear").triu(1).sum()
+
+    assert torch.autograd.gradcheck(spread, x, atol=1e-6)
+
+
+def test_grams_must_match():
+    x, y = sides()
+    with pytest.raises(ValueError, match="a Gram is not as debiased=False"):
+        s.cka(x, s.Gram.of_features(y, debiased=True))
+    with pytest.raises(ValueError, match="same examples"):
+        s.cka(x[:5], s.Gram.of_features(y))
+    with pytest.raises(ValueError, match="square"):
+        s.Gram.of_matrix(np.ones((3, 2)))

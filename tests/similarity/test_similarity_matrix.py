@@ -1,0 +1,284 @@
+"""Many representations at once, and layers from files."""
+
+import sys
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from kinfed import similarity as s
+from kinfed.errors import InputError
+
+
+def representations(count=5, n=12, seed=0):
+    rng = np.random.default_rng(seed)
+    base = rng.standard_normal((n, 6))
+    return [base @ rng.standard_normal((6, 20)) + rng.standard_normal((n, 20)) + 3 for _ in range(count)]
+
+
+@pytest.mark.parametrize("metric", s.METRICS)
+def test_every_metric_is_that_of_the_pairs(metric):
+    xs = [x[:, :5] for x in representations()]
+    measure = getattr(s, metric)
+    expected = np.array([[measure(x, y) for y in xs] for x in xs])
+    assert s.similarity_matrix(xs, metric) == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"kernel": "rbf", "bandwidth": 0.8}, {"debiased": True}, {"center": False}])
+@pytest.mark.parametrize("n", [4, 9, 40])
+def test_cka_of_many_is_that_of_the_pairs(options, n):
+    xs = [x[:, : 20 - i] for i, x in enumerate(representations(n=n))]
+    xs = [*xs, xs[0].reshape(n, 5, 2, 2)]
+    matrix = s.similarity_matrix(xs, **options)
+    expected = np.array([[s.cka(x, y, **options) for y in xs] for x in xs])
+    assert matrix == pytest.approx(expected, abs=1e-10)
+    assert (matrix == matrix.T).all()
+    assert (matrix.diagonal() == 1).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"kernel": "rbf"}, {"debiased": True}])
+def test_blocks_and_chunks_change_nothing(monkeypatch, options):
+    xs = representations(count=7)
+    whole = s.similarity_matrix(xs, **options)
+    cka_module = sys.modules["kinfed.similarity.cka"]
+    monkeypatch.setattr(cka_module, "BLOCK_ENTRIES", 12 * 13 // 2 * 3)
+    monkeypatch.setattr(cka_module, "CHUNK_ENTRIES", 12 * 20 * 2)
+    assert s.similarity_matrix(xs, **options) == pytest.approx(whole, abs=1e-13)
+
+
+def test_single_precision_input_is_computed_in_double():
+    xs = [torch.from_numpy(x).float() for x in representations()]
+    matrix = s.similarity_matrix(xs)
+    assert matrix.dtype == torch.float64
+    torch.testing.assert_close(matrix, s.similarity_matrix([x.double() for x in xs]), atol=1e-13, rtol=0)
+
+
+def test_a_side_that_is_not_finite_stays_in_its_row_and_column():
+    xs = representations()
+    xs[1][0, 0] = np.inf
+    for metric in ("cka", "procrustes", "emd"):
+        with pytest.warns(s.UndefinedSimilarityWarning, match="representation 1 is not finite$"):
+            matrix = s.similarity_matrix(xs, metric)
+        assert np.isnan(matrix).sum() == 9
+
+
+@pytest.mark.parametrize("options", [{"debiased": True}, {"kernel": "rbf", "debiased": True}])
+def test_equidistant_examples_have_no_debiased_similarity(options):
+    rotated = np.linalg.qr(np.random.default_rng(0).standard_normal((9, 9)))[0]
+    with pytest.warns(s.UndefinedSimilarityWarning, match="0/0 for x or y, though not constant"):
+        assert np.isnan(s.cka(rotated, np.arange(18).reshape(9, 2) ** 2, **options))
+
+
+@pytest.mark.parametrize("n", range(5, 16))
+def test_equidistant_examples_have_no_debiased_similarity_by_features_either(n):
+    simplex = np.linalg.svd(np.eye(n) - 1 / n)[0][:, : n - 1]
+    with pytest.warns(s.UndefinedSimilarityWarning, match="0/0 for x or y, though not constant"):
+        assert np.isnan(s.cka(simplex, np.arange(2 * n).reshape(n, 2) ** 2, debiased=True))
+
+
+@pytest.mark.parametrize("p", [5, 30])
+def test_debiased_is_centred_in_any_case(p):
+    x, y = (
+        side[:, :p]
+        for side in (np.hstack(pair) for pair in zip(representations(2), representations(2, seed=1), strict=True))
+    )
+    far = s.cka(x + 1e7, y, debiased=True, center=False)
+    assert far == pytest.approx(s.cka(x, y, debiased=True), abs=1e-7)
+
+
+def test_rbf_without_a_bandwidth_is_not_defined():
+    mostly_equal = np.zeros((8, 2))
+    mostly_equal[0] = 1
+    with pytest.warns(s.UndefinedSimilarityWarning):
+        assert np.isnan(s.cka(mostly_equal, np.arange(8), kernel="rbf"))
+
+
+@pytest.mark.parametrize("side", ["x", "y"])
+@pytest.mark.parametrize("metric", [m for m in s.METRICS if m not in ("emd", "frobenius")])
+def test_a_constant_side_is_nan_and_named_by_every_measure_that_divides(metric, side):
+    fill = 0.0 if metric in ("cosine", "class_mean") else 0.1
+    sides = {"x": representations(1)[0][:, :5], "y": representations(1)[0][:, :5], side: np.full((12, 5), fill)}
+    with pytest.warns(s.UndefinedSimilarityWarning, match=f"{metric} is not defined, NaN: {side} is constant$"):
+        assert np.isnan(getattr(s, metric)(sides["x"], sides["y"]))
+
+
+def test_wide_layers_keep_their_debiased_rbf_similarity_in_a_float32_loss():
+    x = torch.randn(16, 100_000, generator=torch.Generator().manual_seed(0))
+    y = x + torch.randn(16, 100_000, generator=torch.Generator().manual_seed(1))
+    options = {"kernel": "rbf", "debiased": True}
+    live = s.cka(x.clone().requires_grad_(), s.Gram.of_features(y, **options), **options)
+    assert live.item() == pytest.approx(s.cka(x, y, **options).item(), abs=1e-3)
+
+
+def test_unknown_names_and_options_are_refused():
+    xs = representations(2)
+    with pytest.raises(ValueError, match=r"metric is one of cka, .*'ckaa'"):
+        s.similarity_matrix(xs, "ckaa")
+    with pytest.raises(TypeError, match="kernell"):
+        s.similarity_matrix(xs, kernell="rbf")
+    with pytest.raises(ValueError, match="'linear' or 'rbf'"):
+        s.cka(xs[0], xs[1], kernel="poly")
+    with pytest.raises(ValueError, match="bandwidth must be positive"):
+        s.cka(xs[0], xs[1], kernel="rbf", bandwidth=0)
+    with pytest.raises(ValueError, match="at least one representation"):
+        s.similarity_matrix([])
+    with pytest.raises(ValueError, match="at least one example and one feature"):
+        s.cka(np.empty((0, 3)), np.empty((0, 3)))
+    for measure in (s.emd, s.frobenius, s.cosine, s.feature_cov):
+        with pytest.raises(ValueError, match="same features: x has 20, y has 19"):
+            measure(xs[0], xs[1][:, 1:])
+
+
+def test_arrays_of_any_make_are_read():
+    x = np.arange(24.0).reshape(6, 4) ** 1.5
+    expected = s.cka(x, x[:, :2])
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    for odd in (read_only, np.flip(np.flip(x, 1).copy(), 1), x.astype(">f8"), np.asfortranarray(x)):
+        assert s.cka(odd, x[:, :2]) == pytest.approx(expected)
+
+
+def test_feature_cov_takes_any_examples_and_class_means_any_clients():
+    rng = np.random.default_rng(0)
+    mixing = rng.standard_normal((5, 5))
+    x, y = rng.standard_normal((400, 5)) @ mixing, rng.standard_normal((300, 5)) @ mixing
+    assert s.feature_cov(x, y) > 0.95
+    covariances = [np.cov(side.T).ravel() for side in (x, y)]
+    cosine = covariances[0] @ covariances[1] / np.linalg.norm(covariances[0]) / np.linalg.norm(covariances[1])
+    assert s.feature_cov(x, y) == pytest.approx(cosine, abs=1e-12)
+
+    means = s.class_means(np.array([[1.0, 2], [3, 4], [5, 6]]), np.array([2, 0, 2]), 4)
+    assert means.tolist() == [[3, 4], [0, 0], [3, 4], [0, 0]]
+    one, other = (s.class_means(x[:6], labels, 4) for labels in ([0, 0, 1, 1, 1, 0], [2, 3, 3, 2, 2, 2]))
+    assert s.class_mean(one, one) == pytest.approx(1)
+    assert s.class_mean(one, other) == 0
+    for labels in ([0, 4], [0]):
+        with pytest.raises(ValueError, match="2 labels in 0…3"):
+            s.class_means(x[:2], labels, 4)
+
+
+def test_cca_compares_maps_place_by_place_where_it_can():
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((10, 3, 4, 4)), rng.standard_normal((10, 2, 4, 4))
+    by_place = [np.moveaxis(side, 1, -1).reshape(160, -1) for side in (x, y)]
+    assert s.cca(x, y) == pytest.approx(s.cca(*by_place))
+    pooled = y[:, :, :2, :2]
+    assert s.cca(x, pooled) == pytest.approx(s.cca(x.mean((2, 3)), pooled.mean((2, 3))))
+
+
+def test_emd_of_many_rows_draws_the_same_of_both_sides():
+    x = np.random.default_rng(0).standard_normal((1200, 2))
+    assert s.emd_distance(x, x) == 0
+    assert s.emd_distance(x, x + 5, seed=1) == pytest.approx(5 * 2**0.5, abs=1e-9)
+
+
+def test_dissimilarities_are_those_of_numpy():
+    x = representations(1)[0]
+    assert s.dissimilarities(x) == pytest.approx(1 - np.corrcoef(x), abs=1e-12)
+
+
+def test_minibatch_cka_refuses_what_does_not_fit():
+    x = representations(1)[0]
+    pooled = s.minibatch_cka()
+    with pytest.raises(ValueError, match="no batch yet"):
+        pooled.compute()
+    pooled.update([x, x], [x])
+    with pytest.raises(ValueError, match=r"\(1, 1\) layers, but \(2, 1\)"):
+        pooled.update([x], [x])
+    with pytest.raises(ValueError, match="layer 1 of xs is not finite"):
+        pooled.update([x, x * np.nan], [x])
+
+
+def test_minibatch_cka_names_a_constant_layer():
+    x = representations(1)[0]
+    pooled = s.minibatch_cka(kernel="rbf")
+    for scale in (1, 2):
+        pooled.update([x, x * 0 + scale], [x])
+    with pytest.warns(s.UndefinedSimilarityWarning, match="layer 1 of xs$"):
+        values = pooled.compute()
+    assert values[0, 0] == pytest.approx(1)
+    assert np.isnan(values[1, 0])
+
+
+def test_minibatch_cka_does_not_depend_on_the_scale_of_a_model():
+    x, y = representations(2)
+    one, other = s.minibatch_cka(), s.minibatch_cka()
+    for rows in (slice(0, 6), slice(6, 12)):
+        one.update([x[rows]], [y[rows]])
+        other.update([x[rows] * 1e15], [y[rows] * 1e-15])
+    assert one.compute() == pytest.approx(other.compute(), abs=1e-12)
+
+
+@pytest.fixture
+def files(tmp_path):
+    a, b = representations(2)
+    np.save(tmp_path / "a.npy", a)
+    np.savez(tmp_path / "b.npz", conv=a.reshape(12, 5, 2, 2), fc=b.astype(np.float32), flat=np.ones((12, 2)))
+    layers = {"conv": torch.from_numpy(a), "fc": torch.from_numpy(b).bfloat16()}
+    safetensors.torch.save_file(layers, tmp_path / "c.safetensors")
+    return tmp_path
+
+
+def test_activations_are_read_from_all_three_kinds_of_file(files):
+    assert {name: tuple(x.shape) for name, x in s.load_activations(files / "a.npy").items()} == {"a": (12, 20)}
+    assert list(s.load_activations(files / "b.npz", ["fc", "conv"])) == ["fc", "conv"]
+    assert s.load_activations(files / "c.safetensors", ["fc"])["fc"].dtype == torch.bfloat16
+
+
+def test_files_that_cannot_be_used_are_named_in_one_line(files):
+    np.save(files / "pickled.npy", np.array([{"a": 1}]), allow_pickle=True)
+    np.savez(files / "words.npz", names=np.array(["a", "b"]))
+    np.savez(files / "empty.npz")
+    np.save(files / "scalar.npy", np.float64(3))
+    for name in ("broken.npy", "broken.npz", "broken.safetensors"):
+        (files / name).write_bytes(b"\x93NUMPY what")
+    for name, message in {
+        "missing.npy": "no such file",
+        "table.csv": ".npy, .npz or .safetensors",
+        "pickled.npy": "not a .npy file of plain arrays",
+        "words.npz": "layer 'names' has <U1, not numbers",
+        "empty.npz": "no layers",
+        "scalar.npy": r"layer 'scalar' has shape \(\)",
+        "broken.npy": "not a .npy file",
+        "broken.npz": "not a .npz file",
+        "broken.safetensors": "not a .safetensors file",
+    }.items():
+        with pytest.raises(InputError, match=message) as caught:
+            s.load_activations(files / name)
+        assert str(files / name) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_layer_that_is_not_there_is_answered_with_those_that_are(files):
+    for name, layers in {"a.npy": "a", "b.npz": "conv, fc, flat", "c.safetensors": "conv, fc"}.items():
+        with pytest.raises(InputError, match=f"no layer 'conv1.weight'; it has {layers}$"):
+            s.load_activations(files / name, ["conv1.weight"])
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_layers_are_compared_with_all_that_the_numbers_depend_on(files, kernel):
+    a, b = s.load_activations(files / "a.npy"), s.load_activations(files / "b.npz")
+    with pytest.warns(s.UndefinedSimilarityWarning, match="layer 'flat' of b is constant$"):
+        result = s.compare_layers(a, b, kernel=kernel)
+    assert result.biased.shape == (1, 3)
+    assert result.biased[0, 0] == pytest.approx(1)
+    assert result.biased[0, 1] == pytest.approx(s.cka(a["a"], b["fc"], kernel=kernel).item())
+    assert result.debiased[0, 1] == pytest.approx(s.cka(a["a"], b["fc"], kernel=kernel, debiased=True).item())
+    facts = result.to_dict()
+    assert (facts["n"], facts["features_a"], facts["features_b"]) == (12, {"a": 20}, {"conv": 20, "fc": 20, "flat": 2})
+    assert facts["debiased"][0][2] is None
+    if kernel == "rbf":
+        assert facts["bandwidth"] == 0.5
+        assert facts["sigma_a"]["a"] == pytest.approx(0.5 * s.median_square_distance(a["a"]) ** 0.5)
+    else:
+        assert facts["bandwidth"] is None
+        assert facts["sigma_a"] == {}
+
+
+def test_layers_of_different_examples_are_refused(files):
+    a = s.load_activations(files / "a.npy")
+    with pytest.raises(ValueError, match=r"numbers of rows differ: \[12, 11\]"):
+        s.compare_layers(a, {"fc": a["a"][1:]})
+    with pytest.raises(ValueError, match="at least one layer"):
+        s.compare_layers(a, {})
