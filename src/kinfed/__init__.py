@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kinfed import similarity
     from kinfed.api import Result, compare, open_result, resume, run
 
-__all__ = ["Result", "__version__", "compare", "open_result", "resume", "run"]
+__all__ = ["Result", "__version__", "compare", "open_result", "resume", "run", "similarity"]
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     # Late, so that `import kinfed` and the command's help need no torch.
+    if name == "similarity":
+        return importlib.import_module("kinfed.similarity")
     if name in __all__:
         from kinfed import api
 

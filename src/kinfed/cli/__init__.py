@@ -156,6 +156,39 @@ def report(
 
 
 @app.command()
+def similarity(
+    a: Annotated[Path, typer.Argument(metavar="A", help="activations (.npy, .npz, .safetensors) or a saved model")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="likewise, of the same examples in the same order")],
+    data: Annotated[str | None, typer.Option("--data", metavar="TEXT", help="whose test images models see")] = None,
+    samples: Annotated[int, typer.Option("--samples", metavar="INT", help="how many of them [256]")] = 256,
+    layers: Annotated[
+        list[str] | None, typer.Option("--layer", metavar="NAME", help="a layer; repeatable [all]")
+    ] = None,
+    kernel: Annotated[Literal["linear", "rbf"], typer.Option("--kernel", help="of the CKA")] = "linear",
+    bandwidth: Annotated[float, typer.Option("--bandwidth", metavar="FLOAT", help="of rbf [0.5]")] = 0.5,
+    out: Out = None,
+) -> None:
+    """Which layers of two models are alike: a table, a picture and JSON."""
+    from rich.console import Console
+
+    from kinfed import api
+    from kinfed.cli.similarity import compare_files
+    from kinfed.report.layers import layer_table, provenance, save_layers
+
+    out = out or api.new_folder("similarity")
+    if out.exists() and (out.is_file() or any(out.iterdir())):
+        raise InputError(f"out: {str(out)!r} exists; name another one")
+    result = compare_files(a, b, data=data, samples=samples, layers=layers, kernel=kernel, bandwidth=bandwidth)
+    console = Console()
+    console.print(f"{provenance(result)}\n", highlight=False)
+    for kind in ("biased", "debiased"):
+        console.print(layer_table(result, kind))
+        console.print()
+    for path in save_layers(result, out):
+        typer.echo(path)
+
+
+@app.command()
 def methods() -> None:
     """What can be run, a line each."""
     from kinfed.methods import METHODS

@@ -87,9 +87,9 @@ class RunFolder:
         if matrices:
             save_tensors(self.path / "pictures" / f"round-{round:06d}.safetensors", matrices, {"round": round})
 
-    def save_model(self, name: str, tensors: Tensors) -> None:
-        """One model, ``models/NAME.safetensors``."""
-        save_tensors(self.path / "models" / f"{name}.safetensors", tensors, {})
+    def save_model(self, name: str, tensors: Tensors, about: Mapping[str, Any]) -> None:
+        """One model, ``models/NAME.safetensors``, with what it takes to build it again."""
+        save_tensors(self.path / "models" / f"{name}.safetensors", tensors, about)
 
     def _checkpoint(self, round: int) -> Path:
         return self.path / "checkpoints" / f"round-{round:06d}.safetensors"

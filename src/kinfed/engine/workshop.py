@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +85,12 @@ class Workshop:
     def device(self) -> torch.device:
         """Where the model and a working client's samples are."""
         return self.model.head.weight.device
+
+    @property
+    def about_model(self) -> dict[str, Any]:
+        """What it takes to build the model again (`kinfed.models.open_saved`)."""
+        data = self.federation.dataset
+        return {"architecture": self.model.architecture, "shape": data.shape, "classes": data.classes}
 
     def _fresh_model(self) -> Model:
         self.model.load(self._initial)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import nn
 
 from kinfed.errors import InputError
@@ -26,6 +31,8 @@ __all__ = [
     "Part",
     "Tensors",
     "build",
+    "open_saved",
+    "saved_about",
     "select",
     "suited",
 ]
@@ -93,4 +100,36 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> Model:
         with torch.no_grad():
             features = math.prod(body(torch.zeros(1, *shape)).shape[1:])
         head = nn.Linear(features, classes)
-    return Model(stages, head, [stage for stage in stages if not stage.startswith(UNTAPPED)]).train()
+    taps = [stage for stage in stages if not stage.startswith(UNTAPPED)]
+    return Model(stages, head, taps, architecture=name).train()
+
+
+def open_saved(path: Path) -> tuple[Model, tuple[int, ...], tuple[str, ...]]:
+    """A model that a run has saved: the model in evaluation mode, the shape of one input, and the class names.
+
+    Raises:
+        InputError: If the file is no such model.
+    """
+    about = saved_about(path)
+    if about is None or about["architecture"] not in ARCHITECTURES:
+        raise InputError(f"{path}: no model that a run has saved, since it does not say which architecture it has")
+    model = build(about["architecture"], tuple(about["shape"]), len(about["classes"]), seed=0)
+    tensors = load_file(path)
+    if tensors.keys() != model.state_dict().keys():
+        raise InputError(f"{path}: its tensors are not those of {about['architecture']}")
+    model.load(tensors)
+    return model.eval(), tuple(about["shape"]), tuple(about["classes"])
+
+
+def saved_about(path: Path) -> dict[str, Any] | None:
+    """What a safetensors file says of the model in it, or None if it holds no model.
+
+    Raises:
+        InputError: If it cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about: dict[str, Any] = json.loads((file.metadata() or {}).get("about", "{}"))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as safetensors: {error}") from error
+    return about if "architecture" in about else None

@@ -33,15 +33,25 @@ class Model(nn.Module):
         head: Linear, d → classes. Returns logits.
         taps: Names of the stages whose outputs can be read, in order; ``"body"`` (the representation) and ``"head"``
             (the logits) can be read in every model.
+        architecture: The name by which `kinfed.models.build` makes it, if it has one.
     """
 
-    def __init__(self, stages: Mapping[str, nn.Module], head: nn.Linear, taps: Sequence[str]) -> None:
+    def __init__(
+        self, stages: Mapping[str, nn.Module], head: nn.Linear, taps: Sequence[str], architecture: str | None = None
+    ) -> None:
         super().__init__()
+        self.architecture = architecture
         self.body = nn.Sequential()
         for name, stage in stages.items():
             self.body.add_module(name, stage)
         self.head = head
         self.taps = (*taps, "body", "head")
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The tap points, without ``"body"`` where that is a second name of the last stage."""
+        *_, last = dict(self.body.named_children())
+        return tuple(tap for tap in self.taps if tap != "body" or last not in self.taps)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits, n×classes."""

@@ -8,7 +8,7 @@ from kinfed.similarity.cca import canonical_correlations, cca, kept_dimensions, 
 from kinfed.similarity.cka import cka
 from kinfed.similarity.emd import emd, emd_distance
 from kinfed.similarity.entrywise import cosine, frobenius, frobenius_distance
-from kinfed.similarity.gram import Gram, median_square_distance
+from kinfed.similarity.gram import Gram, Kernel, median_square_distance
 from kinfed.similarity.inputs import UndefinedSimilarityWarning, flatten
 from kinfed.similarity.layers import LayerSimilarity, compare_layers, load_activations
 from kinfed.similarity.matrix import METRICS, similarity_matrix
@@ -21,6 +21,7 @@ from kinfed.similarity.unpaired import class_mean, class_means, feature_cov
 __all__ = [
     "METRICS",
     "Gram",
+    "Kernel",
     "LayerSimilarity",
     "UndefinedSimilarityWarning",
     "canonical_correlations",

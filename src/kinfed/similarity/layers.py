@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed.errors import InputError
 from kinfed.similarity.cka import alignment_matrix
 from kinfed.similarity.gram import Kernel, median_square_distance
-from kinfed.similarity.inputs import Array, flatten, one_precision, same_rows, warn_undefined
+from kinfed.similarity.inputs import Array, flatten, same_rows, tensor, warn_undefined
 
 __all__ = ["LayerSimilarity", "compare_layers", "load_activations"]
 
@@ -77,9 +77,7 @@ def compare_layers(
     """
     if not a or not b:
         raise ValueError("compare_layers needs at least one layer on each side")
-    with torch.no_grad():
-        sides, _ = one_precision(*a.values(), *b.values())
-    sides = [flatten(x) for x in sides]
+    sides = [flatten(tensor(x).detach()) for x in (*a.values(), *b.values())]
     n = same_rows("compare_layers", sides)
     biased, debiased = (
         alignment_matrix(sides, kernel=kernel, bandwidth=bandwidth, debiased=option).cpu().numpy()

@@ -1,0 +1,74 @@
+"""Which layers of two models are alike: a table for the terminal, a picture, and the numbers as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from kinfed.similarity import LayerSimilarity
+
+__all__ = ["layer_table", "provenance", "save_layers"]
+
+
+def provenance(result: LayerSimilarity) -> str:
+    """What the numbers depend on: examples, features, kernel, bandwidth, centring."""
+    width = "" if result.bandwidth is None else f", bandwidth {result.bandwidth} of the median distance"
+    return (
+        f"CKA of n = {result.n} examples, kernel {result.kernel}{width}; centring: {result.centring}; "
+        "maps are flattened to "
+        f"{result.flattening}. Biased CKA of unrelated layers is far from 0 where features outnumber examples."
+    )
+
+
+def layer_table(result: LayerSimilarity, kind: str) -> Table:
+    """Layers of A in rows, of B in columns; d is a layer's number of features.
+
+    Args:
+        result: Of `kinfed.similarity.compare_layers`.
+        kind: ``biased`` or ``debiased``.
+    """
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"{kind} CKA", no_wrap=True)
+    table.add_column("d", justify="right")
+    for name in result.features_b:
+        table.add_column(name, justify="right", overflow="fold")
+    matrix: NDArray[np.float64] = getattr(result, kind)
+    for (name, features), row in zip(result.features_a.items(), matrix, strict=True):
+        table.add_row(name, f"{features:,}", *("–" if np.isnan(value) else f"{value:.3f}" for value in row))
+    return table
+
+
+def save_layers(result: LayerSimilarity, folder: Path) -> tuple[Path, Path]:
+    """Write ``similarity.json`` and ``similarity.png`` into a folder; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers, picture = folder / "similarity.json", folder / "similarity.png"
+    numbers.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
+    _save_picture(result, picture)
+    return numbers, picture
+
+
+def _save_picture(result: LayerSimilarity, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows, columns = [*result.features_a], [*result.features_b]
+    size = 1.6 + 0.55 * max(len(rows), len(columns), 3)
+    figure = Figure(figsize=(2 * size + 1, size + 0.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axis, kind in zip(figure.subplots(1, 2), ("biased", "debiased"), strict=True):
+        matrix = getattr(result, kind)
+        image = axis.imshow(matrix, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+        axis.set(title=f"{kind} CKA (1 is alike)", xlabel="B", ylabel="A")
+        axis.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
+        axis.set_yticks(range(len(rows)), rows)
+        for i, j in np.ndindex(*matrix.shape):
+            light = "black" if matrix[i, j] > 0.6 else "white"
+            axis.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", color=light, fontsize=8)
+    figure.colorbar(image, ax=figure.axes, shrink=0.8)
+    bandwidth = "" if result.bandwidth is None else f", bandwidth {result.bandwidth}"
+    figure.suptitle(f"n = {result.n} examples, {result.kernel} kernel{bandwidth}", fontsize=10)
+    figure.savefig(path, dpi=110)
