@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfed.similarity.gram import Gram, Kernel, gram_of, gram_of_features
+from kinfed.similarity.gram import Alignment, Gram, Kernel, gram_of, gram_of_features
 from kinfed.similarity.inputs import (
     Array,
     centred,
@@ -111,10 +111,10 @@ def cka(
         if any(isinstance(side, Gram) and side.debiased != debiased for side in (x, y)):
             raise ValueError(f"cka: a Gram is not as debiased={debiased} wants it")
         sides = {"x": one, "y": other}
-        # Two numbers, not two matrices, are divided: a loss comes here at every step.
-        norms = torch.linalg.matrix_norm(one) * torch.linalg.matrix_norm(other)
-        zero = norms == 0
-        value = torch.where(zero, undefined_value(live), (one * other).sum() / torch.where(zero, 1, norms)).clamp(-1, 1)
+        gram, unit_gram = (one, other) if isinstance(y, Gram) else (other, one)
+        value = Alignment.apply(gram, unit_gram).clamp(-1, 1)
+        if not live and not (gram.any() and unit_gram.any()):
+            value = torch.full_like(value, torch.nan)
     if not live and value.isnan():
         warn_undefined("cka", sides)
     return value if all(isinstance(side, Tensor | Gram) for side in (x, y)) else value.item()

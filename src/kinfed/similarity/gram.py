@@ -55,35 +55,67 @@ class Gram:
 
 
 class _LinearGram(torch.autograd.Function):
-    """``X Xᵀ`` of centred ``X`` scaled to largest entry 1, for functions of it that no scaling changes.
+    """``X Xᵀ`` of centred ``X``, for functions of it that no scaling changes.
 
-    Centring, scaling and the two products of the derivative cost one product here: the derivative is symmetric, and it
-    is centred and scaled where it is small (n×n).
+    Centring and the two products of the derivative cost one product here: the derivative is symmetric, and it is
+    centred where it is small (n×n).
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, center: bool) -> Tensor:
-        # As `inputs.centred`, but in fewer passes over n×p, which count here.
         if center:
-            x = x - x[..., :1, :]
-            scale = magnitude(x)
-            torch.addcmul(-x.mean(dim=-2, keepdim=True) / scale, x, 1 / scale, out=x)
-        else:
+            x = x - x[..., :1, :]  # as in `inputs.centred`
+            x -= x.mean(dim=-2, keepdim=True)
+        scale = None
+        gram = _times_own_transpose(x)
+        if not _keeps_its_digits(gram):
             scale = magnitude(x)
             x = x / scale
-        ctx.center = center
-        ctx.save_for_backward(x, scale)
-        return _times_own_transpose(x)
+            gram = _times_own_transpose(x)
+        ctx.center, ctx.scale = center, scale
+        ctx.save_for_backward(x)
+        return gram
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        x, scale = ctx.saved_tensors
-        grad = (grad + grad.mT) / scale
+        (x,) = ctx.saved_tensors
+        grad = grad + grad.mT
+        if ctx.scale is not None:
+            grad = grad / ctx.scale
         if ctx.center:
             grad = grad - grad.mean(dim=-2, keepdim=True)
         product: Tensor = grad @ x
         return product, None
+
+
+class Alignment(torch.autograd.Function):
+    """``<K, U> / |K|`` of a centred Gram ``K`` and a unit Gram ``U``; 0 if K is 0.
+
+    One step instead of many small ones, which a loss would pay for at every batch.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gram: Tensor, unit_gram: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(gram)
+        inverse = torch.where(norm == 0, 0, 1 / norm)
+        value = torch.dot(gram.flatten(), unit_gram.flatten()) * inverse
+        ctx.save_for_backward(gram, unit_gram, value, inverse)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        gram, unit_gram, value, inverse = ctx.saved_tensors
+        scaled = grad * inverse
+        of_unit = gram * scaled if ctx.needs_input_grad[1] else None
+        return (unit_gram - gram * (value * inverse)) * scaled, of_unit
+
+
+def _keeps_its_digits(gram: Tensor) -> bool:
+    """Whether a Gram's entries are of a size whose squares and fourth roots single precision can hold."""
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+    return bool(((trace > 1e-12) & (trace < 1e12)).all())
 
 
 def _times_own_transpose(x: Tensor) -> Tensor:
@@ -92,9 +124,9 @@ def _times_own_transpose(x: Tensor) -> Tensor:
     gram = x.new_empty(*x.shape[:-1], n)
     height = max(32, -(-n // 4))
     for top in range(0, n, height):
-        strip = x[..., top : top + height, :] @ x[..., top:, :].mT
-        gram[..., top : top + height, top:] = strip
-        gram[..., top:, top : top + height] = strip.mT
+        bottom = top + height
+        gram[..., top:bottom, top:] = x[..., top:bottom, :] @ x[..., top:, :].mT
+        gram[..., bottom:, top:bottom] = gram[..., top:bottom, bottom:].mT
     return gram
 
 
