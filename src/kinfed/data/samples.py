@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = ["Dataset", "Normalisation", "Samples"]
@@ -84,12 +86,15 @@ class Dataset:
         train: Labelled samples, labels 0..C-1.
         test: Labelled samples of the same classes.
         classes: The C class names, in the order of their labels.
+        columns: Whatever else is known of each sample, by name: values of the training and of the test samples
+            (``writer_id``, say), by which a federation can be cut.
     """
 
     name: str
     train: Samples
     test: Samples
     classes: tuple[str, ...]
+    columns: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
