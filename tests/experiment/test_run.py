@@ -99,6 +99,15 @@ def test_a_folder_that_exists_is_left_alone_unless_told_otherwise(out: Path) -> 
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 1
 
 
+def test_overwriting_with_what_does_not_fit_the_data_leaves_the_old_run(out: Path) -> None:
+    kinfed.run("fedavg", out=out, **SMALL)
+    before = files(out)
+    for method in (kinfed.run, lambda m, **f: kinfed.compare([m], **f)):
+        with pytest.raises(InputError, match="5000 is more than"):
+            method("fedavg", out=out, overwrite=True, **{**SMALL, "clients": 5000})
+        assert files(out) == before
+
+
 def test_a_folder_with_other_things_in_it_is_never_overwritten(out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")

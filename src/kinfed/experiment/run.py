@@ -82,8 +82,10 @@ def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool
     """
     if len(config.methods) > 1 or config.seeds > 1:
         raise InputError("run: takes one method and one seed; compare takes several")
-    _make_room(out, overwrite)
-    _run(config, workshop_of(config), out, watcher)
+    _check_room(out, overwrite)
+    workshop = workshop_of(config)
+    _clear(out)
+    _run(config, workshop, out, watcher)
 
 
 def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
@@ -95,8 +97,9 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
         InputError: As `run`.
     """
     config = config.with_local()
-    _make_room(out, overwrite)
-    workshop_of(config.of(config.methods[0], config.seed))  # what does not fit the data shows before a folder is made
+    _check_room(out, overwrite)
+    workshop_of(config.of(config.methods[0], config.seed))  # what does not fit the data shows before a folder changes
+    _clear(out)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / COMPARISON, config.toml())
     _compare(config, out, watcher)
@@ -117,8 +120,8 @@ def resume(out: Path, watcher: Watcher = nobody) -> None:
         raise InputError(f"run: {str(out)!r} is no run folder; it has neither {CONFIG} nor {COMPARISON}")
 
 
-def _make_room(out: Path, overwrite: bool) -> None:
-    """Refuse a folder that has something in it, or clear it if it is one of ours and may be overwritten."""
+def _check_room(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that has something in it, unless it is one of ours and may be overwritten."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     ours = (out / CONFIG).is_file() or (out / COMPARISON).is_file()
@@ -127,7 +130,12 @@ def _make_room(out: Path, overwrite: bool) -> None:
         raise InputError(f"out: {str(out)!r} exists; {hint}")
     if not ours:
         raise InputError(f"out: {str(out)!r} exists and is no run folder, so it is not overwritten; name another one")
-    shutil.rmtree(out)
+
+
+def _clear(out: Path) -> None:
+    """Delete a run folder that is to be overwritten."""
+    if out.exists():
+        shutil.rmtree(out)
 
 
 def _compare(config: Config, out: Path, watcher: Watcher) -> None:
