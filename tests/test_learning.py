@@ -8,6 +8,7 @@ from torch import nn
 
 from kinfed.data import Samples
 from kinfed.learning import SGD, Batch, Phase, features, hits, over_clients, train
+from kinfed.learning.augmentation import crop_and_flip
 from kinfed.learning.schedule import lr_factor, parse_schedule
 from kinfed.models import BODY, HEAD, Model, build
 from tests.worlds import dataset, float_samples, same
@@ -210,3 +211,74 @@ def test_the_last_quarter_of_30_rounds_starts_after_round_22() -> None:
 def test_other_schedules_are_refused(schedule: str) -> None:
     with pytest.raises(ValueError, match="must be 'constant', 'cosine' or 'step:'"):
         parse_schedule(schedule)
+
+
+# -- augmentation and dropout -----------------------------------------------------------------------------------------
+
+
+def numbered(count: int, channels: int = 1, side: int = 6) -> torch.Tensor:
+    """Images whose pixels are all different and never black."""
+    pixels = torch.arange(1, channels * side * side + 1, dtype=torch.uint8).reshape(1, channels, side, side)
+    return pixels.expand(count, -1, -1, -1).contiguous()
+
+
+def test_a_crop_is_a_window_of_the_padded_image_or_its_mirror() -> None:
+    images = numbered(64, channels=2)
+    padded = nn.functional.pad(images[0], (4, 4, 4, 4))
+    windows = {
+        bytes(window.contiguous().numpy()): (y, x, mirrored)
+        for y in range(9)
+        for x in range(9)
+        for mirrored in (False, True)
+        for window in [padded[:, y : y + 6, x : x + 6].flip(2) if mirrored else padded[:, y : y + 6, x : x + 6]]
+    }
+    drawn = [windows[bytes(image.contiguous().numpy())] for image in crop_and_flip(images, order())]
+    assert len(set(drawn)) > 40  # each image has its own
+    assert 0.3 < sum(mirrored for *_, mirrored in drawn) / 64 < 0.7
+    assert {y for y, *_ in drawn} == {x for _, x, _ in drawn} == set(range(9))
+
+
+def test_the_same_stream_augments_alike_and_another_differently() -> None:
+    images = numbered(8)
+    assert torch.equal(crop_and_flip(images, order(0)), crop_and_flip(images, order(0)))
+    assert not torch.equal(crop_and_flip(images, order(0)), crop_and_flip(images, order(1)))
+    assert crop_and_flip(images, order()).dtype == torch.uint8
+
+
+def test_training_sees_augmented_images_new_in_every_epoch_and_evaluation_does_not() -> None:
+    seen: list[torch.Tensor] = []
+
+    def objective(model: Model, batch: Batch) -> torch.Tensor:
+        seen.append(batch.inputs[batch.rows.argsort()])
+        return model(batch.inputs.flatten(1)[:, :1]).mean()
+
+    samples = float_samples(numbered(4), [0] * 4)
+    train(linear(), samples, Phase(), SGD(lr=0.1, batch_size=4, epochs=2, augment="crop_flip"), order(), objective)
+    assert not torch.equal(seen[0], seen[1])
+    assert (seen[0] == 0).any()  # the margin, black before normalisation
+    assert torch.equal(samples.batch(slice(None)), numbered(4).float())
+
+
+def test_with_augmentation_a_frozen_body_runs_on_every_batch() -> None:
+    model, runs = build("tiny_cnn", (1, 8, 8), 10, 0), []
+    model.body.conv1.register_forward_hook(lambda *_: runs.append(1))
+    before = model.tensors(BODY)
+    sgd = SGD(lr=0.1, batch_size=16, epochs=2, augment="crop_flip")
+    train(model, dataset(48).train, Phase(train=HEAD), sgd, order())
+    assert len(runs) == 6
+    assert same(before, model.tensors(BODY))
+
+
+def test_dropout_belongs_to_the_clients_stream(global_generators: None) -> None:
+    def trained(seed: int) -> torch.Tensor:
+        body = {"flatten": nn.Flatten(), "dropout": nn.Dropout(0.5)}
+        head = nn.Linear(64, 10)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        sgd = SGD(lr=0.1, batch_size=48)  # one whole batch, whose order does not matter
+        train(Model(body, head, []), dataset(48).train, Phase(), sgd, order(seed))
+        return head.weight
+
+    with torch.random.fork_rng(devices=[]):
+        assert torch.equal(trained(0), trained(0))
+        assert not torch.allclose(trained(0), trained(1), atol=1e-3)

@@ -1,12 +1,30 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import nn
 
 from kinfed.errors import InputError
-from kinfed.models import ALL, ARCHITECTURES, BODY, HEAD, Model, build, select, suited
+from kinfed.models import (
+    ALL,
+    ARCHITECTURES,
+    BODY,
+    HEAD,
+    Model,
+    build,
+    load_weights,
+    open_saved,
+    select,
+    suited,
+)
 
-SHAPES = {
+LARGER = dict.fromkeys(("resnet34", "resnet50", "vgg16", "vgg16_bn"), (3, 32, 32)) | {"mcmahan_cnn": (1, 28, 28)}
+SHAPES = LARGER | {
     "tiny_cnn": (1, 8, 8),
     "small_cnn": (3, 32, 32),
     "cnn4": (3, 32, 32),
@@ -26,12 +44,18 @@ def made(name: str) -> Model:
         ("cnn4", (3, 32, 32), 115_658),  # METHODS.md C.6
         ("mlp", (1, 28, 28), 199_210),  # McMahan et al. 2017
         ("tiny_cnn", (1, 8, 8), (9 + 1) * 16 + (16 * 9 + 1) * 32 + (128 + 1) * 64 + (64 + 1) * 10),
-        ("resnet18", (3, 32, 32), 11_173_962),  # torchvision's 11,689,512, less 999 classes and 7×7 - 3×3 of the stem
+        ("resnet18", (3, 32, 32), 11_173_962),  # torchvision's 11,689,512, less 990 classes and 7×7 - 3×3 of the stem
+        ("mcmahan_cnn", (1, 28, 28), 1_663_370),  # METHODS.md E.4
+        ("resnet34", (3, 32, 32), 21_797_672 - 513 * 990 - 64 * 3 * (49 - 9)),
+        ("resnet50", (3, 32, 32), 25_557_032 - 2049 * 990 - 64 * 3 * (49 - 9)),
+        ("resnet50", (3, 96, 96), 25_557_032 - 2049 * 990),
+        ("vgg16", (3, 32, 32), 14_714_688 + 5_130),  # the convolutions, and 512 → 10
+        ("vgg16_bn", (3, 32, 32), 14_723_136 + 5_130),
+        ("vgg16", (3, 96, 96), 138_357_544 - 4097 * 990),
     ],
 )
 def test_parameter_counts(name: str, shape: tuple[int, ...], parameters: int) -> None:
     assert sum(p.numel() for p in build(name, shape, 10, 0).parameters()) == parameters
-    assert 11_689_512 - 513 * 990 - 64 * 3 * (49 - 9) == 11_173_962
 
 
 def test_cnn4_on_mnist_has_64_features() -> None:
@@ -142,3 +166,155 @@ def test_loading_a_part_leaves_the_rest() -> None:
     assert all(torch.equal(before[n], t) for n, t in model.tensors(HEAD).items())
     assert all(torch.equal(other.tensors(BODY)[n], t) for n, t in model.tensors(BODY).items())
     assert select(model.tensors(), ALL).keys() == model.tensors().keys()
+
+
+# -- BatchNorm --------------------------------------------------------------------------------------------------------
+
+
+def layers(model: Model, kind: type[nn.Module]) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
+@pytest.mark.parametrize("name", ["cnn4", "resnet18", "vgg16_bn"])
+def test_batchnorm_tracks_knows_its_batch_alone_or_becomes_groupnorm(name: str) -> None:
+    made_with = {bn: build(name, (3, 32, 32), 10, 0, bn=bn) for bn in ("track", "batch", "group")}  # type: ignore[arg-type]
+    count = len(layers(made_with["track"], nn.BatchNorm2d))
+    assert count > 3
+    assert all(layer.track_running_stats for layer in layers(made_with["track"], nn.BatchNorm2d))
+    assert len(layers(made_with["batch"], nn.BatchNorm2d)) == count
+    assert not [n for n in made_with["batch"].state_dict() if "running" in n]
+    assert not layers(made_with["group"], nn.BatchNorm2d)
+    assert [layer.num_groups for layer in layers(made_with["group"], nn.GroupNorm)] == [32] * count
+    same_weights = [made_with[bn].state_dict()["head.weight"] for bn in made_with]
+    assert all(torch.equal(same_weights[0], w) for w in same_weights)
+
+
+def test_an_evaluation_depends_on_its_batch_only_where_batchnorm_says_so() -> None:
+    x = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for bn, depends in (("track", False), ("group", False), ("batch", True)):
+        model = build("cnn4", (3, 32, 32), 10, 0, bn=bn).eval()  # type: ignore[arg-type]
+        with torch.no_grad():
+            assert torch.allclose(model(x)[:4], model(x[:4]), atol=1e-5) != depends
+
+
+# -- a user's own -----------------------------------------------------------------------------------------------------
+
+
+class Own(nn.Module):
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, 7)
+        self.classifier = nn.Sequential(nn.Dropout(0.5), nn.Linear(7, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.first(x.flatten(1)).relu())  # type: ignore[no-any-return]
+
+
+def own(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Own(shape[0] * shape[1] * shape[2], classes)
+
+
+def too_few(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return own(shape, classes - 1)
+
+
+def ready(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return build("mlp", shape, classes, 0)
+
+
+def test_any_module_whose_head_is_named_is_a_model() -> None:
+    model = build(f"{__name__}:own", (1, 8, 8), 10, 3, head="classifier.1").eval()
+    assert model.layers == ("body", "head")
+    assert model.head.in_features == 7
+    with torch.random.fork_rng(devices=[]):
+        x = torch.rand(2, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(model(x), model.head(model.body(x)))
+        assert (model.body(x) >= 0).all()
+    assert select(model.state_dict(), HEAD).keys() == {"head.weight", "head.bias"}
+    again = build(f"{__name__}:own", (1, 8, 8), 10, 3, head="classifier.1")
+    assert torch.equal(model.head.weight, again.head.weight)
+
+
+def test_a_function_may_return_a_model_of_kinfed() -> None:
+    assert build(f"{__name__}:ready", (1, 8, 8), 10, 0).layers == ("fc1", "fc2", "head")
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "message"),
+    [
+        ("own", None, "head: no head is named; it has first, classifier.1"),
+        ("own", "fc", "head: 'fc' is no linear layer of the model; it has first, classifier.1"),
+        ("own", "classifier", "head: 'classifier' is no linear layer"),
+        ("too_few", "classifier.1", r"gives outputs of \(2, 9\) for 2 samples, not \(2, 10\)"),
+        ("nothing", None, "cannot be imported: .* has no attribute 'nothing'"),
+        ("SHAPES", None, "is no function"),
+    ],
+)
+def test_what_is_no_model_is_refused(name: str, head: str | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build(f"{__name__}:{name}", (1, 8, 8), 10, 0, head=head)
+
+
+# -- start weights and saved models -----------------------------------------------------------------------------------
+
+
+def saved(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, object] | None = None) -> Path:
+    save_file(tensors, path, {"about": json.dumps(about)} if about else None)
+    return path
+
+
+def test_start_weights_are_those_of_the_file_bit_for_bit(tmp_path: Path) -> None:  # case 96
+    other = build("tiny_cnn", (1, 8, 8), 10, seed=5).tensors()
+    model = made("tiny_cnn")
+    load_weights(model, saved(tmp_path / "whole.safetensors", other))
+    assert all(torch.equal(other[n], t) for n, t in model.tensors().items())
+
+
+def test_start_weights_of_the_body_alone_leave_the_head(tmp_path: Path) -> None:
+    body = build("tiny_cnn", (1, 8, 8), 99, seed=5).tensors(BODY)
+    model = made("tiny_cnn")
+    head = model.tensors(HEAD)
+    load_weights(model, saved(tmp_path / "body.safetensors", body))
+    assert all(torch.equal(body[n], t) for n, t in model.tensors(BODY).items())
+    assert all(torch.equal(head[n], t) for n, t in model.tensors(HEAD).items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: {n: v for n, v in t.items() if n != "body.fc64.0.bias"}, "lacks body.fc64.0.bias"),
+        (lambda t: t | {"body.more": torch.ones(1)}, "has a strange tensor body.more"),
+        (
+            lambda t: t | {"head.bias": torch.ones(3)},
+            r"head.bias in .* has the shape \(3,\), and the model's is \(10,\)",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(change: Any, message: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.safetensors", change(made("tiny_cnn").tensors()))
+    with pytest.raises(InputError, match=message):
+        load_weights(made("tiny_cnn"), path)
+
+
+def test_what_is_no_safetensors_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"pickle")
+    with pytest.raises(InputError, match="cannot be read as safetensors"):
+        load_weights(made("tiny_cnn"), tmp_path / "w.safetensors")
+
+
+def test_a_saved_model_predicts_as_it_did(tmp_path: Path) -> None:
+    model = build("cnn4", (1, 16, 16), 3, 0, bn="group").eval()
+    about = {**model.recipe, "shape": (1, 16, 16), "classes": ["a", "b", "c"]}
+    read, shape, classes = open_saved(saved(tmp_path / "m.safetensors", model.tensors(), about))
+    with torch.random.fork_rng(devices=[]):
+        x = torch.rand(2, 1, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(read(x), model(x))
+    assert (shape, classes) == ((1, 16, 16), ("a", "b", "c"))
+
+
+def test_a_file_cannot_make_us_import_anything(tmp_path: Path) -> None:
+    about = {"architecture": f"{__name__}:own", "bn": "track", "shape": [1, 8, 8], "classes": ["a"]}
+    with pytest.raises(InputError, match="no model of one of the known architectures"):
+        open_saved(saved(tmp_path / "m.safetensors", {"a": torch.ones(1)}, about))

@@ -47,7 +47,7 @@ def workshop(
     return Workshop(
         METHODS[method]() if isinstance(method, str) else method,
         fed,
-        wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),
+        (wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),),
         Plan(
             rounds=rounds,
             sgd=sgd or SGD(lr=0.05, batch_size=16),

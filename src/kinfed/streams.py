@@ -17,7 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["numpy_stream", "seeded_global_torch", "torch_stream"]
+__all__ = ["forked_global_torch", "numpy_stream", "seeded_global_torch", "torch_stream"]
 
 
 def _digest(seed: int, address: tuple[str | int, ...]) -> bytes:
@@ -51,8 +51,15 @@ def seeded_global_torch(seed: int, *address: str | int) -> Iterator[None]:
 
     For `torch.nn` modules, whose constructors take no generator.
     """
+    with forked_global_torch(torch_stream(seed, *address).initial_seed()):
+        yield
+
+
+@contextlib.contextmanager
+def forked_global_torch(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """The same with a seed of torch's own kind; also for the generator of a CUDA device, if that is named."""
     import torch
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(_digest(seed, address)[:8], "little", signed=True))
+    with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
+        torch.manual_seed(seed)
         yield

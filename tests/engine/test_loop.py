@@ -161,7 +161,7 @@ def test_uploads_are_combined_in_client_order(tmp_path: Path) -> None:
 
 def test_bytes_are_those_of_the_tensors_that_travel(tmp_path: Path) -> None:
     shop = workshop("fedavg", participation=0.5)
-    whole = sum(t.nbytes for t in shop.model.tensors().values())
+    whole = sum(t.nbytes for t in shop.models[0].tensors().values())
     lines = run(shop, tmp_path / "out").lines
     assert {(line["down_bytes"], line["up_bytes"]) for line in lines} == {(2 * whole, 2 * whole)}
 

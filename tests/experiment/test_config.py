@@ -31,7 +31,16 @@ def config(**fields: Any) -> Config:
         ({"participation": 1.01}, "must be less than or equal to 1"),
         ({"momentum": 1}, "momentum: 1 is not allowed; must be less than 1"),
         ({"partition": "foo"}, "partition: 'foo' is not allowed; must be 'iid', 'shards' or 'dirichlet'"),
-        ({"model": "resnet"}, "model: 'resnet' is not known; allowed: .*; did you mean resnet18?"),
+        ({"model": "resnet180"}, "model: 'resnet180' is not known; allowed: .*; did you mean resnet18?"),
+        ({"model": "nowhere.to:be_found"}, "model: 'nowhere.to:be_found' cannot be imported"),
+        ({"models": "resnet18"}, "models: 'resnet18' must have the form NAME:SHARE"),
+        ({"models": "mlp:0.5,cnn4:0.6"}, "with shares that sum to 1"),
+        ({"models": "mlp:0.5,cnn:0.5"}, "model: 'cnn' is not known"),
+        ({"models": "mlp:0.5,cnn4:0.5"}, "models: fedavg needs one architecture .*different ones suit local"),
+        ({"methods": ("local",), "models": "mlp:1", "model": "mlp"}, "models: takes the place of model"),
+        ({"weights": "nowhere.safetensors"}, "weights: 'nowhere.safetensors' is no file"),
+        ({"bn": "none"}, "bn: 'none' is not allowed; must be 'track', 'batch' or 'group'"),
+        ({"augment": "mixup"}, "augment: 'mixup' is not allowed; must be 'none' or 'crop_flip'"),
         ({"lr_schedule": "linear"}, "lr_schedule: 'linear' is not allowed; must be 'constant', 'cosine' or 'step:'"),
         ({"device": "tpu"}, "device: 'tpu' is not available here"),
         ({"data": "/nowhere"}, "data: '/nowhere' is neither 'digits', nor a folder"),
@@ -67,9 +76,10 @@ def test_a_config_survives_its_file(tmp_path: Path) -> None:
     assert Config.checked(read_toml(tmp_path / "config.toml")) == first
 
 
-def test_every_field_is_written_except_a_model_that_is_left_to_the_data() -> None:
+def test_every_field_is_written_except_those_that_are_not_given() -> None:
     written = config().toml()
-    assert {name for name in Config.model_fields if f"{name} = " not in written} == {"model", "settings"}
+    absent = {name for name in Config.model_fields if f"{name} = " not in written}
+    assert absent == {"model", "models", "head", "weights", "settings"}
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -135,6 +135,34 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
         kinfed.resume(tmp_path, quiet=True)
 
 
+def test_clients_with_different_architectures_each_train_their_own(out: Path) -> None:
+    from kinfed.models import open_saved
+
+    kinfed.run("local", out=out, models="tiny_cnn:0.35,mlp:0.65", **SMALL)
+    saved = [open_saved(path)[0] for path in sorted((out / "models").glob("client-*-personal.safetensors"))]
+    assert [model.recipe["architecture"] for model in saved] == ["tiny_cnn"] * 3 + ["mlp"] * 7
+
+
+def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:  # case 96
+    kinfed.run("fedavg", out=tmp_path / "first", **{**SMALL, "rounds": 12})
+    weights = str(tmp_path / "first" / "models" / "global.safetensors")
+    fields = {**SMALL, "rounds": 1, "lr": 1e-9}
+    kinfed.run("fedavg", out=tmp_path / "on", weights=weights, **fields)
+    kinfed.run("fedavg", out=tmp_path / "anew", **fields)
+    first, on, anew = (
+        read_runs([tmp_path / name])[0].summary["metrics"]["global_acc"] for name in ("first", "on", "anew")
+    )
+    assert on == pytest.approx(first, abs=0.01)
+    assert anew < first - 0.1
+
+
+def test_augmented_runs_are_repeatable_and_differ_from_plain_ones(tmp_path: Path) -> None:
+    for name, augment in (("a", "crop_flip"), ("b", "crop_flip"), ("c", "none")):
+        kinfed.run("fedbabu", out=tmp_path / name, augment=augment, **SMALL)
+    told = {name: (tmp_path / name / "metrics.jsonl").read_text() for name in "abc"}
+    assert told["a"] == told["b"] != told["c"]
+
+
 KILLED = ["compare", "fedper", "fedshibu", "--clients", "10", "--rounds", "8", "--participation", "0.5"]
 
 

@@ -228,7 +228,7 @@ def test_models_are_saved_after_the_last_round(name: str, tmp_path: Path) -> Non
     shop = workshop(name)
     outcome = run(shop, tmp_path / "out")
     saved = {path.stem: load_file(path) for path in (tmp_path / "out" / "models").glob("*.safetensors")}
-    names = set(shop.model.state_dict())
+    names = set(shop.models[0].state_dict())
     assert saved
     assert all(tensors.keys() == names for tensors in saved.values())
     assert ("global" in saved) == (outcome.lines[-1]["global_acc"] is not None)

@@ -172,7 +172,7 @@ def _evaluate(
         global_acc = _share(right)
         accuracies["personal"] = [_share(right[own]) for own in rows]
         if last:
-            folder.save_model("global", tensors, workshop.about_model)
+            folder.save_model("global", tensors, workshop.about_model())
     if method.personal:
         everybody = range(len(federation))
         tasks = [Task(id, round, method.download(state, id), memories.get(id, Memory())) for id in everybody]
@@ -181,7 +181,7 @@ def _evaluate(
                 own: list[float | None] = accuracies.setdefault(name, [None] * len(federation))
                 own[id] = _share(verdict.hits)
                 if last:
-                    folder.save_model(f"client-{id:05d}-{name}", verdict.tensors, workshop.about_model)
+                    folder.save_model(f"client-{id:05d}-{name}", verdict.tensors, workshop.about_model(id))
             watch.working("evaluation", id + 1, len(federation))
     line: Line = {"global_acc": global_acc}
     for name, of_clients in accuracies.items():

@@ -63,18 +63,20 @@ class Workshop:
     Attributes:
         method: What is done.
         federation: Who holds what.
-        model: With the common initial weights, on the device where work is done.
+        models: One of each architecture, with the common initial weights, on the device where work is done.
         plan: The rounds.
+        architectures: For each client, which of the models is its own; everybody has the first if not given.
     """
 
     method: Method
     federation: Federation
-    model: Model
+    models: tuple[Model, ...]
     plan: Plan
+    architectures: tuple[int, ...] = ()
 
     @cached_property
-    def _initial(self) -> Tensors:
-        return self.model.tensors()
+    def _initial(self) -> list[Tensors]:
+        return [model.tensors() for model in self.models]
 
     @cached_property
     def trained(self) -> Federation:
@@ -84,17 +86,20 @@ class Workshop:
     @property
     def device(self) -> torch.device:
         """Where the model and a working client's samples are."""
-        return self.model.head.weight.device
+        return self.models[0].head.weight.device
 
-    @property
-    def about_model(self) -> dict[str, Any]:
-        """What it takes to build the model again (`kinfed.models.open_saved`)."""
+    def about_model(self, id: ClientId = 0) -> dict[str, Any]:
+        """What it takes to build a client's model again (`kinfed.models.open_saved`)."""
         data = self.federation.dataset
-        return {"architecture": self.model.architecture, "shape": data.shape, "classes": data.classes}
+        return {**self.models[self._architecture(id)].recipe, "shape": data.shape, "classes": data.classes}
 
-    def _fresh_model(self) -> Model:
-        self.model.load(self._initial)
-        return self.model
+    def _architecture(self, id: ClientId) -> int:
+        return self.architectures[id] if self.architectures else 0
+
+    def _fresh_model(self, id: ClientId = 0) -> Model:
+        which = self._architecture(id)
+        self.models[which].load(self._initial[which])
+        return self.models[which]
 
     def server(self, round: int) -> Server:
         """The server's side of one round."""
@@ -111,7 +116,7 @@ class Workshop:
     def client(self, id: ClientId, round: int) -> Client:
         """One client's side of one round."""
         return Client(
-            model=self._fresh_model(),
+            model=self._fresh_model(id),
             seed=self.plan.seed,
             round=round,
             rounds=self.plan.rounds,

@@ -41,7 +41,12 @@ class Config(BaseModel):
 
     methods: tuple[str, ...] = Field(description="methods to run")
     data: str = Field("digits", description="data set: digits, a folder, or the name of a folder in $KINFED_DATA")
-    model: str | None = Field(None, description="architecture; the one that suits the data if not given")
+    model: str | None = Field(None, description="architecture, or your own as package.module:function [by the data]")
+    models: str | None = Field(None, description="different models for the clients, as resnet18:0.4,resnet34:0.6")
+    head: str | None = Field(None, description="name of the last linear layer in a model of your own")
+    bn: Literal["track", "batch", "group"] = Field("track", description="what BatchNorm layers are or become")
+    weights: str | None = Field(None, description="safetensors file of start weights, whole model or body")
+    augment: Literal["none", "crop_flip"] = Field("none", description="what training does to images")
     clients: int = Field(20, ge=1, description="number of clients")
     participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in a round")
     partition: Literal["iid", "shards", "dirichlet"] = Field("shards", description="who gets which samples")
@@ -78,11 +83,23 @@ class Config(BaseModel):
     @field_validator("model")
     @classmethod
     def _known_model(cls, model: str | None) -> str | None:
-        from kinfed.models import ARCHITECTURES
-
         if model is not None:
-            _among("model", model, ARCHITECTURES)
+            _architecture(model)
         return model
+
+    @field_validator("models")
+    @classmethod
+    def _known_models(cls, models: str | None) -> str | None:
+        for name, _ in model_shares(models or ""):
+            _architecture(name)
+        return models
+
+    @field_validator("weights")
+    @classmethod
+    def _a_file(cls, weights: str | None) -> str | None:
+        if weights is not None and not Path(weights).is_file():
+            raise InputError(f"weights: {weights!r} is no file")
+        return weights
 
     @field_validator("data")
     @classmethod
@@ -130,6 +147,11 @@ class Config(BaseModel):
                     f"probe: {self.probe} is too few; {name} compares the clients on images that the server holds, "
                     f"{SMALLEST_PROBE} or more"
                 )
+            if self.models is not None and not METHODS[name].mixes_architectures:
+                able = ", ".join(n for n, method in METHODS.items() if method.mixes_architectures)
+                raise InputError(f"models: {name} needs one architecture for all clients; different ones suit {able}")
+        if self.models is not None and (self.model is not None or self.weights is not None):
+            raise InputError("models: takes the place of model and goes with no weights; give one of them")
         return self
 
     @classmethod
@@ -202,6 +224,25 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:
     return settings
 
 
+def model_shares(models: str) -> list[tuple[str, float]]:
+    """Names and shares of ``NAME:SHARE,…``; the shares sum to 1. Empty of nothing.
+
+    Raises:
+        InputError: If it has another form.
+    """
+    shares = []
+    for part in models.split(",") if models else ():
+        name, _, share = part.rpartition(":")
+        try:
+            shares.append((name, float(share)))
+        except ValueError:
+            shares.append(("", 0.0))
+    whole = abs(sum(share for _, share in shares) - 1) < 1e-6
+    if shares and not (whole and all(name and 0 < share <= 1 for name, share in shares)):
+        raise InputError(f"models: {models!r} must have the form NAME:SHARE,… with shares that sum to 1")
+    return shares
+
+
 def _method_fields(method: str, own: Mapping[str, Any]) -> dict[str, Any]:
     from dataclasses import asdict, fields
 
@@ -214,6 +255,16 @@ def _method_fields(method: str, own: Mapping[str, Any]) -> dict[str, Any]:
         return asdict(TypeAdapter(kind).validate_python(own))
     except ValidationError as error:
         raise InputError(f"{method}.{_one_line(error)}") from error
+
+
+def _architecture(name: str) -> None:
+    """Refuse a name that is neither an architecture nor an importable function."""
+    from kinfed.models import ARCHITECTURES, factory
+
+    if ":" in name:
+        factory(name)
+    else:
+        _among("model", name, ARCHITECTURES)
 
 
 def _among(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:

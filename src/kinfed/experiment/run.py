@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from kinfed.engine import federate as run_rounds
 from kinfed.engine.folder import clear_unfinished, write_whole
 from kinfed.engine.places import Place
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, read_toml
+from kinfed.experiment.config import Config, model_shares, read_toml
 from kinfed.learning import SGD
 from kinfed.methods import METHODS
-from kinfed.models import build, suited
+from kinfed.models import Model, build, load_weights, suited
 
 __all__ = ["Watcher", "compare", "federation_of", "resume", "run", "workshop_of"]
 
@@ -55,8 +55,8 @@ def workshop_of(config: Config) -> Workshop:
     """Everything that a run works with; the config names one method."""
     (name,) = config.methods
     federation = federation_of(config)
-    shape = federation.dataset.shape
-    model = build(config.model or suited(shape), shape, len(federation.dataset.classes), config.seed)
+    shares = model_shares(config.models or "") or [(config.model or suited(federation.dataset.shape), 1.0)]
+    models = tuple(_model(config, name, federation) for name, _ in shares)
     plan = Plan(
         rounds=config.rounds,
         sgd=SGD(
@@ -65,13 +65,32 @@ def workshop_of(config: Config) -> Workshop:
             batch_size=config.batch_size,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
+            augment=config.augment,
         ),
         lr_schedule=config.lr_schedule,
         participation=config.participation,
         seed=config.seed,
         checkpoint_every=config.checkpoint_every,
     )
-    return Workshop(METHODS[name](**config.settings[name]), federation, model.to(config.device), plan)
+    method = METHODS[name](**config.settings[name])
+    return Workshop(method, federation, models, plan, _dealt([share for _, share in shares], len(federation)))
+
+
+def _model(config: Config, name: str, federation: Federation) -> Model:
+    """A model with its start weights, on the device."""
+    shape = federation.dataset.shape
+    if config.augment != "none" and len(shape) != 3:
+        raise InputError(f"augment: {config.augment} is for images, and the inputs are {'×'.join(map(str, shape))}")
+    model = build(name, shape, len(federation.dataset.classes), config.seed, bn=config.bn, head=config.head)
+    if config.weights is not None:
+        load_weights(model, Path(config.weights))
+    return model.to(config.device)
+
+
+def _dealt(shares: Sequence[float], clients: int) -> tuple[int, ...]:
+    """Which model each client has: ⌊share·N⌋ clients the first, and so on; the last gets the rest (METHODS.md D.5)."""
+    counts = [math.floor(share * clients + 1e-9) for share in shares[:-1]]
+    return tuple(which for which, count in enumerate([*counts, clients - sum(counts)]) for _ in range(count))
 
 
 def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
@@ -215,7 +234,7 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         "seed": config.seed,
         "rounds": config.rounds,
         "tested": METHODS[method].tested,
-        "model": config.model or suited(federation.dataset.shape),
+        "model": config.models or config.model or suited(federation.dataset.shape),
         "data": {
             "name": config.data,
             "clients": config.clients,

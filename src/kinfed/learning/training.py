@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from kinfed.data.samples import Samples
+from kinfed.learning.augmentation import Augmentation, crop_and_flip
 from kinfed.learning.frozen import features
 from kinfed.models import ALL, BODY, Model, Part
+from kinfed.streams import forked_global_torch
 
 __all__ = ["SGD", "Batch", "Objective", "Phase", "Tally", "cross_entropy", "train"]
 
@@ -26,6 +29,7 @@ class SGD:
         batch_size: Samples a step; the last batch of a pass may be smaller.
         momentum: In [0, 1).
         weight_decay: Times the weights, added to their gradients.
+        augment: What is done to the images of a batch.
     """
 
     lr: float
@@ -33,6 +37,7 @@ class SGD:
     batch_size: int = 50
     momentum: float = 0.9
     weight_decay: float = 0.0
+    augment: Augmentation = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +108,16 @@ def train(
         samples: Labelled, on the model's device.
         phase: What is trained.
         sgd: Step size, epochs and batch size of the round.
-        order: The stream that shuffles the samples, once an epoch.
+        order: The stream that shuffles the samples, once an epoch, and augments them. What draws from the global
+            generator (dropout) draws from one that belongs to this stream, too.
         objective: Loss of a batch, a mean over its samples.
     """
     assert samples.labels is not None
     model.freeze_all_but(phase.train)
     read: Callable[[Tensor], Tensor] = samples.batch
-    if not BODY[0].startswith(phase.train):
+    if sgd.augment == "crop_flip":
+        read = partial(_augmented, samples, order)
+    elif not BODY[0].startswith(phase.train):
         # A frozen body says the same of a sample in every epoch.
         representations = features(model, samples)
         model, read = Model({}, model.head, ()), representations.__getitem__
@@ -121,17 +129,24 @@ def train(
     )
     steps = skipped = seen = 0
     total = torch.zeros((), dtype=torch.float64, device=samples.inputs.device)
-    for _ in range(sgd.epochs if phase.epochs is None else phase.epochs):
-        shuffled = torch.randperm(len(samples), generator=order).to(samples.inputs.device)
-        for rows in shuffled.split(sgd.batch_size):
-            if needs_two and len(rows) == 1:
-                skipped += 1
-                continue
-            optimiser.zero_grad(set_to_none=True)
-            loss = objective(model, Batch(read(rows), samples.labels[rows], rows))
-            loss.backward()
-            optimiser.step()
-            steps += 1
-            seen += len(rows)
-            total += loss.detach() * len(rows)
+    epochs = sgd.epochs if phase.epochs is None else phase.epochs
+    with forked_global_torch(order.initial_seed(), samples.inputs.device):
+        for _ in range(epochs):
+            shuffled = torch.randperm(len(samples), generator=order).to(samples.inputs.device)
+            for rows in shuffled.split(sgd.batch_size):
+                if needs_two and len(rows) == 1:
+                    skipped += 1
+                    continue
+                optimiser.zero_grad(set_to_none=True)
+                loss = objective(model, Batch(read(rows), samples.labels[rows], rows))
+                loss.backward()
+                optimiser.step()
+                steps += 1
+                seen += len(rows)
+                total += loss.detach() * len(rows)
     return Tally(steps, skipped, total.item() / seen if seen else float("nan"))
+
+
+def _augmented(samples: Samples, stream: torch.Generator, rows: Tensor) -> Tensor:
+    """Some rows as `Samples.batch`, but augmented before they are normalised, so that the margin is black."""
+    return samples.normalise(crop_and_flip(samples.inputs[rows], stream))

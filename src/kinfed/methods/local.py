@@ -21,6 +21,7 @@ class Local(FedAvg):
     shared: ClassVar[Part] = NOTHING
     kept: ClassVar[Part] = ALL
     personal: ClassVar[bool] = True
+    mixes_architectures: ClassVar[bool] = True
     tested: ClassVar[str] = "own model"
 
     def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:

@@ -103,12 +103,14 @@ class Method(ABC):
         personal: Whether a client ends up with a model that others do not have.
         tested: What the headline accuracy tests at each client, for people.
         needs_probe: Whether the server must hold images of its own.
+        mixes_architectures: Whether clients may have models of different architectures.
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
     personal: ClassVar[bool] = False
     tested: ClassVar[str] = "global"
     needs_probe: ClassVar[bool] = False
+    mixes_architectures: ClassVar[bool] = False
 
     # -- at the server ------------------------------------------------------------------------------------------------
 

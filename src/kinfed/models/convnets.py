@@ -10,7 +10,7 @@ import math
 
 from torch import nn
 
-__all__ = ["cnn4", "mlp", "small_cnn", "tiny_cnn"]
+__all__ = ["cnn4", "mcmahan_cnn", "mlp", "small_cnn", "tiny_cnn"]
 
 Stages = dict[str, nn.Module]
 Shape = tuple[int, ...]
@@ -67,6 +67,19 @@ def cnn4(shape: Shape) -> Stages:
         stages[f"conv{i}"] = nn.Sequential(nn.Conv2d(inputs, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
         stages[f"pool{i}"] = nn.MaxPool2d(2)
     return {**stages, "flatten": nn.Flatten()}
+
+
+def mcmahan_cnn(shape: Shape) -> Stages:
+    """McMahan et al. 2017: conv5×5(32)-pool, conv5×5(64)-pool, FC 512; 1,663,370 parameters for MNIST."""
+    channels, height, width = shape
+    return {
+        "conv1": _conv(channels, 32, 5, padding=2),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": _conv(32, 64, 5, padding=2),
+        "pool2": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "fc512": _dense(64 * (height // 4) * (width // 4), 512),
+    }
 
 
 def mlp(shape: Shape) -> Stages:

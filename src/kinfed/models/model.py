@@ -33,14 +33,14 @@ class Model(nn.Module):
         head: Linear, d → classes. Returns logits.
         taps: Names of the stages whose outputs can be read, in order; ``"body"`` (the representation) and ``"head"``
             (the logits) can be read in every model.
-        architecture: The name by which `kinfed.models.build` makes it, if it has one.
     """
 
-    def __init__(
-        self, stages: Mapping[str, nn.Module], head: nn.Linear, taps: Sequence[str], architecture: str | None = None
-    ) -> None:
+    recipe: Mapping[str, str]
+    """What `kinfed.models.build` made it of; empty if something else did."""
+
+    def __init__(self, stages: Mapping[str, nn.Module], head: nn.Linear, taps: Sequence[str]) -> None:
         super().__init__()
-        self.architecture = architecture
+        self.recipe = {}
         self.body = nn.Sequential()
         for name, stage in stages.items():
             self.body.add_module(name, stage)

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
-from torch import nn
-from torchvision.models import resnet18 as torchvision_resnet18
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["SMALL_IMAGE", "resnet18"]
+from torch import nn
+from torchvision import models as torchvision_models
+
+__all__ = ["SMALL_IMAGE", "resnet18", "resnet34", "resnet50"]
 
 SMALL_IMAGE = 64  # largest side that gets the small stem
 
+Stages = dict[str, nn.Module]
+Shape = tuple[int, ...]
 
-def resnet18(shape: tuple[int, ...]) -> dict[str, nn.Module]:
-    """ResNet-18; images up to 64×64 get a 3×3 stem of stride 1 and no max pooling, larger ones the original stem.
+
+def resnet18(shape: Shape) -> Stages:
+    """ResNet-18; 11,173,962 parameters for CIFAR-10."""
+    return _stages(torchvision_models.resnet18, shape)
+
+
+def resnet34(shape: Shape) -> Stages:
+    """ResNet-34; 21,282,122 parameters for CIFAR-10."""
+    return _stages(torchvision_models.resnet34, shape)
+
+
+def resnet50(shape: Shape) -> Stages:
+    """ResNet-50; 23,520,842 parameters for CIFAR-10."""
+    return _stages(torchvision_models.resnet50, shape)
+
+
+def _stages(make: Callable[[], Any], shape: Shape) -> Stages:
+    """Images up to 64×64 get a 3×3 stem of stride 1 and no max pooling, larger ones the original stem.
 
     A block's tap is its output after the addition and the ReLU.
     """
     channels, *sides = shape
-    net = torchvision_resnet18()
+    net = make()
     small = max(sides) <= SMALL_IMAGE
     if small or channels != 3:
         kernel, stride, padding = (3, 1, 1) if small else (7, 2, 3)
         net.conv1 = nn.Conv2d(channels, 64, kernel, stride=stride, padding=padding, bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's own
-    stages: dict[str, nn.Module] = {"stem": nn.Sequential(net.conv1, net.bn1, net.relu)}
+    stages: Stages = {"stem": nn.Sequential(net.conv1, net.bn1, net.relu)}
     if not small:
         stages["pool"] = net.maxpool
     for layer in ("layer1", "layer2", "layer3", "layer4"):

@@ -1,0 +1,60 @@
+"""VGG-16 of torchvision, with and without BatchNorm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torchvision import models as torchvision_models
+
+from kinfed.models.resnet import SMALL_IMAGE
+
+__all__ = ["vgg16", "vgg16_bn"]
+
+Stages = dict[str, nn.Module]
+Shape = tuple[int, ...]
+
+
+def vgg16(shape: Shape) -> Stages:
+    """VGG-16 without BatchNorm; 14,719,818 parameters for CIFAR-10."""
+    return _stages(torchvision_models.vgg16, shape)
+
+
+def vgg16_bn(shape: Shape) -> Stages:
+    """VGG-16 with BatchNorm; 14,728,266 parameters for CIFAR-10."""
+    return _stages(torchvision_models.vgg16_bn, shape)
+
+
+def _stages(make: Callable[[], Any], shape: Shape) -> Stages:
+    """Images up to 64×64 go from the mean over positions to the head; larger ones keep the two layers of 4096 between.
+
+    A convolution's tap is read after its ReLU.
+    """
+    channels, *sides = shape
+    net = make()
+    if channels != 3:
+        net.features[0] = nn.Conv2d(channels, 64, 3, padding=1)
+        nn.init.kaiming_normal_(net.features[0].weight, mode="fan_out", nonlinearity="relu")  # as torchvision's own
+        nn.init.zeros_(net.features[0].bias)
+    stages: Stages = {}
+    block, conv, pending = 1, 1, []
+    for layer in net.features:
+        if isinstance(layer, nn.MaxPool2d):
+            stages[f"pool{block}"] = layer
+            block, conv = block + 1, 1
+            continue
+        pending.append(layer)
+        if isinstance(layer, nn.ReLU):
+            stages[f"conv{block}_{conv}"] = nn.Sequential(*pending)
+            conv, pending = conv + 1, []
+    if max(sides) <= SMALL_IMAGE:
+        return {**stages, "gap": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    first, relu, drop, second, relu2, drop2, _ = net.classifier
+    return {
+        **stages,
+        "pool7": net.avgpool,
+        "flatten": nn.Flatten(),
+        "fc1": nn.Sequential(first, relu, drop),
+        "fc2": nn.Sequential(second, relu2, drop2),
+    }
