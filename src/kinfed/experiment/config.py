@@ -40,7 +40,12 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     methods: tuple[str, ...] = Field(description="methods to run")
-    data: str = Field("digits", description="data set: digits, a folder, or the name of a folder in $KINFED_DATA")
+    data: str = Field("digits", description="data set: a name (see: kinfed datasets), hub:OWNER/NAME, or a path")
+    channels: int | None = Field(None, description="1 or 3, of images; if not given 1 if all are grey, else 3")
+    image_size: int | None = Field(
+        None, ge=1, description="pixels that images are resized to; as they are if not given"
+    )
+    on_error: Literal["stop", "skip"] = Field("stop", description="what an image that cannot be decoded does")
     model: str | None = Field(None, description="architecture; the one that suits the data if not given")
     clients: int = Field(20, ge=1, description="number of clients")
     participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in a round")
@@ -91,6 +96,13 @@ class Config(BaseModel):
 
         find(data)
         return data
+
+    @field_validator("channels")
+    @classmethod
+    def _grey_or_colour(cls, channels: int | None) -> int | None:
+        from kinfed.data.images import Decoding
+
+        return Decoding(channels).channels
 
     @field_validator("lr_schedule")
     @classmethod
