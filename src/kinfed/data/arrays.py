@@ -47,6 +47,9 @@ def from_arrays(
             feature is not finite.
     """
     others = {column: [_numpy(values) for values in both] for column, both in (columns or {}).items()}
+    for column, (train, test) in others.items():
+        if (train.dtype.kind == "U") != (test.dtype.kind == "U"):
+            raise InputError(f"data: column {column!r} holds numbers in one split and text in the other")
     splits = []
     for at, (which, x, y) in enumerate((("train", x_train, y_train), ("test", x_test, y_test))):
         inputs, own = _numpy(x), {column: both[at] for column, both in others.items()}

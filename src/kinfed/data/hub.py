@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Self
 
 from kinfed.data.parquet import split_of
 from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.errors import InputError
 
-__all__ = ["HUB", "HubSet"]
+__all__ = ["HUB", "Fetched", "HubSet"]
 
 PREFIX = "hub:"
 FORM = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/([\w.-]+))?")
@@ -41,25 +40,12 @@ class HubSet:
     def __str__(self) -> str:
         return PREFIX + "/".join(filter(None, (self.repository, self.config)))
 
-    def fingerprints(self) -> tuple[str, str]:
-        """What `datasets` names the content of both splits."""
-        train, test = self._splits
-        return train._fingerprint, test._fingerprint
-
-    def read(self) -> tuple[list[Split], list[Split]]:
-        """The training and the test split, downloaded if `datasets` has not done so before.
+    def fetch(self) -> Fetched:
+        """Both splits, downloaded if `datasets` has not done so before.
 
         Raises:
             InputError: If `datasets` is not installed, the hub does not answer, or there is no such data set or split.
         """
-        train, test = (
-            split_of(split.with_format("arrow")[:], f"{self}, {name}")  # as stored: the images stay encoded
-            for name, split in zip(("train", "test"), self._splits, strict=True)
-        )
-        return [train], [test]
-
-    @cached_property
-    def _splits(self) -> tuple[Any, Any]:
         try:
             import datasets
         except ImportError as error:
@@ -75,7 +61,28 @@ class HubSet:
                 f"data: {self} has the splits {', '.join(splits)}; train, and test (or {', '.join(TEST_NAMES[1:])}) "
                 f"are needed"
             )
-        return splits["train"], splits[test]
+        return Fetched(str(self), splits["train"], splits[test])
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The splits of a data set of the hub, as `datasets` has them."""
+
+    name: str
+    train: Any
+    test: Any
+
+    def fingerprints(self) -> tuple[str, str]:
+        """What `datasets` names the content of both splits."""
+        return self.train._fingerprint, self.test._fingerprint
+
+    def read(self) -> tuple[list[Split], list[Split]]:
+        """The training and the test split, not decoded."""
+        train, test = (
+            split_of(split.with_format("arrow")[:], f"{self.name}, {name}")  # as stored: the images stay encoded
+            for name, split in (("train", self.train), ("test", self.test))
+        )
+        return [train], [test]
 
 
 HUB = {

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 
 from kinfed.data.cache import cache_folder, cached, digest
 from kinfed.data.folders import Files, find_files
-from kinfed.data.hub import HUB, HubSet
+from kinfed.data.hub import HUB, Fetched, HubSet
 from kinfed.data.images import Decoding, OnError, adapt
 from kinfed.data.samples import Dataset, Normalisation, Samples
 from kinfed.data.splits import Split, assemble
@@ -77,10 +78,14 @@ class _OnHub:
         return digest(str(self.hub), decoding)
 
     def content(self, decoding: Decoding) -> str:
-        return digest(self.hub.fingerprints(), decoding)
+        return digest(self._fetched.fingerprints(), decoding)
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        return self.hub.read()
+        return self._fetched.read()
+
+    @cached_property
+    def _fetched(self) -> Fetched:
+        return self.hub.fetch()
 
 
 def known() -> dict[str, str]:
