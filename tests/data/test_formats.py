@@ -212,6 +212,13 @@ def test_labels_that_are_missing_are_told(tmp_path: Path) -> None:
         load(str(tmp_path))
 
 
+def test_several_labels_a_sample_are_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        table(tmp_path / f"{split}.parquet", image=[encoded(grey(1))] * 2, labels=[[0], [0, 1]])
+    with pytest.raises(InputError, match=r"train.parquet has several labels a sample in 'labels'"):
+        load(str(tmp_path))
+
+
 def pictures(root: Path, *names: str) -> None:
     for value, name in enumerate(names, 1):
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ class ClassFolders:
 
     def paths(self) -> list[Path]:
         """All image files, training split first, by class and name."""
-        return [file for split in (self.train, self.test) for _, file in _images(split)]
+        return [Path(file) for split in (self.train, self.test) for _, file in _images(split)]
 
     def read(self) -> tuple[list[Split], list[Split]]:
         """The training and the test split."""
@@ -111,21 +111,19 @@ def find_files(path: Path) -> Files | None:
     return find_one(path) or ClientFolders.find(path)
 
 
-def _images(split: Path) -> list[tuple[str, Path]]:
+def _images(split: Path) -> list[tuple[str, str]]:
     """Class and path of every image below the folder of a split, sorted."""
     images = []
     for folder, _, names in os.walk(split, followlinks=True):
-        for name in names:
-            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
-                file = Path(folder, name)
-                parts = file.relative_to(split).parts
-                if len(parts) == 1:
-                    raise InputError(f"data: {file} lies in no class folder; an image is {split.name}/CLASS/NAME")
-                images.append((parts[0], file))
+        inside = [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+        label = next(iter(Path(folder).relative_to(split).parts), None)
+        if inside and label is None:
+            raise InputError(f"data: {folder}/{inside[0]} lies in no class folder; an image is {split.name}/CLASS/NAME")
+        images += [(str(label), os.path.join(folder, name)) for name in inside]
     return sorted(images)
 
 
 def _of_classes(split: Path) -> Split:
     images = _images(split)
-    files = [file for _, file in images]
-    return Split(str(split), Encoded([str(file) for file in files], files), np.array([label for label, _ in images]))
+    names = [file for _, file in images]
+    return Split(str(split), Encoded(names, [Path(name) for name in names]), np.array([label for label, _ in images]))

@@ -115,9 +115,12 @@ def _decoded(encoded: Encoded, decoding: Decoding) -> Iterator[Pixels | str]:
         return [_one(*image, decoding) for image in zip(encoded.names[part], encoded.files[part], strict=True)]
 
     # PIL decodes outside the interpreter's lock: threads help with all but the smallest images.
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    threads = ThreadPoolExecutor(os.cpu_count())
+    try:
         for images in threads.map(chunk, range(0, len(encoded), CHUNK)):
             yield from images
+    finally:
+        threads.shutdown(cancel_futures=True)  # after an error, the rest need not be decoded
 
 
 def _one(name: str, file: bytes | Path | None, decoding: Decoding) -> Pixels | str:

@@ -61,6 +61,8 @@ def split_of(table: Any, name: str, folder: Path = Path()) -> Split:
     Raises:
         InputError: If a column is missing or has gaps.
     """
+    import pyarrow as pa
+
     names = table.column_names
     image, label = (next((name for name in known if name in names), None) for known in (IMAGE, LABEL))
     if image is None or label is None:
@@ -68,6 +70,8 @@ def split_of(table: Any, name: str, folder: Path = Path()) -> Split:
             f"data: {name} does not have the columns 'image' and 'label' ('img'; 'fine_label', 'labels'): it has "
             f"{', '.join(names) or 'none'}"
         )
+    if pa.types.is_nested(table.column(label).type):
+        raise InputError(f"data: {name} has several labels a sample in {label!r}; a sample has one class")
     if table.column(label).null_count:
         raise InputError(f"data: {name} has {table.column(label).null_count} samples without a label")
     files = [_file(cell, folder) for cell in table.column(image).to_pylist()]

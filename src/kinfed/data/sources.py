@@ -53,8 +53,8 @@ class _OnDisk:
         for path in self.files.paths():
             stat = path.stat()
             newest = max(newest, stat.st_mtime, stat.st_ctime)
-            seen.append((str(path.absolute()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
-        return digest(seen, decoding) if newest < time.time() - RACY_SECONDS else None
+            seen.append((str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+        return digest(str(self.root.absolute()), seen, decoding) if newest < time.time() - RACY_SECONDS else None
 
     def content(self, decoding: Decoding) -> str:
         """A digest of names below the path and contents."""
