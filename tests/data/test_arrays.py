@@ -38,12 +38,13 @@ def test_where_the_channels_of_uint8_images_are(shape: tuple[int, ...], axes: tu
         assert np.array_equal(inputs.numpy(), expected)
 
 
-def test_images_are_standardised_by_the_training_set_and_copied() -> None:  # case 52
-    x = images(4, 5, 6)
+@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 1, 5, 6)])
+def test_images_are_standardised_by_the_training_set_and_copied(shape: tuple[int, ...]) -> None:  # case 52
+    x = images(*shape)
     loaded = from_arrays(x, [0, 1, 0, 1], x[:2], [0, 1])
-    expected = (x[:2] - x.mean()) / x.std()
+    expected = ((x[:2] - x.mean()) / x.std()).reshape(2, 1, 5, 6)
     x[:] = 0
-    assert np.allclose(loaded.test.batch(slice(None))[:, 0].numpy(), expected, atol=1e-5)
+    assert np.allclose(loaded.test.batch(slice(None)).numpy(), expected, atol=1e-5)
 
 
 def test_a_constant_image_is_normalised_alike_in_both_splits() -> None:  # case 52

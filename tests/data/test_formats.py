@@ -188,10 +188,11 @@ def test_other_columns_of_numbers_and_text_come_along(tmp_path: Path) -> None:
 def test_skipped_images_take_their_labels_and_columns_with_them(tmp_path: Path) -> None:
     for split in ("train", "test"):
         images = [encoded(grey(1)), b"broken", None, encoded(grey(4))]
-        table(tmp_path / f"{split}.parquet", image=images, label=[0, 1, 0, 1], row=[10, 11, 12, 13])
+        table(tmp_path / f"{split}.parquet", image=images, label=["a", "c", "c", "b"], row=[10, 11, 12, 13])
     data = load(str(tmp_path), on_error="skip")
     assert data.train.inputs[:, 0, 0, 0].tolist() == [1, 4]
     assert labels(data) == ([0, 1], [0, 1])
+    assert data.classes == ("a", "b")  # nothing is left of class c
     assert data.columns["row"][0].tolist() == [10, 13]
     assert data.skipped == 4
     assert data.skipped_names[0] == f"{tmp_path}/train.parquet, row 1"

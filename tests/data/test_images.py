@@ -67,6 +67,7 @@ def test_a_palette_is_looked_up(tmp_path: Path) -> None:  # case 47
     image.putpalette([10, 20, 30, 40, 50, 60])
     image.putpixel((1, 0), 1)
     assert only(image, tmp_path).tolist() == [[[10, 40]], [[20, 50]], [[30, 60]]]
+    assert load(str(tmp_path), channels=1).train.inputs.reshape(-1).tolist() == [18, 48]
 
 
 def test_black_and_white_is_0_and_255(tmp_path: Path) -> None:
@@ -96,6 +97,7 @@ def test_a_photograph_is_turned_as_its_exif_says(tmp_path: Path) -> None:
 def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
     image = Image.new("CMYK", (1, 1), (0, 255, 255, 0))
     assert only(image, tmp_path, "tif").reshape(-1).tolist() == [255, 0, 0]
+    assert load(str(tmp_path), channels=1).train.inputs.reshape(-1).tolist() == [76]
 
 
 def test_floating_point_images_are_refused_by_name(tmp_path: Path) -> None:  # case 46: file and mode

@@ -159,11 +159,8 @@ def _fit(image: Image, decoding: Decoding) -> Pixels:
         image = Image.fromarray(np.round(values / 257).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("mode F: floating-point values have no defined range")
-    # PIL converts RGBA to L with luma only, as it does RGB: alpha is dropped on both ways.
     grey = image.mode in GREY if decoding.channels is None else decoding.channels == 1
-    if grey and image.mode not in GREY:
-        image = image.convert("RGB")
-    image = image.convert("L" if grey else "RGB")
+    image = image.convert("L" if grey else "RGB")  # drops alpha on either way
     if decoding.image_size is not None:
         image = image.resize((decoding.image_size, decoding.image_size), Image.Resampling.BILINEAR)
     array = np.asarray(image)
