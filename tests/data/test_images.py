@@ -164,6 +164,9 @@ def test_a_truncated_jpeg_can_be_skipped_and_is_counted_and_named(tmp_path: Path
     assert data.train.labels.tolist() == [0] * 10 + [1] * 9  # type: ignore[union-attr]
     assert (whole.skipped, whole.skipped_names) == (0, ())
     assert load(str(tmp_path / "cut"), on_error="skip").skipped == 1  # the cache knows it too
+    (tmp_path / "cut").rename(tmp_path / "moved")
+    moved = load(str(tmp_path / "moved"), on_error="skip")
+    assert moved.skipped_names == (str(tmp_path / "moved/train/b/3.jpg"),)
 
 
 def test_nothing_that_can_be_decoded_is_an_error_even_when_skipping(tmp_path: Path) -> None:

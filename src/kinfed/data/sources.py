@@ -62,7 +62,8 @@ class _OnDisk:
         for path in self.files.paths():
             with path.open("rb") as file:
                 contents.append((os.path.relpath(path, self.root), hashlib.file_digest(file, "sha256").hexdigest()))
-        return digest(contents, decoding)
+        named = str(self.root) if decoding.on_error == "skip" else ""  # the entry names the files that were skipped
+        return digest(contents, decoding, named)
 
     def read(self) -> tuple[list[Split], list[Split]]:
         return self.files.read()
