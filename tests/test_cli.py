@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kinfed import cli
+from kinfed.data.hub import HUB
 from kinfed.experiment.config import Config
 from kinfed.methods import METHODS
 from kinfed.models import ARCHITECTURES
@@ -127,7 +128,7 @@ def test_without_out_a_new_folder_is_made_every_time(kinfed, tmp_path: Path) -> 
 
 
 def test_lists_have_a_line_each(kinfed) -> None:  # type: ignore[no-untyped-def]
-    for command, names in (("methods", METHODS), ("models", ARCHITECTURES), ("datasets", ["digits"])):
+    for command, names in (("methods", METHODS), ("models", ARCHITECTURES), ("datasets", ["digits", *HUB])):
         code, out, _ = kinfed(command)
         assert code == 0
         assert [line.split()[0] for line in out.splitlines()][: len(names)] == [*names]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kinfed.data import load, sources
+from kinfed.data import load, sources, splits
 from kinfed.errors import InputError
 
 SHARED = Path(os.environ.get("KINFED_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -111,7 +111,10 @@ def test_data_that_cannot_be_used_are_named(tmp_path: Path, train: tuple, test: 
 
 
 def test_missing_files_and_columns_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="neither 'digits', nor a folder"):
+    with pytest.raises(
+        InputError,
+        match=r"neither a name \(digits, mnist, .*\), nor a path, nor in \$KINFED_DATA \(\$KINFED_DATA is not set\)",
+    ):
         load(str(tmp_path / "nowhere"))
     write(tmp_path, "train", [grey(1)], [0], image="picture")
     with pytest.raises(InputError, match=r"has no test.parquet"):
@@ -135,14 +138,18 @@ def test_a_folder_is_decoded_once_and_again_when_its_content_changes(
     for split in ("train", "test"):
         write(tmp_path, split, [grey(1), grey(2)], [0, 1])
     decoded = []
-    original = sources._decode
-    monkeypatch.setattr(sources, "_decode", lambda path: decoded.append(path.name) or original(path))
+    original = splits.decode
+    monkeypatch.setattr(splits, "decode", lambda images, how: decoded.append(images.names[0]) or original(images, how))
     load(str(tmp_path))
     load(str(tmp_path))
-    assert decoded == ["train.parquet", "test.parquet"]
+    assert decoded == [f"{tmp_path}/train.parquet, row 0", f"{tmp_path}/test.parquet, row 0"]
     write(tmp_path, "train", [grey(1), grey(9)], [0, 1])
     assert load(str(tmp_path)).train.inputs[1, 0, 0, 0] == 9
     assert len(decoded) == 4
+    load(str(tmp_path), channels=3)
+    load(str(tmp_path), image_size=4)
+    load(str(tmp_path), on_error="skip")
+    assert len(decoded) == 10
 
 
 def test_what_a_killed_process_left_in_the_cache_is_not_used(tmp_path: Path) -> None:

@@ -43,7 +43,12 @@ def config(**fields: Any) -> Config:
         ({"augment": "mixup"}, "augment: 'mixup' is not allowed; must be 'none' or 'crop_flip'"),
         ({"lr_schedule": "linear"}, "lr_schedule: 'linear' is not allowed; must be 'constant', 'cosine' or 'step:'"),
         ({"device": "tpu"}, "device: 'tpu' is not available here"),
-        ({"data": "/nowhere"}, "data: '/nowhere' is neither 'digits', nor a folder"),
+        ({"channels": "2"}, "channels: 2 is not allowed; 1, 3"),
+        ({"image_size": 0}, "image_size: 0 is not allowed; must be greater than or equal to 1"),
+        ({"on_error": "ignore"}, "on_error: 'ignore' is not allowed; must be 'stop' or 'skip'"),
+        ({"data": "hub:mnist"}, "data: 'hub:mnist' must have the form hub:OWNER/NAME"),
+        ({"data": "cifar"}, "data: 'cifar' is neither a name .*; did you mean cifar10?"),
+        ({"data": "/nowhere"}, "data: '/nowhere' is neither a name"),
         ({"methods": ("fedshibu",), "probe": 3}, "probe: 3 is too few; fedshibu compares"),
         ({"settings": {"fedper": {"x": 1}}}, "set: 'fedper' is not known; allowed: fedavg"),
         ({"settings": {"fedavg": {"x": 1}}}, "set: fedavg: 'x' is not known; allowed: nothing"),
@@ -79,7 +84,7 @@ def test_a_config_survives_its_file(tmp_path: Path) -> None:
 def test_every_field_is_written_except_those_that_are_not_given() -> None:
     written = config().toml()
     absent = {name for name in Config.model_fields if f"{name} = " not in written}
-    assert absent == {"model", "models", "head", "weights", "settings"}
+    assert absent == {"channels", "image_size", "model", "models", "head", "weights", "settings"}
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -9,7 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import kinfed
 from kinfed.errors import InputError
@@ -204,3 +207,37 @@ def test_ctrl_c_says_how_to_go_on_and_ends_with_130(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert f"kinfed: stopped; what was saved stays, go on with: kinfed resume {out}" in told.decode()
     assert "Traceback" not in told.decode()
+
+
+def test_skipped_images_are_in_the_run_and_its_options_reach_the_data(tmp_path: Path) -> None:  # case 48
+    rng = np.random.default_rng(0)
+    for split, label, i in itertools.product(("train", "test"), "ab", range(20)):
+        file = tmp_path / "data" / split / label / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(file)
+    broken = tmp_path / "data" / "train" / "b" / "7.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    small = {"clients": 2, "partition": "iid", "probe": 0, "rounds": 1, "quiet": True}
+    with pytest.raises(InputError, match=r"train/b/7\.png: the image cannot be decoded"):
+        kinfed.run("fedavg", out=tmp_path / "o", data=str(tmp_path / "data"), **small)
+    assert not (tmp_path / "o").exists()
+    result = kinfed.run(
+        "fedavg", out=tmp_path / "o", data=str(tmp_path / "data"), on_error="skip", channels=3, image_size=16, **small
+    )
+    told = json.loads((result.path / "federation.json").read_text())
+    assert (told["skipped"], told["skipped_names"]) == (1, [str(broken)])
+    assert told["classes"] == ["a", "b"]
+    assert np.sum(told["train"]) == 39
+    assert "1 images could not be decoded" in result.report().read_text()
+
+
+def test_features_are_learned_from_as_images_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(200) % 2
+    x = rng.normal(size=(200, 5)) + 3 * y[:, None]
+    np.savez(tmp_path / "table.npz", x_train=x[:160], y_train=y[:160], x_test=x[160:], y_test=y[160:])
+    result = kinfed.run(
+        "fedavg", out=tmp_path / "o", data=str(tmp_path / "table.npz"), model="mlp", clients=4, partition="iid",
+        probe=0, rounds=3, quiet=True,
+    )  # fmt: skip
+    assert read_runs([result.path])[0].summary["metrics"]["global_acc"] > 0.9

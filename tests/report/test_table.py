@@ -107,6 +107,16 @@ def test_what_a_reader_must_know_is_said(summary: dict[str, Any], note: str) -> 
     assert notes([made("fedavg", 0.5)]) == []
 
 
+def test_images_that_were_left_out_are_counted_and_named() -> None:  # case 48
+    run = made("fedavg", 0.5)
+    run.federation.update(skipped=2, skipped_names=["a/x.png", "b/y.png"])
+    assert notes([run]) == [
+        "fedavg, seed 0: 2 images could not be decoded and were left out; the first: a/x.png, b/y.png."
+    ]
+    run.federation.update(skipped=0, skipped_names=[])
+    assert notes([run]) == []
+
+
 def test_runs_on_other_data_are_no_comparison() -> None:
     other = made("fedper", 0.5, summary={"data": {"name": "mnist"}})
     assert "differ in more than the method, in data" in notes([made("fedavg", 0.5), other])[0]

@@ -200,11 +200,10 @@ def methods() -> None:
 @app.command()
 def datasets() -> None:
     """Which data sets can be named here, a line each."""
-    from kinfed.data.sources import known
+    from kinfed.data.sources import PATHS, known
 
-    for name, where in known().items():
+    for name, where in (*known().items(), *PATHS):
         typer.echo(f"{name:<24}{where}")
-    typer.echo("FOLDER                  with train.parquet and test.parquet, or its name if it lies in $KINFED_DATA")
 
 
 @app.command()

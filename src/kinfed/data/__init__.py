@@ -1,5 +1,6 @@
 """Samples, data sets, partitions and federations. Knows nothing of federated learning beyond who holds what."""
 
+from kinfed.data.arrays import from_arrays
 from kinfed.data.federation import Federation, federate
 from kinfed.data.partition import Partition, dirichlet, iid, shards
 from kinfed.data.samples import Dataset, Normalisation, Samples
@@ -13,6 +14,7 @@ __all__ = [
     "Samples",
     "dirichlet",
     "federate",
+    "from_arrays",
     "iid",
     "load",
     "shards",

@@ -88,6 +88,8 @@ class Dataset:
         classes: The C class names, in the order of their labels.
         columns: Whatever else is known of each sample, by name: values of the training and of the test samples
             (``writer_id``, say), by which a federation can be cut.
+        skipped: How many images could not be decoded and were left out, as was asked for.
+        skipped_names: What the first few of them are.
     """
 
     name: str
@@ -95,6 +97,8 @@ class Dataset:
     test: Samples
     classes: tuple[str, ...]
     columns: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict)
+    skipped: int = 0
+    skipped_names: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

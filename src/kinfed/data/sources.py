@@ -1,177 +1,196 @@
-"""Where data come from: scikit-learn's digits, or a folder with ``train.parquet`` and ``test.parquet``.
-
-A folder is decoded once into uint8 arrays, which are cached under the content of its files and memory-mapped.
-"""
+"""Where data come from: a name, a data set of the hub, or a path; whatever it is, it is decoded once and cached."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-import io
+import importlib.util
 import os
-import shutil
-import tempfile
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from kinfed.data.cache import cache_folder, cached, digest
+from kinfed.data.folders import Files, find_files
+from kinfed.data.hub import HUB, Fetched, HubSet
+from kinfed.data.images import Decoding, OnError, adapt
 from kinfed.data.samples import Dataset, Normalisation, Samples
+from kinfed.data.splits import Split, assemble
 from kinfed.errors import InputError
 
-__all__ = ["EMBEDDED", "cache_folder", "find", "known", "load"]
+__all__ = ["EMBEDDED", "PATHS", "cache_folder", "find", "known", "load"]
 
 EMBEDDED = "digits"
-SPLITS = ("train", "test")
 DIGITS_TRAIN = 1400  # of 1797; the rest is the test set
+PACKAGED = {"fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}  # Debian's dataset-fashion-mnist
+
+PATHS = (  # besides names: what may be typed, and what it is
+    ("hub:OWNER/NAME[/CONFIG]", "any data set of images and labels of the Hugging Face hub"),
+    ("FOLDER", "parquet: train.parquet and test.parquet, or train-*.parquet and test-*.parquet"),
+    ("FOLDER", "images: train/CLASS/*.png and test/CLASS/*.png, or any other format"),
+    ("FOLDER", "IDX: train-images-idx3-ubyte.gz, train-labels-…, t10k-images-… and t10k-labels-…"),
+    ("FILE.npz", "arrays: x_train, y_train, x_test and y_test"),
+    ("FOLDER", "a federation: one folder a client, each of them one of the above"),
+)
+
+RACY_SECONDS = 2.0  # a file may change twice within the grain of its times
+
+
+@dataclass(frozen=True)
+class _OnDisk:
+    """Files found at a path."""
+
+    root: Path
+    files: Files
+
+    def sight(self, decoding: Decoding) -> str | None:
+        """A digest of paths, sizes and times; None while a file is so new that it may yet change unseen."""
+        seen, newest = [], 0.0
+        for path in self.files.paths():
+            stat = path.stat()
+            newest = max(newest, stat.st_mtime, stat.st_ctime)
+            seen.append((str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+        return digest(str(self.root.absolute()), seen, decoding) if newest < time.time() - RACY_SECONDS else None
+
+    def content(self, decoding: Decoding) -> str:
+        """A digest of names below the path and contents."""
+        contents = []
+        for path in self.files.paths():
+            with path.open("rb") as file:
+                contents.append((os.path.relpath(path, self.root), hashlib.file_digest(file, "sha256").hexdigest()))
+        named = str(self.root) if decoding.on_error == "skip" else ""  # the entry names the files that were skipped
+        return digest(contents, decoding, named)
+
+    def read(self) -> tuple[list[Split], list[Split]]:
+        return self.files.read()
+
+
+@dataclass(frozen=True)
+class _OnHub:
+    """A data set of the hub; once cached here, the hub is not asked again."""
+
+    hub: HubSet
+
+    def sight(self, decoding: Decoding) -> str:
+        return digest(str(self.hub), decoding)
+
+    def content(self, decoding: Decoding) -> str:
+        return digest(self._fetched.fingerprints(), decoding)
+
+    def read(self) -> tuple[list[Split], list[Split]]:
+        return self._fetched.read()
+
+    @cached_property
+    def _fetched(self) -> Fetched:
+        return self.hub.fetch()
 
 
 def known() -> dict[str, str]:
-    """The data sets that can be named here and now, and where each one lies."""
+    """The data sets that can be named here and now, and where each one would come from."""
     names = {EMBEDDED: "8×8 grey, 10 classes, 1,400 + 397 images; comes with scikit-learn"}
+    extra = "" if importlib.util.find_spec("datasets") else "; needs pip install 'kinfed[hub]'"
+    for name, hub in HUB.items():
+        path = _named(name)
+        names[name] = str(path) if path is not None else f"{hub}{extra}"
     root = _root()
-    if root is not None and root.is_dir():
-        names |= {p.name: str(p) for p in sorted(root.iterdir()) if (p / "train.parquet").is_file()}
+    for path in sorted(root.iterdir()) if root is not None and root.is_dir() else ():
+        try:
+            if find_files(path) is not None:
+                names.setdefault(path.stem if path.is_file() else path.name, str(path))
+        except InputError as error:
+            names.setdefault(path.name, str(error))
     return names
 
 
-def find(data: str) -> Path | None:
-    """The folder that ``data`` means: a path, or a name in ``$KINFED_DATA``; None for the embedded digits.
+def find(data: str) -> _OnDisk | _OnHub | None:
+    """Where ``data`` lies; None for the embedded digits. Looks at names of files, and reads none.
+
+    A known name is looked for in ``$KINFED_DATA``, then on the hub; anything else is ``hub:OWNER/NAME``, a path, or the
+    name of something in ``$KINFED_DATA``.
 
     Raises:
-        InputError: If there is no such folder, or it lacks one of the two files.
+        InputError: If there is nothing, or nothing that can be read as data.
     """
     if data == EMBEDDED:
         return None
-    root = _root()
-    candidates = [Path(data)] + ([root / data] if root is not None and "/" not in data else [])
-    folder = next((c for c in candidates if c.is_dir()), None)
-    if folder is None:
+    hub = HubSet.parse(data)
+    path = _named(data) if data in HUB else next((p for p in (Path(data), _named(data)) if p and p.exists()), None)
+    if hub is None and path is None:
+        hub = HUB.get(data)
+    if hub is not None:
+        return _OnHub(hub)
+    if path is None:
+        root, near = _root(), difflib.get_close_matches(data, [EMBEDDED, *HUB], 1)
         where = f"$KINFED_DATA is {root}" if root is not None else "$KINFED_DATA is not set"
         raise InputError(
-            f"data: {data!r} is neither '{EMBEDDED}', nor a folder, nor the name of a folder in $KINFED_DATA ({where})"
+            f"data: {data!r} is neither a name ({', '.join([EMBEDDED, *HUB])}), nor a path, nor in $KINFED_DATA "
+            f"({where}), nor hub:OWNER/NAME{f'; did you mean {near[0]}?' if near else ''}"
         )
-    for split in SPLITS:
-        if not (folder / f"{split}.parquet").is_file():
-            raise InputError(
-                f"data: {data!r} has no {split}.parquet; a data folder holds train.parquet and test.parquet"
-            )
-    return folder
+    files = find_files(path)
+    if files is None:
+        raise InputError(
+            f"data: {str(path)!r} holds no data; a folder of data has train.parquet and test.parquet, or train/CLASS "
+            f"and test/CLASS with images, or IDX files, or one .npz, or a folder like that for each client"
+        )
+    return _OnDisk(path, files)
 
 
-def load(data: str) -> Dataset:
+def load(
+    data: str, *, channels: int | None = None, image_size: int | None = None, on_error: OnError = "stop"
+) -> Dataset:
     """Load a data set by name or path, labels remapped to 0..C-1 in sorted order.
 
+    Args:
+        data: A name, ``hub:OWNER/NAME`` or a path; see `find`.
+        channels: 1 or 3, which images are brought to; None for 1 if all images are grey, else 3.
+        image_size: Height and width in pixels, which images are resized to; None leaves them as they are.
+        on_error: Whether an image that cannot be decoded is an error (``stop``) or left out and counted (``skip``).
+
     Raises:
-        InputError: If it is not there, a file cannot be read, or the test set has a class that the training set lacks.
+        InputError: If it is not there, a file cannot be read, images differ in size and ``image_size`` is not given, or
+            the test set has a class that the training set lacks.
     """
-    folder = find(data)
-    arrays = _digits() if folder is None else _cached(folder)
-    classes = np.unique(arrays["train_labels"])
-    strange = np.setdiff1d(arrays["test_labels"], classes)
-    if len(strange):
-        raise InputError(
-            f"data: {data!r} has classes in its test set that its training set lacks: {strange[:5].tolist()}"
+    decoding = Decoding(channels, image_size, on_error)
+    source = find(data)
+    if source is None:
+        return _digits(decoding)
+    try:
+        dataset = cached(
+            source.sight(decoding),
+            lambda: source.content(decoding),
+            lambda: assemble(data, *source.read(), decoding),
         )
-    inputs = {split: torch.from_numpy(arrays[f"{split}_inputs"]) for split in SPLITS}
-    if inputs["train"].shape[1:] != inputs["test"].shape[1:]:
-        shapes = " and ".join("×".join(map(str, inputs[split].shape[1:])) for split in SPLITS)
-        raise InputError(f"data: {data!r} has training and test images of different shapes: {shapes}")
-    mean, std = arrays["statistics"].tolist()
-    normalise = Normalisation(tuple(mean), tuple(std))
+    except OSError as error:
+        raise InputError(f"data: {error.filename} cannot be read: {error.strerror}") from error
+    return replace(dataset, name=data)
+
+
+def _digits(decoding: Decoding) -> Dataset:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = adapt(np.round(bunch.images * (255 / 16)).astype(np.uint8)[:, None], decoding)
+    # The file is in the order of its writers; one fixed shuffle gives both sets all of them.
+    order = np.random.default_rng(0).permutation(len(images))
+    channels = images.shape[1]
+    scaled = Normalisation((0.0,) * channels, (255.0,) * channels)  # digits are customarily scaled to [0, 1]
     train, test = (
-        Samples(inputs[split], torch.from_numpy(np.searchsorted(classes, arrays[f"{split}_labels"])), normalise)
-        for split in SPLITS
+        Samples(torch.from_numpy(images[rows]), torch.from_numpy(bunch.target[rows].astype(np.int64)), scaled)
+        for rows in (order[:DIGITS_TRAIN], order[DIGITS_TRAIN:])
     )
-    return Dataset(data, train, test, tuple(str(c) for c in classes))
+    return Dataset(EMBEDDED, train, test, tuple(str(c) for c in bunch.target_names))
 
 
 def _root() -> Path | None:
     return Path(os.environ["KINFED_DATA"]) if os.environ.get("KINFED_DATA") else None
 
 
-def _digits() -> dict[str, NDArray[Any]]:
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
-    # The file is in the order of its writers; one fixed shuffle gives both sets all of them.
-    order = np.random.default_rng(0).permutation(len(images))
-    train, test = order[:DIGITS_TRAIN], order[DIGITS_TRAIN:]
-    labels = bunch.target.astype(np.int64)
-    return {
-        "train_inputs": images[train], "train_labels": labels[train],
-        "test_inputs": images[test], "test_labels": labels[test],
-        "statistics": np.array([[0.0], [255.0]]),  # digits are customarily scaled to [0, 1]
-    }  # fmt: skip
-
-
-def cache_folder() -> Path:
-    """Where decoded images are kept: ``$KINFED_CACHE``, or ``kinfed`` in the user's cache folder."""
-    if os.environ.get("KINFED_CACHE"):
-        return Path(os.environ["KINFED_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinfed"
-
-
-def _cached(folder: Path) -> dict[str, NDArray[Any]]:
-    digest = hashlib.sha256(b"kinfed decoded images 2")
-    for split in SPLITS:
-        with (folder / f"{split}.parquet").open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    entry = cache_folder() / digest.hexdigest()[:32]
-    if not entry.is_dir():
-        arrays: dict[str, NDArray[Any]] = {}
-        for split in SPLITS:
-            arrays[f"{split}_inputs"], arrays[f"{split}_labels"] = _decode(folder / f"{split}.parquet")
-        of_train = Normalisation.of(torch.from_numpy(arrays["train_inputs"]))
-        _store(entry, arrays | {"statistics": np.array([of_train.mean, of_train.std])})
-    return {path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in entry.glob("*.npy")}
-
-
-def _store(entry: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    """Write a cache entry under its final name in one step, so that a kill or a second process leaves it whole."""
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=entry.parent, prefix=".unfinished-"))
-    try:
-        for name, array in arrays.items():
-            np.save(unfinished / f"{name}.npy", array, allow_pickle=False)
-        unfinished.rename(entry)
-    except OSError:
-        if not entry.is_dir():  # otherwise another process was first, with the same content
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _decode(path: Path) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Images of a parquet file as n×c×h×w and its labels; three channels as soon as one image has colour."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        table = pq.read_table(path, columns=["image", "label"])
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"data: {path} cannot be read as parquet with the columns 'image' and 'label': {error}"
-        ) from error
-    images = []
-    for row, cell in enumerate(table.column("image").to_pylist()):
-        encoded = cell["bytes"] if isinstance(cell, dict) else cell
-        try:
-            image = Image.open(io.BytesIO(encoded))
-            images.append(np.asarray(image if image.mode == "L" else image.convert("RGB")))
-        except (UnidentifiedImageError, OSError, TypeError) as error:
-            raise InputError(f"data: {path}, row {row}: the image cannot be decoded: {error}") from error
-    if not images:
-        raise InputError(f"data: {path} holds no images")
-    if any(image.ndim == 3 for image in images):
-        images = [image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2) for image in images]
-    else:
-        images = [image[:, :, None] for image in images]
-    shapes = {image.shape for image in images}
-    if len(shapes) > 1:
-        raise InputError(f"data: {path} holds images of different sizes: {sorted(shapes)[:3]}")
-    labels = np.asarray(table.column("label").to_pylist())  # text becomes fixed-width text, which needs no pickle
-    return np.ascontiguousarray(np.stack(images).transpose(0, 3, 1, 2)), labels
+def _named(name: str) -> Path | None:
+    """What lies in ``$KINFED_DATA`` under a name, or where a package of the system has put it."""
+    root = _root()
+    paths = [] if root is None or "/" in name else [root / name, root / f"{name}.npz"]
+    return next((path for path in [*paths, *filter(None, [PACKAGED.get(name)])] if path.exists()), None)

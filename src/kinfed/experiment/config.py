@@ -40,7 +40,12 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     methods: tuple[str, ...] = Field(description="methods to run")
-    data: str = Field("digits", description="data set: digits, a folder, or the name of a folder in $KINFED_DATA")
+    data: str = Field("digits", description="data set: a name (see: kinfed datasets), hub:OWNER/NAME, or a path")
+    channels: int | None = Field(None, description="1 or 3, of images; if not given 1 if all are grey, else 3")
+    image_size: int | None = Field(
+        None, ge=1, description="pixels that images are resized to; as they are if not given"
+    )
+    on_error: Literal["stop", "skip"] = Field("stop", description="what an image that cannot be decoded does")
     model: str | None = Field(None, description="architecture, or your own as package.module:function [by the data]")
     models: str | None = Field(None, description="different models for the clients, as resnet18:0.4,resnet34:0.6")
     head: str | None = Field(None, description="name of the last linear layer in a model of your own")
@@ -108,6 +113,13 @@ class Config(BaseModel):
 
         find(data)
         return data
+
+    @field_validator("channels")
+    @classmethod
+    def _grey_or_colour(cls, channels: int | None) -> int | None:
+        from kinfed.data.images import Decoding
+
+        return Decoding(channels).channels
 
     @field_validator("lr_schedule")
     @classmethod

@@ -46,9 +46,8 @@ def federation_of(config: Config) -> Federation:
         "shards": lambda train, test, clients, rng: shards(train, test, clients, config.shards, rng),
         "dirichlet": lambda train, test, clients, rng: dirichlet(train, test, clients, config.alpha, rng),
     }
-    return federate(
-        load(config.data), recipes[config.partition], clients=config.clients, probe=config.probe, seed=config.seed
-    )
+    data = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
+    return federate(data, recipes[config.partition], clients=config.clients, probe=config.probe, seed=config.seed)
 
 
 def workshop_of(config: Config) -> Workshop:
@@ -209,6 +208,8 @@ def _about(federation: Federation) -> dict[str, Any]:
         "train": federation.class_counts().tolist(),
         "test": [len(rows) for rows in federation.partition.test],
         "probe": len(federation.probe_rows),
+        "skipped": federation.dataset.skipped,
+        "skipped_names": list(federation.dataset.skipped_names),
     }
 
 

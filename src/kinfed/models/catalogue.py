@@ -45,10 +45,10 @@ ARCHITECTURES = {
     "mcmahan_cnn": Architecture(mcmahan_cnn, 4, "McMahan's CNN: 2 convolutions 5×5 (32, 64), FC 512"),
     "mlp": Architecture(mlp, None, "2 hidden layers of 200; images or flat features"),
     "resnet18": Architecture(resnet18, 8, "ResNet-18, with a 3×3 stem for images up to 64×64"),
-    "resnet34": Architecture(resnet34, 8, "ResNet-34, likewise"),
-    "resnet50": Architecture(resnet50, 8, "ResNet-50, likewise"),
+    "resnet34": Architecture(resnet34, 8, "ResNet-34, with the same two stems"),
+    "resnet50": Architecture(resnet50, 8, "ResNet-50, with the same two stems"),
     "vgg16": Architecture(vgg16, 32, "VGG-16; from the last pooling to the head for images up to 64×64"),
-    "vgg16_bn": Architecture(vgg16_bn, 32, "VGG-16 with BatchNorm, likewise"),
+    "vgg16_bn": Architecture(vgg16_bn, 32, "VGG-16 with BatchNorm, cut likewise"),
 }
 
 

@@ -182,6 +182,9 @@ def notes(runs: Sequence[Run]) -> list[str]:
         ):
             if count:
                 said.append(f"{name}: {count} {what}.")
+        if skipped := run.federation.get("skipped", 0):
+            first = ", ".join(run.federation["skipped_names"])
+            said.append(f"{name}: {skipped} images could not be decoded and were left out; the first: {first}.")
         guessing = math.log(len(run.federation["classes"]))
         if s["train_loss"] is not None and s["train_loss"] > 0.95 * guessing:
             said.append(

@@ -1,0 +1,99 @@
+"""Data sets of the Hugging Face hub, through the package ``datasets`` (the extra ``hub``)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Self
+
+from kinfed.data.parquet import split_of
+from kinfed.data.splits import TEST_NAMES, Split
+from kinfed.errors import InputError
+
+__all__ = ["HUB", "Fetched", "HubSet"]
+
+PREFIX = "hub:"
+FORM = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/([\w.-]+))?")
+
+
+@dataclass(frozen=True)
+class HubSet:
+    """A data set of the hub: OWNER/NAME, and which of its configurations if it has several."""
+
+    repository: str
+    config: str | None = None
+
+    @classmethod
+    def parse(cls, data: str) -> Self | None:
+        """What ``hub:OWNER/NAME`` or ``hub:OWNER/NAME/CONFIG`` means; None for anything without the prefix.
+
+        Raises:
+            InputError: If it has the prefix and another form.
+        """
+        if not data.startswith(PREFIX):
+            return None
+        form = FORM.fullmatch(data)
+        if form is None:
+            raise InputError(f"data: {data!r} must have the form hub:OWNER/NAME or hub:OWNER/NAME/CONFIG")
+        return cls(form[1], form[2])
+
+    def __str__(self) -> str:
+        return PREFIX + "/".join(filter(None, (self.repository, self.config)))
+
+    def fetch(self) -> Fetched:
+        """Both splits, downloaded if `datasets` has not done so before.
+
+        Raises:
+            InputError: If `datasets` is not installed, the hub does not answer, or there is no such data set or split.
+        """
+        try:
+            import datasets
+        except ImportError as error:
+            raise InputError(f"data: {self} needs the package datasets: pip install 'kinfed[hub]'") from error
+        try:
+            splits = datasets.load_dataset(self.repository, self.config)
+        except Exception as error:  # of many kinds: no network, no such data set, several configurations, no access
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(f"data: {self} cannot be loaded from the Hugging Face hub: {reason}") from error
+        test = next((name for name in TEST_NAMES if name in splits), None)
+        if "train" not in splits or test is None:
+            raise InputError(
+                f"data: {self} has the splits {', '.join(splits)}; train, and test (or {', '.join(TEST_NAMES[1:])}) "
+                f"are needed"
+            )
+        return Fetched(str(self), splits["train"], splits[test])
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The splits of a data set of the hub, as `datasets` has them."""
+
+    name: str
+    train: Any
+    test: Any
+
+    def fingerprints(self) -> tuple[str, str]:
+        """What `datasets` names the content of both splits."""
+        return self.train._fingerprint, self.test._fingerprint
+
+    def read(self) -> tuple[list[Split], list[Split]]:
+        """The training and the test split, not decoded."""
+        train, test = (
+            split_of(split.with_format("arrow")[:], f"{self.name}, {name}")  # as stored: the images stay encoded
+            for name, split in (("train", self.train), ("test", self.test))
+        )
+        return [train], [test]
+
+
+HUB = {
+    "mnist": HubSet("ylecun/mnist"),
+    "fashion_mnist": HubSet("zalando-datasets/fashion_mnist"),
+    "kmnist": HubSet("tanganke/kmnist"),
+    "emnist": HubSet("tanganke/emnist_letters"),
+    "usps": HubSet("flwrlabs/usps"),
+    "svhn": HubSet("ufldl-stanford/svhn", "cropped_digits"),
+    "stl10": HubSet("tanganke/stl10"),
+    "cifar10": HubSet("uoft-cs/cifar10"),
+    "cifar100": HubSet("uoft-cs/cifar100"),
+    "tiny_imagenet": HubSet("zh-plus/tiny-imagenet"),
+}

@@ -1,0 +1,93 @@
+"""IDX, the format in which MNIST came: an array a file, plain or gzip.
+
+Magic number 0 0 TYPE DIMENSIONS, then every dimension as a big-endian uint32, then the values, big-endian.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kinfed.data.splits import Split
+from kinfed.errors import InputError
+
+__all__ = ["IdxFiles", "read_idx"]
+
+NAME = re.compile(r"(?:.+-)?(train|t10k|test)-(images|labels)[-.]idx\d-ubyte(?:\.gz)?")
+TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+PARTS = tuple((split, part) for split in ("train", "test") for part in ("images", "labels"))
+
+
+@dataclass(frozen=True)
+class IdxFiles:
+    """``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, the same with ``t10k`` or ``test``; also ``.gz``."""
+
+    files: tuple[Path, Path, Path, Path]  # in the order of PARTS
+
+    @classmethod
+    def find(cls, path: Path) -> Self | None:
+        """Those in a folder, or those beside one of them; None if there is none."""
+        folder = path.parent if NAME.fullmatch(path.name) and path.is_file() else path
+        found: dict[tuple[str, str], dict[str, Path]] = {}
+        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if name := NAME.fullmatch(file.name):
+                part = (name[1].replace("t10k", "test"), name[2])
+                # A file and its compressed copy are one; of the two, the first in order is the plain one.
+                found.setdefault(part, {}).setdefault(file.name.removesuffix(".gz"), file)
+        if not found:
+            return None
+        for part in PARTS:
+            if len(found.get(part, ())) != 1:
+                there = ", ".join(found.get(part, {})) or "no such file"
+                raise InputError(
+                    f"data: {str(folder)!r} must hold one IDX file of {part[0]} {part[1]}, as in "
+                    f"{part[0].replace('test', 't10k')}-{part[1]}-idx{3 if part[1] == 'images' else 1}-ubyte.gz; it "
+                    f"holds {there}"
+                )
+        first, second, third, fourth = (next(iter(found[part].values())) for part in PARTS)
+        return cls((first, second, third, fourth))
+
+    def paths(self) -> list[Path]:
+        """The four files."""
+        return [*self.files]
+
+    def read(self) -> tuple[list[Split], list[Split]]:
+        """The training and the test split."""
+        arrays = [read_idx(file) for file in self.files]
+        return (
+            [Split(str(self.files[0]), arrays[0], arrays[1])],
+            [Split(str(self.files[2]), arrays[2], arrays[3])],
+        )
+
+
+def read_idx(path: Path) -> NDArray[Any]:
+    """The array in an IDX file.
+
+    Raises:
+        InputError: If it is no IDX file, or has more or fewer values than it says.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"data: {path} cannot be read: {error}") from error
+    start = 4 + 4 * content[3] if len(content) > 3 else 0
+    if len(content) < max(start, 4) or content[:2] != b"\0\0" or content[2] not in TYPES:
+        raise InputError(f"data: {path} is no IDX file; it begins with {content[:4].hex(' ') or 'nothing'}")
+    kind = np.dtype(TYPES[content[2]])
+    shape = tuple(np.frombuffer(content, ">u4", count=content[3], offset=4).tolist())
+    if len(content) - start != math.prod(shape) * kind.itemsize:
+        raise InputError(
+            f"data: {path} says that it holds {'×'.join(map(str, shape))} values of {kind.itemsize} bytes, and "
+            f"{len(content) - start} bytes follow"
+        )
+    values = np.frombuffer(content, kind, offset=start).reshape(shape)
+    return values.astype(kind.newbyteorder("="))  # a copy that can be written to, in the machine's order

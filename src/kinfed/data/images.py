@@ -1,0 +1,187 @@
+"""From encoded images to uint8 arrays of the configured channels and size.
+
+The rule, in this order: the rotation that EXIF asks for is applied; grey of 16 bits becomes grey of 8 (divided by 257,
+rounded); a grey image stays grey, and every other one (palette, CMYK, RGBA …) becomes RGB, its alpha dropped and not
+blended; the channels become the configured ones (grey to RGB repeats the value, RGB to grey is the luma of ITU-R 601);
+the size becomes the configured one (bilinear, with antialiasing; the aspect is not kept).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kinfed.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["Decoded", "Decoding", "Encoded", "OnError", "adapt", "decode", "repeat_grey"]
+
+OnError = Literal["stop", "skip"]
+Pixels = NDArray[np.uint8]
+
+CHUNK = 256  # images that a thread decodes at a time
+GREY = ("1", "L", "LA")  # modes of PIL
+WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # grey of 16 bits; PIL reads some files of 16 bits as 32
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What images are brought to.
+
+    Attributes:
+        channels: 1 or 3; None for 1 if every image is grey, else 3.
+        image_size: Height and width in pixels; None leaves them as they are, and all must have the same.
+        on_error: Whether an image that cannot be decoded stops everything or is skipped and counted.
+    """
+
+    channels: int | None = None
+    image_size: int | None = None
+    on_error: OnError = "stop"
+
+    def __post_init__(self) -> None:
+        if self.channels not in (None, 1, 3):
+            raise InputError(f"channels: {self.channels!r} is not allowed; 1, 3, or none to take them from the images")
+        if self.image_size is not None and self.image_size < 1:
+            raise InputError(f"image_size: {self.image_size!r} is not allowed; 1 or more pixels")
+        if self.on_error not in ("stop", "skip"):
+            raise InputError(f"on_error: {self.on_error!r} is not allowed; stop or skip")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Image files: what a message calls each one, and its bytes, or where they lie (None if there are none)."""
+
+    names: Sequence[str]
+    files: Sequence[bytes | Path | None]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """uint8 images n×c×h×w, the rows of the encoded ones that they come from, and the names of those skipped."""
+
+    pixels: Pixels
+    rows: NDArray[np.int64]
+    skipped: tuple[str, ...]
+
+
+def decode(encoded: Encoded, decoding: Decoding) -> Decoded:
+    """Decode all images.
+
+    Raises:
+        InputError: If one cannot be decoded and is not to be skipped, or sizes differ and none is configured.
+    """
+    pixels: Pixels | None = None
+    first = ""  # an image of the common size, for a message
+    rows: list[int] = []
+    skipped: list[str] = []
+    for row, image in enumerate(_decoded(encoded, decoding)):
+        if isinstance(image, str):
+            skipped.append(encoded.names[row])
+            continue
+        if pixels is None:
+            first, pixels = encoded.names[row], np.empty((len(encoded), *image.shape), dtype=np.uint8)
+        if image.shape[1:] != pixels.shape[2:]:
+            raise InputError(
+                f"data: {encoded.names[row]} and {first} are images of different sizes, {_size(image)} and "
+                f"{_size(pixels)} (h×w); image_size brings all to one"
+            )
+        if len(image) > pixels.shape[1]:  # the first one with colour
+            pixels = repeat_grey(pixels)
+        pixels[len(rows)] = image  # a grey one fills all channels
+        rows.append(row)
+    if pixels is None:
+        pixels = np.empty((0, 1, 1, 1), dtype=np.uint8)
+    return Decoded(pixels[: len(rows)], np.array(rows, dtype=np.int64), tuple(skipped))
+
+
+def _decoded(encoded: Encoded, decoding: Decoding) -> Iterator[Pixels | str]:
+    """Every image as c×h×w, or, where it is skipped, why it cannot be decoded."""
+
+    def chunk(start: int) -> list[Pixels | str]:
+        part = slice(start, start + CHUNK)
+        return [_one(*image, decoding) for image in zip(encoded.names[part], encoded.files[part], strict=True)]
+
+    # PIL decodes outside the interpreter's lock: threads help with all but the smallest images.
+    threads = ThreadPoolExecutor(os.cpu_count())
+    try:
+        for images in threads.map(chunk, range(0, len(encoded), CHUNK)):
+            yield from images
+    finally:
+        threads.shutdown(cancel_futures=True)  # after an error, the rest need not be decoded
+
+
+def _one(name: str, file: bytes | Path | None, decoding: Decoding) -> Pixels | str:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        if file is None:
+            raise ValueError("it is empty")
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+            return _fit(image, decoding)
+    except MemoryError:
+        raise
+    except Exception as error:  # PIL's readers raise whatever a broken file leads them to
+        reason = "it is no image that PIL knows" if isinstance(error, UnidentifiedImageError) else str(error)
+        if decoding.on_error == "skip":
+            return reason
+        raise InputError(
+            f"data: {name}: the image cannot be decoded: {reason}; on_error=skip leaves such images out"
+        ) from error
+
+
+def _fit(image: Image, decoding: Decoding) -> Pixels:
+    """One image as uint8 c×h×w by the rule above.
+
+    Raises:
+        ValueError: If its values have no defined range (floats, integers of more than 16 bits).
+    """
+    from PIL import Image, ImageOps
+
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.mode in WIDE:
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError(f"mode {image.mode} with values from {values.min()} to {values.max()}, not 0 to 65535")
+        image = Image.fromarray(np.round(values / 257).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("mode F: floating-point values have no defined range")
+    grey = image.mode in GREY if decoding.channels is None else decoding.channels == 1
+    image = image.convert("L" if grey else "RGB")  # drops alpha on either way
+    if decoding.image_size is not None:
+        image = image.resize((decoding.image_size, decoding.image_size), Image.Resampling.BILINEAR)
+    array = np.asarray(image)
+    return array[None] if grey else array.transpose(2, 0, 1)
+
+
+def adapt(pixels: Pixels, decoding: Decoding) -> Pixels:
+    """Images that were never encoded, n×c×h×w with 1 or 3 channels, brought to the configured channels and size."""
+    from PIL import Image
+
+    size = decoding.image_size
+    if decoding.channels in (None, pixels.shape[1]) and (size is None or pixels.shape[2:] == (size, size)):
+        return pixels
+    images = (Image.fromarray(p[0] if len(p) == 1 else np.ascontiguousarray(p.transpose(1, 2, 0))) for p in pixels)
+    return np.stack([_fit(image, decoding) for image in images])
+
+
+def repeat_grey(pixels: Pixels) -> Pixels:
+    """Grey images n×1×h×w as n×3×h×w with three equal channels; others as they are."""
+    return np.repeat(pixels, 3, axis=1) if pixels.shape[1] == 1 else pixels
+
+
+def _size(image: Pixels) -> str:
+    return "×".join(map(str, image.shape[-2:]))

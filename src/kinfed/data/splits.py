@@ -1,0 +1,175 @@
+"""From splits as they were read (image files or arrays, labels of any kind) to a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kinfed.data.classes import as_labels, number
+from kinfed.data.images import Decoding, Encoded, adapt, decode, repeat_grey
+from kinfed.data.samples import Dataset, Normalisation, Samples
+from kinfed.errors import InputError
+
+__all__ = ["TEST_NAMES", "Split", "as_inputs", "assemble"]
+
+TEST_NAMES = ("test", "val", "valid", "validation")  # what the test split is called; the first that is there counts
+SKIPPED_NAMES = 5  # how many of them a data set names
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a data set, or one client's share of it.
+
+    Attributes:
+        name: What a message calls it.
+        inputs: Image files, or an array of n samples (see `as_inputs`).
+        labels: One a sample, whole numbers or text.
+        columns: Whatever else is known of each sample.
+        skipped: Names of the images that were left out.
+    """
+
+    name: str
+    inputs: Encoded | NDArray[Any]
+    labels: NDArray[Any]
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Ready(Split):
+    """A share with its inputs as `Samples` holds them, without what was skipped."""
+
+    inputs: NDArray[Any]
+
+
+def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding: Decoding) -> Dataset:
+    """Decode the shares of both splits and join them: uint8 images standardised per channel, or features as they are.
+
+    Raises:
+        InputError: If the shares do not fit together, or one of them cannot be used.
+    """
+    whole = [_joined(name, [_ready(share, decoding) for share in shares]) for shares in (train, test)]
+    inputs = _alike([share.inputs for share in whole], [f"{name!r} for {split}" for split in ("training", "test")])
+    classes, *labels = number(name, whole[0].labels, whole[1].labels)
+    of_train, of_test = (torch.from_numpy(split) for split in inputs)
+    normalise = Normalisation.of(of_train) if of_train.dtype == torch.uint8 else _identity(of_train.shape[1])
+    skipped = whole[0].skipped + whole[1].skipped
+    return Dataset(
+        name,
+        Samples(of_train, torch.from_numpy(labels[0]), normalise),
+        Samples(of_test, torch.from_numpy(labels[1]), normalise),
+        classes,
+        {column: (whole[0].columns[column], whole[1].columns[column]) for column in _shared(whole)},
+        len(skipped),
+        skipped[:SKIPPED_NAMES],
+    )
+
+
+def as_inputs(array: NDArray[Any], where: str) -> NDArray[Any]:
+    """An array as inputs: uint8 images n×c×h×w, or float32 features n×p or n×….
+
+    uint8 of three or four dimensions are images: n×h×w is grey; of four, the channels are the second dimension if that
+    is 1 or 3, else the last one. Everything else is features. The result is a copy.
+
+    Raises:
+        InputError: If it has fewer than two dimensions, no channels, or a value that is not finite.
+    """
+    if array.dtype == np.uint8 and array.ndim > 2:
+        if array.ndim == 3:
+            return array[:, None].copy()
+        if array.ndim == 4 and array.shape[1] in (1, 3):
+            return array.copy()
+        if array.ndim == 4 and array.shape[3] in (1, 3):
+            return array.transpose(0, 3, 1, 2).copy()
+        raise InputError(
+            f"data: {where}: uint8 of the shape {_shape(array.shape)} are no images; n×h×w, n×c×h×w or n×h×w×c with "
+            f"1 or 3 channels are, and anything is allowed as floats"
+        )
+    if array.ndim < 2 or array.dtype.kind not in "buif":
+        raise InputError(
+            f"data: {where}: {array.dtype} of the shape {_shape(array.shape)}; inputs are numbers of two or more "
+            f"dimensions, samples first"
+        )
+    with np.errstate(over="ignore"):  # what is too large for float32 is told below
+        features = array.astype(np.float32)
+    strange = ~np.isfinite(features.reshape(len(features), -1)).all(axis=1)
+    if strange.any():
+        raise InputError(f"data: {where}, row {strange.argmax()}: a feature is not finite in float32")
+    return features
+
+
+def _ready(share: Split, decoding: Decoding) -> _Ready:
+    name, inputs, columns = share.name, share.inputs, share.columns
+    if len(share.labels) != len(inputs):
+        raise InputError(f"data: {name} has {len(inputs)} inputs and {len(share.labels)} labels")
+    if not len(inputs):
+        return _Ready(name, np.empty((0, 1), dtype=np.uint8), np.empty(0, dtype=np.int64))
+    labels = as_labels(share.labels, name)
+    if isinstance(inputs, Encoded):
+        decoded = decode(inputs, decoding)
+        columns = {column: values[decoded.rows] for column, values in columns.items()}
+        return _Ready(name, decoded.pixels, labels[decoded.rows], columns, decoded.skipped)
+    inputs = as_inputs(inputs, name)
+    if inputs.dtype == np.uint8:
+        return _Ready(name, adapt(inputs, decoding), labels, columns)
+    for option in ("channels", "image_size"):
+        if getattr(decoding, option) is not None:
+            raise InputError(f"{option}: {getattr(decoding, option)} is not allowed; {name} holds features, not images")
+    return _Ready(name, inputs, labels, columns)
+
+
+def _joined(name: str, shares: Sequence[_Ready]) -> _Ready:
+    """One split of all shares, with the columns that all of them have."""
+    skipped = tuple(skipped for share in shares for skipped in share.skipped)
+    first, shares = shares[0].name, [share for share in shares if len(share.labels)]
+    if not shares:
+        raise InputError(f"data: {first} holds no images{' that can be decoded' if skipped else ''}")
+    if len(shares) == 1:
+        return replace(shares[0], skipped=skipped)
+    inputs = _alike([share.inputs for share in shares], [share.name for share in shares])
+    for share in shares:
+        if share.labels.dtype.kind != shares[0].labels.dtype.kind:
+            raise InputError(f"data: {shares[0].name} and {share.name}: one has numbers as labels, the other text")
+    return _Ready(
+        name,
+        np.concatenate(inputs),
+        np.concatenate([share.labels for share in shares]),
+        {column: np.concatenate([share.columns[column] for share in shares]) for column in _shared(shares)},
+        skipped,
+    )
+
+
+def _alike(inputs: Sequence[NDArray[Any]], names: Sequence[str]) -> list[NDArray[Any]]:
+    """Inputs of one type and shape, grey images made RGB where others have colour; refuses what still differs."""
+    images = all(own.dtype == np.uint8 for own in inputs)
+    alike = [repeat_grey(own) if images and len({i.shape[1] for i in inputs}) > 1 else own for own in inputs]
+    for own, name in zip(alike, names, strict=True):
+        if own.dtype != alike[0].dtype or own.shape[1:] != alike[0].shape[1:]:
+            raise InputError(
+                f"data: {names[0]} and {name} have different shapes: {_form(alike[0])} and {_form(own)}"
+                f"{'; image_size brings images to one' if images else ''}"
+            )
+    return alike
+
+
+def _shared(shares: Sequence[Split]) -> list[str]:
+    """The columns that all have, in one type."""
+    kinds = [{column: values.dtype.kind for column, values in share.columns.items()} for share in shares]
+    return [column for column, kind in kinds[0].items() if all(own.get(column) == kind for own in kinds)]
+
+
+def _identity(channels: int) -> Normalisation:
+    return Normalisation((0.0,) * channels, (1.0,) * channels)
+
+
+def _form(inputs: NDArray[Any]) -> str:
+    return f"{_shape(inputs.shape[1:])}{'' if inputs.dtype == np.uint8 else ' features'}"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
