@@ -1,7 +1,19 @@
 """Samples, data sets, partitions and federations. Knows nothing of federated learning beyond who holds what."""
 
 from kinfed.data.federation import Federation, federate
-from kinfed.data.partition import Partition, dirichlet, iid, shards
+from kinfed.data.partition import Partition
+from kinfed.data.recipes import (
+    dirichlet,
+    dirichlet_clients,
+    disjoint,
+    groups,
+    iid,
+    natural,
+    quantity,
+    shards,
+    sort,
+)
+from kinfed.data.saved import open_rows, save_rows
 from kinfed.data.samples import Dataset, Normalisation, Samples
 from kinfed.data.sources import load
 
@@ -12,8 +24,16 @@ __all__ = [
     "Partition",
     "Samples",
     "dirichlet",
+    "dirichlet_clients",
+    "disjoint",
     "federate",
+    "groups",
     "iid",
     "load",
+    "natural",
+    "open_rows",
+    "quantity",
+    "save_rows",
     "shards",
+    "sort",
 ]
