@@ -47,7 +47,8 @@ def test_a_run_folder_holds_what_it_should(out: Path) -> None:
     }  # fmt: skip
     assert summary["version"] == 1
     assert summary["data"] == {
-        "name": "digits", "clients": 10, "partition": "shards", "shards": 2, "train": 1272, "test": 397, "probe": 128,
+        "name": "digits", "clients": 10, "new_clients": 0, "partition": "shards", "shards": 2,
+        "train": 1272, "test": 397, "probe": 128,
     }  # fmt: skip
     assert summary["metrics"]["global_acc"] is None
     assert 0 < summary["metrics"]["personal_acc_weighted"] < 1

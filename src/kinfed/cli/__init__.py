@@ -189,6 +189,17 @@ def similarity(
 
 
 @app.command()
+@with_config_options
+def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, str] = {}) -> None:
+    """Who gets what: the table and the picture, before anything is trained."""
+    from kinfed import api
+    from kinfed.cli.partition import show_partition
+
+    # Any method will do: the options are those of run, so that a command line can be looked at before it is run.
+    show_partition(_fields(["local"], config, None, given), out or api.new_folder("partition"))
+
+
+@app.command()
 def methods() -> None:
     """What can be run, a line each."""
     from kinfed.methods import METHODS

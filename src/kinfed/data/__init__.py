@@ -13,8 +13,8 @@ from kinfed.data.recipes import (
     shards,
     sort,
 )
-from kinfed.data.saved import open_rows, save_rows
 from kinfed.data.samples import Dataset, Normalisation, Samples
+from kinfed.data.saved import open_rows, save_rows
 from kinfed.data.sources import load
 
 __all__ = [

@@ -44,9 +44,9 @@ class Federation:
         train = [*self.partition.train, *self.new_clients.train, self.probe_rows]
         test = [*self.partition.test, *self.new_clients.test]
         sizes = len(self.dataset.train), len(self.dataset.test)
-        splits = (("training", train, sizes[0]), ("test", test, sizes[1]))
+        splits = [("training", train, sizes[0]), ("test", test, sizes[1])]
         if self.partition.pooled:
-            splits = (("pooled", train + test, sum(sizes)),)
+            splits = [("pooled", train + test, sum(sizes))]
         for name, cut, size in splits:
             rows = np.concatenate(cut)
             there = not len(rows) or 0 <= rows.min() <= rows.max() < size
@@ -60,7 +60,7 @@ class Federation:
 
     @cached_property
     def splits(self) -> tuple[Samples, Samples]:
-        """What the partition's rows are rows of: the training and the test set, or twice the one followed by the other."""
+        """What the partition's rows are rows of: training set and test set, or twice the one followed by the other."""
         train, test = self.dataset.train, self.dataset.test
         if not self.partition.pooled:
             return train, test
@@ -98,8 +98,8 @@ class Federation:
     def tested(self) -> tuple[Samples, list[Indices]]:
         """What one global model is tested on, and which of these samples are each client's own.
 
-        The whole official test set, whoever holds it (METHODS.md G.1). Where the clients' samples were split locally it is
-        the test samples of the clients that train, since others among the official ones may have been trained on.
+        The whole official test set, whoever holds it (METHODS.md G.1). Where the clients' samples were split locally,
+        it is the test samples of the clients that train: those of the official test set may have been trained on.
         """
         own = self.partition.test
         if not self.partition.pooled:
@@ -129,7 +129,7 @@ class Federation:
 
     def _class_counts(self, partition: Partition) -> NDArray[np.int64]:
         labels = _labels(self.dataset.train)
-        if partition.pooled:
+        if self.partition.pooled:
             labels = np.concatenate([labels, _labels(self.dataset.test)])
         clients, classes = len(partition), len(self.dataset.classes)
         client = np.repeat(np.arange(clients), [len(rows) for rows in partition.train])

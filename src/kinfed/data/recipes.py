@@ -1,7 +1,7 @@
 """Who gets which sample: pure functions from labels, or another column, and a random stream to a `Partition`.
 
-Letters: ``n`` samples, ``N`` clients, ``K`` classes. Labels are 0..K-1, in any container. No sample goes to two clients;
-where some go to nobody, the recipe says so. The same stream gives the same partition.
+Letters: ``n`` samples, ``N`` clients, ``K`` classes. Labels are 0..K-1, in any container. No sample goes to two
+clients; where some go to nobody, the recipe says so. The same stream gives the same partition.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def iid(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generato
         InputError: If there are more clients than training samples.
     """
     train, test = _read(train, test, clients)
-    return _owned(*(_shuffled(_even(len(labels), clients), rng) for labels in (train, test)), clients)
+    owner = _shuffled(_even(len(train), clients), rng)
+    return _owned(owner, _shuffled(_even(len(test), clients), rng), clients)
 
 
 def shards(train: ArrayLike, test: ArrayLike, clients: int, per_client: int, rng: np.random.Generator) -> Partition:
@@ -220,8 +221,8 @@ def groups(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Gener
 def quantity(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
     """IID classes, unequal sizes: 10 training samples each, the rest in proportions drawn from Dir(alpha·1_N).
 
-    The test set is cut in the proportions of the training sizes. [OURS]: NIID-Bench draws until the smallest share gives
-    10 samples, which with many clients never happens.
+    The test set is cut in the proportions of the training sizes. [OURS]: NIID-Bench draws until the smallest share
+    gives 10 samples, which with many clients never happens.
 
     Raises:
         InputError: If alpha is not positive, or there are fewer than 10 training samples a client.
@@ -309,7 +310,8 @@ def _in_proportion(counts: Indices, test: Indices) -> Indices:
     """Test samples of each class and client, K×N, in the proportions of the training samples."""
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
     sizes = np.bincount(test, minlength=len(counts))
-    return np.diff(np.round(shares.cumsum(axis=1) * sizes[:, None]), prepend=0).astype(np.int64)
+    counted: Indices = np.diff(np.round(shares.cumsum(axis=1) * sizes[:, None]), prepend=0).astype(np.int64)
+    return counted
 
 
 def _dealt(labels: Indices, counts: Indices, rng: np.random.Generator) -> Indices:
@@ -320,9 +322,7 @@ def _dealt(labels: Indices, counts: Indices, rng: np.random.Generator) -> Indice
     return owner
 
 
-def _split_locally(
-    owner: Indices, clients: int, rng: np.random.Generator, names: tuple[str, ...] = ()
-) -> Partition:
+def _split_locally(owner: Indices, clients: int, rng: np.random.Generator, names: tuple[str, ...] = ()) -> Partition:
     """Keep a fifth of each client's pooled samples, one at least, to be tested on; a single sample is trained on."""
     order = rng.permutation(len(owner))
     order = order[np.argsort(owner[order], kind="stable")]
@@ -353,7 +353,8 @@ def _even(count: int, parts: int) -> Indices:
 
 def _parts(shares: NDArray[np.float64], count: int) -> Indices:
     """``count`` in the given proportions, rounded."""
-    return np.diff(np.round(shares.cumsum() / shares.sum() * count), prepend=0).astype(np.int64)
+    sizes: Indices = np.diff(np.round(shares.cumsum() / shares.sum() * count), prepend=0).astype(np.int64)
+    return sizes
 
 
 def _read(train: ArrayLike, test: ArrayLike, clients: int) -> tuple[Indices, Indices]:

@@ -22,9 +22,9 @@ FIELDS = ("train_samples", "test_samples", "clients")
 def save_rows(federation: Federation, path: Path) -> None:
     """Write which client holds which rows.
 
-    The fields: ``train_samples`` and ``test_samples``, the size of the data set that the rows belong to; ``pooled``, see
-    `Partition`; ``clients`` and ``new_clients``, a list of ``{"name": text or null, "train": rows, "test": rows}`` each;
-    ``probe``, the rows that the server holds. Rows count from 0.
+    The fields: ``train_samples`` and ``test_samples``, the size of the data set that the rows belong to; ``pooled``,
+    see `Partition`; ``clients`` and ``new_clients``, a list of ``{"name": text or null, "train": rows, "test": rows}``
+    each; ``probe``, the rows that the server holds. Rows count from 0.
     """
     rows = {
         **_sizes(federation.dataset),

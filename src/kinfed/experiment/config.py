@@ -10,7 +10,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import tomli_w
 from pydantic import (
@@ -26,9 +26,15 @@ from pydantic import (
 
 from kinfed.errors import InputError
 
-__all__ = ["SMALLEST_PROBE", "Config", "parse_settings", "read_toml"]
+__all__ = ["PARTITIONS", "SMALLEST_PROBE", "Config", "parse_settings", "read_toml"]
 
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
+
+# Names, and prefixes of what is given after them: by:writer_id, file:rows.json.
+PARTITIONS = (
+    "iid", "shards", "dirichlet", "dirichlet_clients", "disjoint", "sort", "groups", "quantity", "by:", "folders",
+    "file:",
+)  # fmt: skip
 
 
 class Config(BaseModel):
@@ -42,11 +48,21 @@ class Config(BaseModel):
     methods: tuple[str, ...] = Field(description="methods to run")
     data: str = Field("digits", description="data set: digits, a folder, or the name of a folder in $KINFED_DATA")
     model: str | None = Field(None, description="architecture; the one that suits the data if not given")
-    clients: int = Field(20, ge=1, description="number of clients")
+    clients: int = Field(20, ge=1, description="number of clients; at most so many where the data say who they are")
     participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in a round")
-    partition: Literal["iid", "shards", "dirichlet"] = Field("shards", description="who gets which samples")
+    partition: str = Field(
+        "shards",
+        description="who gets which samples: iid, shards, dirichlet, dirichlet_clients, disjoint, sort, groups, "
+        "quantity, by:COLUMN, folders or file:PATH",
+    )
     shards: int = Field(2, ge=1, description="shards of one class each that a client gets (partition shards)")
-    alpha: float = Field(0.5, gt=0, description="Dirichlet concentration; small is skewed (partition dirichlet)")
+    alpha: float = Field(
+        0.5, gt=0, description="Dirichlet concentration; small is skewed (dirichlet, dirichlet_clients, quantity)"
+    )
+    classes_per_client: int | None = Field(
+        None, ge=1, description="classes that clients get and share with others (partition disjoint)"
+    )
+    new_clients: int = Field(0, ge=0, description="how many of the clients, at random, are held back from training")
     rounds: int = Field(30, ge=1, description="rounds of training")
     local_epochs: int = Field(1, ge=1, description="passes over its data that a client makes in a round")
     batch_size: int = Field(16, ge=1, description="samples in a training step")
@@ -92,6 +108,17 @@ class Config(BaseModel):
         find(data)
         return data
 
+    @field_validator("partition")
+    @classmethod
+    def _a_partition(cls, partition: str) -> str:
+        prefix, colon, rest = partition.partition(":")
+        if prefix + colon not in PARTITIONS or bool(colon) != bool(rest):
+            *names, last = (f"'{name}'" for name in _shown_partitions())
+            raise InputError(f"partition: {partition!r} is not allowed; must be {', '.join(names)} or {last}")
+        if prefix == "file" and not Path(rest).is_file():
+            raise InputError(f"partition: {rest!r} is no file; kinfed partition writes one")
+        return partition
+
     @field_validator("lr_schedule")
     @classmethod
     def _a_schedule(cls, schedule: str) -> str:
@@ -124,6 +151,10 @@ class Config(BaseModel):
     def _fields_agree(self) -> Self:
         from kinfed.methods import METHODS
 
+        if self.new_clients >= self.clients:
+            raise InputError(
+                f"new_clients: {self.new_clients} is not allowed; must be less than the {self.clients} clients"
+            )
         for name in self.methods:
             if METHODS[name].needs_probe and self.probe < SMALLEST_PROBE:
                 raise InputError(
@@ -214,6 +245,10 @@ def _method_fields(method: str, own: Mapping[str, Any]) -> dict[str, Any]:
         return asdict(TypeAdapter(kind).validate_python(own))
     except ValidationError as error:
         raise InputError(f"{method}.{_one_line(error)}") from error
+
+
+def _shown_partitions() -> list[str]:
+    return [name + {"by:": "COLUMN", "file:": "PATH"}.get(name, "") for name in PARTITIONS]
 
 
 def _among(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:
