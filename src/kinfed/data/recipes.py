@@ -146,9 +146,10 @@ def disjoint(
     each = classes_per_client or max(classes // 5, 1)
     step = classes // math.gcd(classes, clients)
     if each > classes or each % step:
+        allowed = f"1 to {classes}" if step == 1 else f"a multiple of {step}, {classes} at most"
         raise InputError(
             f"classes_per_client: {each} is not allowed; {clients} clients share {classes} classes equally if each has "
-            f"{'a multiple of ' if step < classes else ''}{step}{f', {classes} at most' if step < classes else ''}"
+            f"{classes if step == classes else allowed}"
         )
     taken = np.zeros(classes, dtype=np.int64)
     has = np.zeros((classes, clients), dtype=bool)
