@@ -107,7 +107,10 @@ def test_a_shell_file_of_fields_can_be_looked_at(kinfed: Command, tmp_path: Path
         (["--partition", "by:writer_id"], "partition: 'by:writer_id' names no column of digits; it has none"),
         (["--partition", "folders"], "partition: 'folders' is not allowed; digits does not have a folder a client"),
         (["--partition", "dirichlet", "--alpha", "0"], "alpha: '0' is not allowed; must be greater than 0"),
-        (["--partition", "disjoint", "--classes-per-client", "3"], "classes_per_client: 3 is not allowed; 20 clients"),
+        (
+            ["--partition", "disjoint", "--classes-per-client", "11"],
+            "20 clients share 10 classes equally if each has 1 to",
+        ),
         (["--partition", "quantity", "--clients", "200"], "samples suffice for 127 clients, not for 200"),
         (["--clients", "5000"], "clients: 5000 is more than the 1272 training samples"),
         (["--new-clients", "20"], "new_clients: 20 is not allowed; must be less than the 20 clients"),
