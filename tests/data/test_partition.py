@@ -117,5 +117,5 @@ def test_small_alpha_is_more_skewed_than_a_large_one() -> None:
 def test_an_infeasible_dirichlet_ends_with_what_is_feasible() -> None:  # case 29
     with pytest.raises(InputError, match="suffice for 100 clients, not for 101"):
         dirichlet(balanced(10, 100), [0], 101, 0.5, rng())
-    with pytest.raises(InputError, match="a larger alpha or fewer clients are feasible"):
+    with pytest.raises(InputError, match="only fewer clients are feasible"):
         dirichlet(balanced(2, 100), [0], 20, 0.01, rng())

@@ -125,10 +125,14 @@ def test_it_is_fast(name: str, samples: int, clients: int, allowed: float) -> No
 
 def test_a_dirichlet_without_a_chance_ends_at_once_and_says_how_far_off_it_is() -> None:  # case 29
     start = time.process_time()
-    with pytest.raises(InputError, match=r"alpha: 0.01 left .* of 100 clients .* of 20 draws") as told:
-        dirichlet(balanced(10, 100), [0], 100, 0.01, rng())
+    with pytest.raises(InputError, match=r"alpha: 0.01 left some of 90 clients .* of 20 draws") as told:
+        dirichlet(balanced(10, 100), [0], 90, 0.01, rng())
     assert time.process_time() - start < 1
     assert "\n" not in str(told.value)
+    hint = str(told.value).split("alpha ")[-1].split()[0]
+    assert_cover(dirichlet(balanced(10, 100), [0], 90, float(hint), rng()).train, 1000)
+    with pytest.raises(InputError, match="only fewer clients are feasible"):
+        dirichlet(balanced(2, 500), [0], 100, 0.01, rng())
 
 
 def test_per_client_dirichlet_goes_on_when_a_class_runs_out() -> None:  # case 33
@@ -325,3 +329,7 @@ def test_natural_clients_that_the_test_set_does_not_know_are_split_locally() -> 
 def test_natural_clients_by_values_of_mixed_kind() -> None:
     column = np.array(["x", None, "y", "x"], dtype=object)
     assert natural(column, column[:0], 9, rng()).names == ("None", "x", "y")
+    numbers = np.array([2.0, np.nan, 1.0, 2.0])
+    cut = natural(numbers, numbers, 9, rng())
+    assert cut.names == ("1.0", "2.0")
+    assert sum(map(len, cut.train)) == 3  # the sample of an unknown writer is not used

@@ -38,10 +38,11 @@ def show_partition(fields: Mapping[str, Any], out: Path) -> None:
     holdings = Holdings.of(federation, f"{config.data}, partition {config.partition}{given}, seed {config.seed}")
     sizes = f"{int(holdings.counts.sum()):,} training and {int(holdings.tests.sum()):,} test samples"
     new = f", {holdings.new:,} of them new ones that never train" if holdings.new else ""
+    split = "; a fifth of every client's own samples is for tests" if federation.partition.pooled else ""
     console = Console(highlight=False)
     console.print(
         f"{holdings.about}: {sizes} over {len(holdings.names):,} clients{new}; {holdings.probe:,} withheld as the "
-        "server's probe set\n",
+        f"server's probe set{split}\n",
         markup=False,
     )
     console.print(summary_table(holdings))

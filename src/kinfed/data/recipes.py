@@ -81,7 +81,7 @@ def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng
     on what it trains on. A client may get no test sample of a rare class, or none.
 
     Raises:
-        InputError: If alpha is not positive, or no draw gives every client 10 samples.
+        InputError: If alpha is not positive, or no draw gives every client 10 samples; it names an alpha that does.
     """
     train, test = _read(train, test, clients)
     _positive(alpha)
@@ -252,6 +252,7 @@ def natural(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Gene
     """
     before, after = _values(train), _values(test)
     values = np.unique(before)
+    values = values[values == values]  # noqa: PLR0124 - NaN, which belongs to nobody, is not itself
     shared = np.isin(after, values)
     if len(values) > clients:
         values = values[np.sort(rng.choice(len(values), clients, replace=False))]
@@ -286,9 +287,12 @@ def _dirichlet_draw(sizes: Indices, clients: int, alpha: float, rng: np.random.G
         few += now
         if tried >= TRIED and few > HOPELESS * tried:
             break
+    larger = (float(alpha * 2**i) for i in range(1, 20))
+    feasible = (a for a in larger if _dirichlet_counts(sizes, clients, a, rng).sum(axis=0).min() >= SMALLEST)
+    hint = next((f"alpha {a:.3g} or fewer clients are" for a in feasible), "only fewer clients are")
     raise InputError(
-        f"alpha: {alpha} left {few / tried:.3g} of {clients} clients with fewer than {SMALLEST} samples on average of "
-        f"{tried} draws, and none in no draw; a larger alpha or fewer clients are feasible"
+        f"alpha: {alpha} left some of {clients} clients with fewer than {SMALLEST} samples in each of {tried} draws, "
+        f"{few / tried:,.1f} on average; {hint} feasible"
     )
 
 
