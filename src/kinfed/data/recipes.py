@@ -130,7 +130,7 @@ def disjoint(
 ) -> Partition:
     """Every client gets some classes and no others; the test set is cut by the same classes (METHODS.md F.4).
 
-    Without ``classes_per_client`` and with N ≤ K, the shuffled classes are shared out, each whole, and the numbers of
+    Without ``classes_per_client`` and with N < K, the shuffled classes are shared out, each whole, and the numbers of
     classes differ by one at most. Otherwise clients take the classes that were taken least, at random among these, and
     a class is cut into equal parts among those that took it; the default then is a fifth of the classes, as in EasyFL.
 
@@ -140,7 +140,7 @@ def disjoint(
     """
     train, test = _read(train, test, clients)
     classes = _classes(train, test)
-    if classes_per_client is None and clients <= classes:
+    if classes_per_client is None and clients < classes:
         owner = _shuffled(_even(classes, clients), rng)
         return _owned(owner[train], owner[test], clients)
     each = classes_per_client or max(classes // 5, 1)

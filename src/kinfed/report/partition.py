@@ -134,7 +134,7 @@ def summary_table(holdings: Holdings) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("")
     said = {
-        "effective classes": "classes of equal size as varied as theirs",
+        "effective classes": "as varied as so many equal classes",
         "total variation": "to the pooled shares: 0 alike, 1 apart",
     }
     for name, values in holdings.measures().items():
@@ -173,7 +173,7 @@ def client_table(holdings: Holdings, *, terminal: bool) -> Table:
             f"{measures['test samples'][i]:,}",
             f"{measures['classes'][i]:,}",
             f"{measures['total variation'][i]:.2f}",
-            Text("".join(marks[level] * wide for level in levels), style="blue" if terminal else ""),
+            Text("".join(marks[level] * wide for level in levels), style="bright_blue" if terminal else ""),
         )
     return table
 
