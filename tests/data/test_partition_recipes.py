@@ -29,7 +29,7 @@ from kinfed.data import (
     shards,
     sort,
 )
-from kinfed.data.recipes import SMALLEST
+from kinfed.data.proportions import SMALLEST
 from kinfed.errors import InputError
 from tests.data.test_partition import assert_cover, balanced, rng
 

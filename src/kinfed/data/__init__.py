@@ -2,17 +2,8 @@
 
 from kinfed.data.federation import Federation, federate
 from kinfed.data.partition import Partition
-from kinfed.data.recipes import (
-    dirichlet,
-    dirichlet_clients,
-    disjoint,
-    groups,
-    iid,
-    natural,
-    quantity,
-    shards,
-    sort,
-)
+from kinfed.data.proportions import dirichlet, dirichlet_clients, quantity
+from kinfed.data.recipes import disjoint, groups, iid, natural, shards, sort
 from kinfed.data.samples import Dataset, Normalisation, Samples
 from kinfed.data.saved import open_rows, save_rows
 from kinfed.data.sources import load
