@@ -65,7 +65,7 @@ def samples(labels: np.ndarray) -> Samples:
 def main() -> None:
     """Print the table."""
     sizes = [(50_000, 100, 10, 5), (50_000, 100, 100, 5), (1_000_000, 10_000, 10, 3), (1_000_000, 10_000, 100, 3)]
-    print(f"{'seconds':24}" + "".join(f"{f'{n:,}/{N:,}/K={K}':>22}" for n, N, K, _ in sizes))
+    print(f"{'seconds':24}" + "".join(f"{f'{n:,}/{N:,}/K={K}':>26}" for n, N, K, _ in sizes))
     rows: dict[str, list[float]] = {}
     for n, clients, classes, turns in sizes:
         train, test = (numpy_stream(0, "labels", m).permutation(np.arange(m) % classes) for m in (n, n // 5))
@@ -79,7 +79,7 @@ def main() -> None:
         rows.setdefault("the federation's check", []).append(seconds(check, turns))
         rows.setdefault("class counts", []).append(seconds(federation.class_counts, turns))
     for name, times in rows.items():
-        print(f"{name:24}" + "".join(f"{t:22.3f}" for t in times))
+        print(f"{name:24}" + "".join(f"{t:26.3f}" for t in times))
 
 
 if __name__ == "__main__":
