@@ -30,10 +30,9 @@ __all__ = ["PARTITIONS", "SMALLEST_PROBE", "Config", "parse_settings", "read_tom
 
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
 
-# Names, and prefixes of what is given after them: by:writer_id, file:rows.json.
 PARTITIONS = (
-    "iid", "shards", "dirichlet", "dirichlet_clients", "disjoint", "sort", "groups", "quantity", "by:", "folders",
-    "file:",
+    "iid", "shards", "dirichlet", "dirichlet_clients", "disjoint", "sort", "groups", "quantity", "by:COLUMN", "folders",
+    "file:PATH",
 )  # fmt: skip
 
 
@@ -50,11 +49,7 @@ class Config(BaseModel):
     model: str | None = Field(None, description="architecture; the one that suits the data if not given")
     clients: int = Field(20, ge=1, description="number of clients; at most so many where the data say who they are")
     participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in a round")
-    partition: str = Field(
-        "shards",
-        description="who gets which samples: iid, shards, dirichlet, dirichlet_clients, disjoint, sort, groups, "
-        "quantity, by:COLUMN, folders or file:PATH",
-    )
+    partition: str = Field("shards", description=f"who gets which samples: {', '.join(PARTITIONS)}")
     shards: int = Field(2, ge=1, description="shards of one class each that a client gets (partition shards)")
     alpha: float = Field(
         0.5, gt=0, description="Dirichlet concentration; small is skewed (dirichlet, dirichlet_clients, quantity)"
@@ -111,12 +106,12 @@ class Config(BaseModel):
     @field_validator("partition")
     @classmethod
     def _a_partition(cls, partition: str) -> str:
-        prefix, colon, rest = partition.partition(":")
-        if prefix + colon not in PARTITIONS or bool(colon) != bool(rest):
-            *names, last = (f"'{name}'" for name in _shown_partitions())
+        kind, colon, named = partition.partition(":")
+        if (kind, colon) not in {name.partition(":")[:2] for name in PARTITIONS} or bool(colon) != bool(named):
+            *names, last = map(repr, PARTITIONS)
             raise InputError(f"partition: {partition!r} is not allowed; must be {', '.join(names)} or {last}")
-        if prefix == "file" and not Path(rest).is_file():
-            raise InputError(f"partition: {rest!r} is no file; kinfed partition writes one")
+        if kind == "file" and not Path(named).is_file():
+            raise InputError(f"partition: {named!r} is no file; kinfed partition writes one")
         return partition
 
     @field_validator("lr_schedule")
@@ -245,10 +240,6 @@ def _method_fields(method: str, own: Mapping[str, Any]) -> dict[str, Any]:
         return asdict(TypeAdapter(kind).validate_python(own))
     except ValidationError as error:
         raise InputError(f"{method}.{_one_line(error)}") from error
-
-
-def _shown_partitions() -> list[str]:
-    return [name + {"by:": "COLUMN", "file:": "PATH"}.get(name, "") for name in PARTITIONS]
 
 
 def _among(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:
