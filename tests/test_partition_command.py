@@ -49,7 +49,7 @@ def test_it_shows_who_gets_what_and_writes_it_down(kinfed: Command, tmp_path: Pa
         f"{first['training_samples']}  ",
         "effective classes",
         "total variation",
-        "All 10 clients have fewer training samples than a batch of 200",
+        "warning: clients with fewer training samples than a batch of 200, who train on a smaller one: all 10",
     ):
         assert shown in " ".join(out.split()) or shown in out
     assert numbers["spread"]["classes"]["max"] == 2
@@ -140,10 +140,10 @@ def test_warnings_name_who_will_be_hurt() -> None:
     cut = Partition([zeros[:8], rest[:100], rest[100:150]], [np.arange(0), np.arange(60), np.arange(60, 120)])
     holdings = Holdings.of(Federation(data, cut, np.arange(0)), "hand-made")
     assert holdings.warnings(16) == [
-        "1 of 3 clients have no test samples, so that their accuracy is n/a: 0.",
-        "1 of 3 clients have samples of one class only, so that they learn nothing of the others: 0.",
-        "1 of 3 clients have fewer training samples than a batch of 16, and train on a smaller one: 0.",
-        "82 samples belong to nobody.",
+        "clients without test samples, whose accuracy is n/a: 1 of 3 (0)",
+        "clients with samples of one class only, who learn nothing of the others: 1 of 3 (0)",
+        "clients with fewer training samples than a batch of 16, who train on a smaller one: 1 of 3 (0)",
+        "samples that belong to nobody: 82",
     ]
     assert Holdings.of(federate(data, iid, clients=3, probe=0, seed=0), "").warnings(16) == []
 

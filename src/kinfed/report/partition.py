@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -86,19 +87,22 @@ class Holdings:
         """What will hurt, a line each."""
         sizes = self.counts.sum(axis=1)
         faults = (
-            (self.tests == 0, "no test samples, so that their accuracy is n/a"),
-            ((self.counts > 0).sum(axis=1) == 1, "samples of one class only, so that they learn nothing of the others"),
-            (sizes < batch_size, f"fewer training samples than a batch of {batch_size}, and train on a smaller one"),
+            (self.tests == 0, "without test samples, whose accuracy is n/a"),
+            ((self.counts > 0).sum(axis=1) == 1, "with samples of one class only, who learn nothing of the others"),
+            (
+                sizes < batch_size,
+                f"with fewer training samples than a batch of {batch_size}, who train on a smaller one",
+            ),
         )
-        said = [self._who(mask, what) for mask, what in faults if mask.any()]
-        return [*said, f"{self.unused:,} samples belong to nobody."] if self.unused else said
+        said = [f"clients {what}: {self._who(mask)}" for mask, what in faults if mask.any()]
+        return [*said, f"samples that belong to nobody: {self.unused:,}"] if self.unused else said
 
-    def _who(self, mask: NDArray[np.bool_], what: str) -> str:
+    def _who(self, mask: NDArray[np.bool_]) -> str:
         ids = np.flatnonzero(mask)
         if len(ids) == len(mask):
-            return f"All {len(mask):,} clients have {what}."
+            return f"all {len(mask):,}"
         listed = ", ".join(self.names[i] for i in ids[:NAMED]) + (", …" if len(ids) > NAMED else "")
-        return f"{len(ids):,} of {len(mask):,} clients have {what}: {listed}."
+        return f"{len(ids):,} of {len(mask):,} ({listed})"
 
     def json(self, batch_size: int) -> dict[str, Any]:
         """Everything as plain numbers and text."""
@@ -144,7 +148,7 @@ def summary_table(holdings: Holdings) -> Table:
     return table
 
 
-def client_table(holdings: Holdings, *, terminal: bool) -> Table:
+def client_table(holdings: Holdings, *, terminal: bool) -> Group:
     """A line a client with a picture of its classes, for 40 clients at most.
 
     Args:
@@ -162,8 +166,6 @@ def client_table(holdings: Holdings, *, terminal: bool) -> Table:
     table.add_column(f"classes {names}", no_wrap=True, max_width=SHOWN_CELLS, overflow="ellipsis")
     measures = holdings.measures()
     top = cells.max()
-    table.caption = f"{marks[0]} none; {' '.join(marks[1:])} quarters of {top:.2f} of a client's samples"
-    table.caption_justify = "left"
     for i, name in enumerate(holdings.names):
         # A class that is there shows, however few its samples are.
         levels = np.ceil(cells[i] / max(top, 1e-12) * (len(marks) - 1)).astype(int)
@@ -175,7 +177,8 @@ def client_table(holdings: Holdings, *, terminal: bool) -> Table:
             f"{measures['total variation'][i]:.2f}",
             Text("".join(marks[level] * wide for level in levels), style="bright_blue" if terminal else ""),
         )
-    return table
+    legend = f"{marks[0]} none; {' '.join(marks[1:])} quarters of {top:.2f} of a client's samples"
+    return Group(table, Text(legend, style="dim"))
 
 
 def _cells(counts: NDArray[np.int64]) -> NDArray[np.float64]:
