@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kinfed.data import Federation, Partition, federate, iid, load
+from kinfed.data import Federation, Partition, dirichlet_clients, federate, iid, load, natural
 from kinfed.errors import InputError
 from tests.worlds import dataset, federation
 
@@ -73,3 +73,76 @@ def test_the_same_seed_gives_the_same_clients_whatever_else_differs() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(first.partition.train, again.partition.train, strict=True))
     other = federate(dataset(), iid, clients=3, probe=24, seed=6)
     assert not np.array_equal(first.partition.train[0], other.partition.train[0])
+
+
+def test_clients_have_ids_from_0_to_the_last_one() -> None:  # case 34
+    fed = federation(clients=4)
+    for client in (4, -1):
+        for read in (fed.train, fed.test):
+            with pytest.raises(IndexError, match=rf"client: {client} is not there; valid ids are 0..3"):
+                read(client)
+
+
+def test_new_clients_hold_samples_that_nobody_trains_on() -> None:
+    whole = federate(dataset(), iid, clients=6, probe=24, seed=0)
+    fed = federate(dataset(), iid, clients=6, probe=24, seed=0, new_clients=2)
+    assert (len(fed), len(fed.new_clients)) == (4, 2)
+    split = {tuple(rows) for rows in fed.partition.train}, {tuple(rows) for rows in fed.new_clients.train}
+    assert not split[0] & split[1]
+    assert split[0] | split[1] == {tuple(rows) for rows in whole.partition.train}
+    assert fed.new_class_counts().sum() == sum(len(rows) for rows in fed.new_clients.train)
+    assert fed.unused == whole.unused == 0
+    held = np.concatenate(fed.new_clients.train)
+    assert not set(held) & set(fed.pooled().partition.train[0])
+    other = federate(dataset(), iid, clients=6, probe=24, seed=1, new_clients=2)
+    assert {tuple(rows) for rows in other.new_clients.train} != split[1]
+
+
+def test_somebody_must_train() -> None:
+    with pytest.raises(InputError, match="new_clients: 6 leaves none of the 6 clients to train"):
+        federate(dataset(), iid, clients=6, probe=24, seed=0, new_clients=6)
+
+
+def test_samples_split_locally_are_rows_of_both_sets_together() -> None:
+    data = dataset()
+    fed = federate(data, lambda *a: dirichlet_clients(*a[:3], 0.5, a[3]), clients=5, probe=24, seed=0)
+    rows = np.concatenate([*fed.partition.train, *fed.partition.test, fed.probe_rows])
+    assert sorted(rows.tolist()) == list(range(360))
+    inputs = torch.cat([data.train.inputs, data.test.inputs])
+    labels = torch.cat([data.train.labels, data.test.labels])  # type: ignore[list-item]
+    for samples, mine in ((fed.train(3), fed.partition.train[3]), (fed.test(3), fed.partition.test[3])):
+        assert torch.equal(samples.inputs, inputs[torch.as_tensor(mine)])
+        assert torch.equal(samples.labels, labels[torch.as_tensor(mine)])  # type: ignore[arg-type]
+    assert fed.class_counts()[3].tolist() == np.bincount(fed.train(3).labels.numpy(), minlength=10).tolist()  # type: ignore[union-attr]
+
+
+def test_a_global_model_is_tested_on_what_nobody_trains_on() -> None:
+    whole = federation()
+    assert whole.tested == (whole.dataset.test, whole.partition.test)
+    fed = federate(dataset(), lambda *a: dirichlet_clients(*a[:3], 0.5, a[3]), clients=5, probe=24, seed=0)
+    tested, own = fed.tested
+    assert len(tested) == sum(len(rows) for rows in fed.partition.test)
+    for client in range(5):
+        assert torch.equal(tested.take(own[client]).inputs, fed.test(client).inputs)
+
+
+def test_a_sample_in_the_training_and_the_test_rows_of_split_clients_is_an_error() -> None:  # case 42
+    cut = Partition([np.arange(3)], [np.arange(2, 4)], pooled=True)
+    with pytest.raises(ValueError, match="a pooled sample belongs to two clients"):
+        Federation(dataset(), cut, np.arange(0))
+
+
+def test_clients_by_a_column() -> None:
+    data = replace(dataset(), columns={"writer": (np.arange(240) % 6, np.arange(120) % 3)})
+    fed = federate(data, natural, clients=4, probe=24, seed=0, by="writer")
+    assert len(fed) == 4
+    for name, train, test in zip(fed.partition.names, fed.partition.train, fed.partition.test, strict=True):
+        assert set(train % 6) == {int(name)}
+        assert set(test % 3) <= {int(name)}
+    assert fed.unused > 0
+
+
+def test_a_client_without_training_samples_is_refused() -> None:
+    nobody = lambda *_: Partition([np.arange(3), np.arange(0)], [np.arange(0)] * 2)  # noqa: E731
+    with pytest.raises(InputError, match="client 1 of 2 gets no training sample"):
+        federate(dataset(), nobody, clients=2, probe=0, seed=0)

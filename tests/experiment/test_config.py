@@ -30,7 +30,7 @@ def config(**fields: Any) -> Config:
         ({"participation": 0}, "participation: 0 is not allowed; must be greater than 0"),
         ({"participation": 1.01}, "must be less than or equal to 1"),
         ({"momentum": 1}, "momentum: 1 is not allowed; must be less than 1"),
-        ({"partition": "foo"}, "partition: 'foo' is not allowed; must be 'iid', 'shards' or 'dirichlet'"),
+        ({"partition": "foo"}, "partition: 'foo' is not allowed; must be 'iid', 'shards', .* or 'file:PATH'"),
         ({"model": "resnet180"}, "model: 'resnet180' is not known; allowed: .*; did you mean resnet18?"),
         ({"model": "nowhere.to:be_found"}, "model: 'nowhere.to:be_found' cannot be imported"),
         ({"models": "resnet18"}, "models: 'resnet18' must have the form NAME:SHARE"),
@@ -84,7 +84,7 @@ def test_a_config_survives_its_file(tmp_path: Path) -> None:
 def test_every_field_is_written_except_those_that_are_not_given() -> None:
     written = config().toml()
     absent = {name for name in Config.model_fields if f"{name} = " not in written}
-    assert absent == {"channels", "image_size", "model", "models", "head", "weights", "settings"}
+    assert absent == {"channels", "classes_per_client", "image_size", "model", "models", "head", "weights", "settings"}
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

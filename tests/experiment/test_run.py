@@ -50,7 +50,8 @@ def test_a_run_folder_holds_what_it_should(out: Path) -> None:
     }  # fmt: skip
     assert summary["version"] == 1
     assert summary["data"] == {
-        "name": "digits", "clients": 10, "partition": "shards", "shards": 2, "train": 1272, "test": 397, "probe": 128,
+        "name": "digits", "clients": 10, "new_clients": 0, "partition": "shards", "shards": 2,
+        "train": 1272, "test": 397, "probe": 128,
     }  # fmt: skip
     assert summary["metrics"]["global_acc"] is None
     assert 0 < summary["metrics"]["personal_acc_weighted"] < 1
@@ -192,6 +193,7 @@ def test_a_comparison_killed_and_resumed_ends_as_if_it_had_never_stopped(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     (killed / f"{method}-seed0" / "config.toml.unfinished").write_text("as if killed while writing")
+    (killed / f"{method}-seed0" / ".tmpAbC123").write_text("as safetensors leaves it")
     kinfed.resume(killed, quiet=True).report()
     assert files(killed).keys() == files(straight).keys()
     assert {n for n, b in files(killed).items() if b != files(straight)[n] and not n.startswith("report")} == set()

@@ -70,7 +70,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
 def _metavar(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return "|".join(get_args(annotation))
-    return {int: "INT", float: "FLOAT"}.get(annotation, "TEXT")
+    return {int: "INT", int | None: "INT", float: "FLOAT"}.get(annotation, "TEXT")
 
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file with any of the fields")]
@@ -186,6 +186,17 @@ def similarity(
         console.print()
     for path in save_layers(result, out):
         typer.echo(path)
+
+
+@app.command()
+@with_config_options
+def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, str] = {}) -> None:
+    """Who gets what: the table and the picture, before anything is trained."""
+    from kinfed import api
+    from kinfed.cli.partition import show_partition
+
+    # Any method will do: the options are those of run, so that a command line can be looked at before it is run.
+    show_partition(_fields(["local"], config, None, given), out or api.new_folder("partition"))
 
 
 @app.command()

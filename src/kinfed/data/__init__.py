@@ -2,8 +2,11 @@
 
 from kinfed.data.arrays import from_arrays
 from kinfed.data.federation import Federation, federate
-from kinfed.data.partition import Partition, dirichlet, iid, shards
+from kinfed.data.partition import Partition
+from kinfed.data.proportions import dirichlet, dirichlet_clients, quantity
+from kinfed.data.recipes import disjoint, groups, iid, natural, shards, sort
 from kinfed.data.samples import Dataset, Normalisation, Samples
+from kinfed.data.saved import open_rows, save_rows
 from kinfed.data.sources import load
 
 __all__ = [
@@ -13,9 +16,17 @@ __all__ = [
     "Partition",
     "Samples",
     "dirichlet",
+    "dirichlet_clients",
+    "disjoint",
     "federate",
     "from_arrays",
+    "groups",
     "iid",
     "load",
+    "natural",
+    "open_rows",
+    "quantity",
+    "save_rows",
     "shards",
+    "sort",
 ]

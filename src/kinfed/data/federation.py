@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kinfed.data.partition import Indices, Partition
@@ -13,9 +16,9 @@ from kinfed.data.samples import Dataset, Samples
 from kinfed.errors import InputError
 from kinfed.streams import numpy_stream
 
-__all__ = ["Federation", "federate"]
+__all__ = ["Federation", "Recipe", "federate"]
 
-Recipe = Callable[[Indices, Indices, int, np.random.Generator], Partition]
+Recipe = Callable[[NDArray[Any], NDArray[Any], int, np.random.Generator], Partition]
 
 
 @dataclass(frozen=True)
@@ -24,21 +27,30 @@ class Federation:
 
     Attributes:
         dataset: What is shared out.
-        partition: Rows of ``dataset.train`` and ``dataset.test`` of each client.
+        partition: Rows of the `splits` of each client.
         probe_rows: Rows of ``dataset.train`` that the server holds and no client has; empty if it holds none.
+        new_clients: Likewise of clients that are held back: they never train, and are not among the N.
+
+    Raises:
+        ValueError: If a sample belongs to two of them, or does not exist.
     """
 
     dataset: Dataset
     partition: Partition
     probe_rows: Indices
+    new_clients: Partition = Partition([], [])  # noqa: RUF009 - frozen, and nobody fills its lists
 
     def __post_init__(self) -> None:
-        for name, cut, size in (
-            ("training", [*self.partition.train, self.probe_rows], len(self.dataset.train)),
-            ("test", self.partition.test, len(self.dataset.test)),
-        ):
+        train = [*self.partition.train, *self.new_clients.train, self.probe_rows]
+        test = [*self.partition.test, *self.new_clients.test]
+        sizes = len(self.dataset.train), len(self.dataset.test)
+        splits = [("training", train, sizes[0]), ("test", test, sizes[1])]
+        if self.partition.pooled:
+            splits = [("pooled", train + test, sum(sizes))]
+        for name, cut, size in splits:
             rows = np.concatenate(cut)
-            if len(np.unique(rows)) < len(rows) or (len(rows) and not 0 <= rows.min() <= rows.max() < size):
+            there = not len(rows) or 0 <= rows.min() <= rows.max() < size
+            if not there or np.bincount(rows).max(initial=0) > 1:
                 raise ValueError(
                     f"a {name} sample belongs to two clients, to a client and the server, or does not exist"
                 )
@@ -46,33 +58,96 @@ class Federation:
     def __len__(self) -> int:
         return len(self.partition)
 
+    @cached_property
+    def splits(self) -> tuple[Samples, Samples]:
+        """What the partition's rows are rows of: training set and test set, or twice the one followed by the other."""
+        train, test = self.dataset.train, self.dataset.test
+        if not self.partition.pooled:
+            return train, test
+        labels = torch.from_numpy(np.concatenate([_labels(train), _labels(test)]))
+        together = replace(train, inputs=torch.cat([train.inputs, test.inputs]), labels=labels)
+        return together, together
+
     def train(self, client: int) -> Samples:
-        """A client's training samples."""
-        return self.dataset.train.take(self.partition.train[client])
+        """A client's training samples.
+
+        Raises:
+            IndexError: If there is no such client.
+        """
+        return self.splits[0].take(self.partition.train[self._valid(client)])
 
     def test(self, client: int) -> Samples:
-        """A client's test samples; there may be none."""
-        return self.dataset.test.take(self.partition.test[client])
+        """A client's test samples; there may be none.
+
+        Raises:
+            IndexError: If there is no such client.
+        """
+        return self.splits[1].take(self.partition.test[self._valid(client)])
+
+    def _valid(self, client: int) -> int:
+        if not 0 <= client < len(self):
+            raise IndexError(f"client: {client} is not there; valid ids are 0..{len(self) - 1}")
+        return client
 
     @property
     def probe(self) -> Samples | None:
         """The server's own images, unlabelled, or None."""
         return self.dataset.train.take(self.probe_rows).without_labels() if len(self.probe_rows) else None
 
+    @cached_property
+    def tested(self) -> tuple[Samples, list[Indices]]:
+        """What one global model is tested on, and which of these samples are each client's own.
+
+        The whole official test set, whoever holds it (METHODS.md G.1). Where the clients' samples were split locally,
+        it is the test samples of the clients that train: those of the official test set may have been trained on.
+        """
+        own = self.partition.test
+        if not self.partition.pooled:
+            return self.dataset.test, own
+        rows = np.sort(np.concatenate(own))
+        return self.splits[1].take(rows), [np.searchsorted(rows, mine) for mine in own]
+
+    @property
+    def unused(self) -> int:
+        """How many training and test samples nobody holds."""
+        holders = (self.partition, self.new_clients)
+        held = sum(len(rows) for holder in holders for rows in (*holder.train, *holder.test))
+        return len(self.dataset.train) + len(self.dataset.test) - held - len(self.probe_rows)
+
     def pooled(self) -> Federation:
         """The same data with one client that holds all training and test samples of the clients."""
-        whole = Partition(*([np.sort(np.concatenate(cut))] for cut in (self.partition.train, self.partition.test)))
-        return Federation(self.dataset, whole, self.probe_rows)
+        train, test = ([np.sort(np.concatenate(cut))] for cut in (self.partition.train, self.partition.test))
+        return replace(self, partition=Partition(train, test, self.partition.pooled))
 
     def class_counts(self) -> NDArray[np.int64]:
         """Training samples of each client and class, N×K."""
+        return self._class_counts(self.partition)
+
+    def new_class_counts(self) -> NDArray[np.int64]:
+        """Training samples of each new client and class."""
+        return self._class_counts(self.new_clients)
+
+    def _class_counts(self, partition: Partition) -> NDArray[np.int64]:
         labels = _labels(self.dataset.train)
-        classes = len(self.dataset.classes)
-        return np.stack([np.bincount(labels[rows], minlength=classes) for rows in self.partition.train])
+        if self.partition.pooled:
+            labels = np.concatenate([labels, _labels(self.dataset.test)])
+        clients, classes = len(partition), len(self.dataset.classes)
+        client = np.repeat(np.arange(clients), [len(rows) for rows in partition.train])
+        cells = client * classes + labels[np.concatenate([np.arange(0), *partition.train])]
+        return np.bincount(cells, minlength=clients * classes).reshape(clients, classes)
 
 
-def federate(dataset: Dataset, recipe: Recipe, *, clients: int, probe: int, seed: int) -> Federation:
-    """Withhold the probe set, then share out the rest.
+def federate(
+    dataset: Dataset,
+    recipe: Recipe,
+    *,
+    clients: int,
+    probe: int,
+    seed: int,
+    new_clients: int = 0,
+    by: str | None = None,
+) -> Federation:
+    """Withhold the probe set, share out the rest, and hold back the new clients.
 
     The probe set is balanced over the classes as far as possible and is withheld whatever the method, so that methods
     are compared on the same clients (METHODS.md F.0).
@@ -80,9 +155,11 @@ def federate(dataset: Dataset, recipe: Recipe, *, clients: int, probe: int, seed
     Args:
         dataset: What to share out.
         recipe: ``(train labels, test labels, clients, rng) -> Partition``.
-        clients: N.
+        clients: N, the new ones among them.
         probe: How many training images the server holds.
         seed: Of the run.
+        new_clients: How many of the clients, at random, never train.
+        by: The column whose values the recipe reads instead of the labels.
 
     Raises:
         InputError: If there are fewer samples than asked for, or the recipe cannot be met.
@@ -92,8 +169,19 @@ def federate(dataset: Dataset, recipe: Recipe, *, clients: int, probe: int, seed
         raise InputError(f"probe: {probe} leaves none of the {len(labels)} training samples for the clients")
     withheld = _balanced(labels, probe, numpy_stream(seed, "probe"))
     rest = np.setdiff1d(np.arange(len(labels)), withheld)
-    cut = recipe(labels[rest], _labels(dataset.test), clients, numpy_stream(seed, "partition"))
-    return Federation(dataset, Partition([rest[rows] for rows in cut.train], cut.test), withheld)
+    before, after = (labels, _labels(dataset.test)) if by is None else dataset.columns[by]
+    cut = recipe(before[rest], after, clients, numpy_stream(seed, "partition"))
+    if cut.pooled:
+        rest = np.concatenate([rest, len(labels) + np.arange(len(dataset.test))])
+        cut = replace(cut, test=[rest[rows] for rows in cut.test])
+    cut = replace(cut, train=[rest[rows] for rows in cut.train])
+    if new_clients >= len(cut):
+        raise InputError(f"new_clients: {new_clients} leaves none of the {len(cut)} clients to train")
+    idle = next((i for i, rows in enumerate(cut.train) if not len(rows)), None)
+    if idle is not None:
+        raise InputError(f"partition: client {idle} of {len(cut)} gets no training sample; fewer clients are feasible")
+    held_back = np.sort(numpy_stream(seed, "new clients").choice(len(cut), new_clients, replace=False))
+    return Federation(dataset, cut.of(np.setdiff1d(np.arange(len(cut)), held_back)), withheld, cut.of(held_back))
 
 
 def _balanced(labels: Indices, count: int, rng: np.random.Generator) -> Indices:

@@ -135,8 +135,8 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Delete what a kill left half-written in a folder and below it."""
-    for path in folder.rglob(f"*{UNFINISHED}"):
+    """Delete what a kill left half-written in a folder and below it; safetensors has a name of its own for that."""
+    for path in (*folder.rglob(f"*{UNFINISHED}"), *folder.rglob(".tmp*")):
         path.unlink()
 
 

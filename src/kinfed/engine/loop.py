@@ -155,20 +155,20 @@ def _evaluate(
     round: int,
     watch: Watch,
 ) -> Line:
-    """The global model on the pooled test set, and each client's own models on its own test samples (METHODS.md G.1).
+    """The global model on the test set, and each client's own models on its own test samples (METHODS.md G.1).
 
     Where a client has no model of its own, the global one is what serves it. After the last round the models are saved.
     """
     method, federation = workshop.method, workshop.federation
     last = round == workshop.plan.rounds
-    rows = federation.partition.test
+    tested, rows = federation.tested
     accuracies: dict[str, list[float | None]] = {}
     global_acc = None
     server = workshop.server(round)
     tensors = method.global_model(server, state)
     if tensors is not None:
         server.model.load(tensors)
-        right = hits(server.model, federation.dataset.test.to(workshop.device)).cpu()
+        right = hits(server.model, tested.to(workshop.device)).cpu()
         global_acc = _share(right)
         accuracies["personal"] = [_share(right[own]) for own in rows]
         if last:

@@ -26,9 +26,14 @@ from pydantic import (
 
 from kinfed.errors import InputError
 
-__all__ = ["SMALLEST_PROBE", "Config", "parse_settings", "read_toml"]
+__all__ = ["PARTITIONS", "SMALLEST_PROBE", "Config", "parse_settings", "read_toml"]
 
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
+
+PARTITIONS = (
+    "iid", "shards", "dirichlet", "dirichlet_clients", "disjoint", "sort", "groups", "quantity", "by:COLUMN", "folders",
+    "file:PATH",
+)  # fmt: skip
 
 
 class Config(BaseModel):
@@ -52,11 +57,17 @@ class Config(BaseModel):
     bn: Literal["track", "batch", "group"] = Field("track", description="what BatchNorm layers are or become")
     weights: str | None = Field(None, description="safetensors file of start weights, whole model or body")
     augment: Literal["none", "crop_flip"] = Field("none", description="what training does to images")
-    clients: int = Field(20, ge=1, description="number of clients")
+    clients: int = Field(20, ge=1, description="number of clients; at most so many where the data say who they are")
     participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in a round")
-    partition: Literal["iid", "shards", "dirichlet"] = Field("shards", description="who gets which samples")
+    partition: str = Field("shards", description=f"who gets which samples: {', '.join(PARTITIONS)}")
     shards: int = Field(2, ge=1, description="shards of one class each that a client gets (partition shards)")
-    alpha: float = Field(0.5, gt=0, description="Dirichlet concentration; small is skewed (partition dirichlet)")
+    alpha: float = Field(
+        0.5, gt=0, description="Dirichlet concentration; small is skewed (dirichlet, dirichlet_clients, quantity)"
+    )
+    classes_per_client: int | None = Field(
+        None, ge=1, description="classes that clients get and share with others (partition disjoint)"
+    )
+    new_clients: int = Field(0, ge=0, description="how many of the clients, at random, are held back from training")
     rounds: int = Field(30, ge=1, description="rounds of training")
     local_epochs: int = Field(1, ge=1, description="passes over its data that a client makes in a round")
     batch_size: int = Field(16, ge=1, description="samples in a training step")
@@ -121,6 +132,17 @@ class Config(BaseModel):
 
         return Decoding(channels).channels
 
+    @field_validator("partition")
+    @classmethod
+    def _a_partition(cls, partition: str) -> str:
+        kind, colon, named = partition.partition(":")
+        if (kind, colon) not in {name.partition(":")[:2] for name in PARTITIONS} or bool(colon) != bool(named):
+            *names, last = map(repr, PARTITIONS)
+            raise InputError(f"partition: {partition!r} is not allowed; must be {', '.join(names)} or {last}")
+        if kind == "file" and not Path(named).is_file():
+            raise InputError(f"partition: {named!r} is no file; kinfed partition writes one")
+        return partition
+
     @field_validator("lr_schedule")
     @classmethod
     def _a_schedule(cls, schedule: str) -> str:
@@ -153,6 +175,10 @@ class Config(BaseModel):
     def _fields_agree(self) -> Self:
         from kinfed.methods import METHODS
 
+        if self.new_clients >= self.clients:
+            raise InputError(
+                f"new_clients: {self.new_clients} is not allowed; must be less than the {self.clients} clients"
+            )
         for name in self.methods:
             if METHODS[name].needs_probe and self.probe < SMALLEST_PROBE:
                 raise InputError(

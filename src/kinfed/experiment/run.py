@@ -11,7 +11,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinfed.data import Federation, dirichlet, federate, iid, load, shards
+from kinfed.data import (
+    Dataset,
+    Federation,
+    dirichlet,
+    dirichlet_clients,
+    disjoint,
+    federate,
+    groups,
+    iid,
+    load,
+    natural,
+    open_rows,
+    quantity,
+    shards,
+    sort,
+)
 from kinfed.data.federation import Recipe
 from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
 from kinfed.engine import federate as run_rounds
@@ -27,6 +42,11 @@ __all__ = ["Watcher", "compare", "federation_of", "resume", "run", "workshop_of"
 
 CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "federation.json", "summary.json"
 SUMMARY_VERSION = 1
+FOLDERS = "client"  # the column of a data set that has a folder a client
+OWN_FIELD = {
+    "shards": "shards", "dirichlet": "alpha", "dirichlet_clients": "alpha", "quantity": "alpha",
+    "disjoint": "classes_per_client",
+}  # fmt: skip
 SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
 
 
@@ -40,14 +60,59 @@ def nobody(method: str, seed: int, rounds: int) -> Watch:
 
 
 def federation_of(config: Config) -> Federation:
-    """The clients of a config."""
+    """The clients of a config.
+
+    Raises:
+        InputError: If the data do not allow its partition.
+    """
+    alpha, each = config.alpha, config.classes_per_client
     recipes: dict[str, Recipe] = {
         "iid": iid,
         "shards": lambda train, test, clients, rng: shards(train, test, clients, config.shards, rng),
-        "dirichlet": lambda train, test, clients, rng: dirichlet(train, test, clients, config.alpha, rng),
+        "dirichlet": lambda train, test, clients, rng: dirichlet(train, test, clients, alpha, rng),
+        "dirichlet_clients": lambda train, test, clients, rng: dirichlet_clients(train, test, clients, alpha, rng),
+        "disjoint": lambda train, test, clients, rng: disjoint(train, test, clients, each, rng),
+        "sort": sort,
+        "groups": groups,
+        "quantity": lambda train, test, clients, rng: quantity(train, test, clients, alpha, rng),
+        "by": natural,
+        "folders": natural,
     }
-    data = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
-    return federate(data, recipes[config.partition], clients=config.clients, probe=config.probe, seed=config.seed)
+    dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
+    kind, _, named = config.partition.partition(":")
+    if kind == "file":
+        return _saved(config, dataset, Path(named))
+    return federate(
+        dataset,
+        recipes[kind],
+        clients=config.clients,
+        probe=config.probe,
+        seed=config.seed,
+        new_clients=config.new_clients,
+        by=_column(config, dataset),
+    )
+
+
+def _column(config: Config, dataset: Dataset) -> str | None:
+    """The column that says who the clients are, if one does."""
+    kind, _, column = config.partition.partition(":")
+    if kind == "folders" and FOLDERS not in dataset.columns:
+        raise InputError(f"partition: 'folders' is not allowed; {config.data} does not have a folder a client")
+    if kind == "by" and column not in dataset.columns:
+        has = ", ".join(dataset.columns) or "none"
+        raise InputError(f"partition: {config.partition!r} names no column of {config.data}; it has {has}")
+    return {"folders": FOLDERS, "by": column}.get(kind)
+
+
+def _saved(config: Config, dataset: Dataset, path: Path) -> Federation:
+    """Saved clients; the config must say the same of them, since it is what a run folder is read by."""
+    federation = open_rows(dataset, path)
+    new = len(federation.new_clients)
+    has = {"clients": len(federation) + new, "new_clients": new, "probe": len(federation.probe_rows)}
+    for name, count in has.items():
+        if getattr(config, name) != count:
+            raise InputError(f"{name}: {getattr(config, name)} is not allowed; {str(path)!r} has {count}")
+    return federation
 
 
 def workshop_of(config: Config) -> Workshop:
@@ -203,13 +268,17 @@ def _place(config: Config, workshop: Workshop) -> Iterator[Place]:
 
 def _about(federation: Federation) -> dict[str, Any]:
     """Who holds what, for the report: training samples by client and class, test samples by client."""
+    names = federation.partition.names
     return {
+        **({"names": list(names)} if names else {}),
         "classes": list(federation.dataset.classes),
         "train": federation.class_counts().tolist(),
         "test": [len(rows) for rows in federation.partition.test],
         "probe": len(federation.probe_rows),
         "skipped": federation.dataset.skipped,
         "skipped_names": list(federation.dataset.skipped_names),
+        "new_clients": len(federation.new_clients),
+        "unused": federation.unused,
     }
 
 
@@ -228,7 +297,7 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         series = [line[name] for line in lines if line.get(name) is not None]
         metrics[f"{name}_mean_of_last_10_rounds"] = math.fsum(series[-10:]) / len(series[-10:]) if series else None
         metrics[f"{name}_best_on_test"] = max(series, default=None)
-    own_field = {"shards": "shards", "dirichlet": "alpha"}.get(config.partition)
+    own_field = OWN_FIELD.get(config.partition)
     return {
         "version": SUMMARY_VERSION,
         "method": method,
@@ -238,7 +307,8 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         "model": config.models or config.model or suited(federation.dataset.shape),
         "data": {
             "name": config.data,
-            "clients": config.clients,
+            "clients": len(federation),
+            "new_clients": len(federation.new_clients),
             "partition": config.partition,
             **({own_field: getattr(config, own_field)} if own_field else {}),
             "train": sum(len(rows) for rows in federation.partition.train),

@@ -137,12 +137,16 @@ def setting(runs: Sequence[Run]) -> str:
     """What every number stands for: data, clients, partition, rounds, seeds and model."""
     first = runs[0].summary
     data = first["data"]
-    how = {"shards": lambda: f"{data['shards']} shards a client", "dirichlet": lambda: f"Dirichlet α={data['alpha']}"}
+    how = {
+        "iid": "IID",
+        "shards": f"{data.get('shards')} shards a client",
+        "dirichlet": f"Dirichlet α={data.get('alpha')}",
+    }
     seeds = sorted({run.summary["seed"] for run in runs})
     spread = "; ± is the sample standard deviation over the seeds" if len(seeds) > 1 else ""
     return (
         f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "
-        f"({how.get(data['partition'], lambda: 'IID')()}), {data['probe']} withheld as the server's probe set; "
+        f"({how.get(data['partition'], data['partition'])}), {data['probe']} withheld as the server's probe set; "
         f"{first['model']}, {first['rounds']} rounds, seed{'s' if len(seeds) > 1 else ''} "
         f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}."
     )

@@ -1,0 +1,106 @@
+"""A federation's rows in a file (``--partition file:PATH``): JSON that any program can read and write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kinfed.data.federation import Federation
+from kinfed.data.partition import Indices, Partition
+from kinfed.data.samples import Dataset
+from kinfed.errors import InputError
+
+__all__ = ["open_rows", "save_rows"]
+
+FIELDS = ("train_samples", "test_samples", "clients")
+
+
+def save_rows(federation: Federation, path: Path) -> None:
+    """Write which client holds which rows.
+
+    The fields: ``train_samples`` and ``test_samples``, the size of the data set that the rows belong to; ``pooled``,
+    see `Partition`; ``clients`` and ``new_clients``, a list of ``{"name": text or null, "train": rows, "test": rows}``
+    each; ``probe``, the rows that the server holds. Rows count from 0.
+    """
+    rows = {
+        **_sizes(federation.dataset),
+        "pooled": federation.partition.pooled,
+        "clients": _listed(federation.partition),
+        "new_clients": _listed(federation.new_clients),
+        "probe": federation.probe_rows.tolist(),
+    }
+    path.write_text(json.dumps(rows) + "\n")
+
+
+def open_rows(dataset: Dataset, path: Path) -> Federation:
+    """The federation that was saved.
+
+    ``pooled``, ``new_clients``, ``probe`` and the names may be missing in a file that another program wrote.
+
+    Raises:
+        InputError: If the file cannot be read, belongs to another data set, or a client has no training sample.
+    """
+    told = _read(path)
+    try:
+        pooled = bool(told.get("pooled", False))
+        clients, new = (_partition(told.get(name, []), pooled) for name in ("clients", "new_clients"))
+        probe = _rows(told.get("probe", []))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"partition: {str(path)!r} must list clients as {{'train': rows, 'test': rows}}, rows being integers"
+        ) from error
+    sizes = _sizes(dataset)
+    if any(told[name] != size for name, size in sizes.items()):
+        belongs = " and ".join(str(told[name]) for name in sizes)
+        raise InputError(
+            f"partition: {str(path)!r} belongs to {belongs} training and test samples; {dataset.name} has "
+            f"{' and '.join(map(str, sizes.values()))}"
+        )
+    if not len(clients) or not all(len(rows) for rows in clients.train):
+        raise InputError(f"partition: {str(path)!r} has no clients, or one without training samples")
+    try:
+        return Federation(dataset, clients, probe, new)
+    except ValueError as error:
+        raise InputError(f"partition: {str(path)!r}: {error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"partition: {str(path)!r} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"partition: {str(path)!r} is no JSON: {error}") from error
+    missing = [name for name in FIELDS if not isinstance(told, dict) or name not in told]
+    if missing:
+        raise InputError(f"partition: {str(path)!r} lacks {', '.join(missing)}; kinfed partition writes such a file")
+    return dict(told)
+
+
+def _sizes(dataset: Dataset) -> dict[str, int]:
+    return {"train_samples": len(dataset.train), "test_samples": len(dataset.test)}
+
+
+def _listed(partition: Partition) -> list[dict[str, Any]]:
+    names = partition.names or (None,) * len(partition)
+    return [
+        {"name": name, "train": train.tolist(), "test": test.tolist()}
+        for name, train, test in zip(names, partition.train, partition.test, strict=True)
+    ]
+
+
+def _partition(listed: Sequence[Mapping[str, Any]], pooled: bool) -> Partition:
+    train, test = ([_rows(client[split]) for client in listed] for split in ("train", "test"))
+    names = [client.get("name") for client in listed]
+    return Partition(train, test, pooled, () if None in names else tuple(map(str, names)))
+
+
+def _rows(listed: Sequence[int]) -> Indices:
+    rows = np.asarray(listed)
+    if len(rows) and (rows.ndim != 1 or rows.dtype.kind != "i"):
+        raise ValueError("rows are no integers")
+    return np.sort(rows.astype(np.int64))

@@ -1,0 +1,240 @@
+"""Who gets what, before anything is trained: a table and a picture for the terminal, a PNG, JSON, and warnings.
+
+Letters: ``N`` clients, the new ones last; ``K`` classes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from kinfed.data import Federation, save_rows
+from kinfed.data.skew import effective_classes, total_variation
+
+__all__ = ["Holdings", "client_table", "save_holdings", "summary_table"]
+
+SHOWN_CLIENTS = 40  # lines in the terminal
+SHOWN_CELLS = 34  # columns of the terminal's picture; more classes are put together
+NAMED = 8  # clients that a warning names
+SHADES, PLAIN = "·░▒▓█", ".-+*#"
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What every client of a federation holds.
+
+    Attributes:
+        about: Data set, partition and seed, in words.
+        classes: K names.
+        names: N names: what the data call the clients, or their numbers; new clients are marked.
+        counts: Training samples of each client and class, N×K.
+        tests: Test samples of each client, N.
+        new: How many clients, the last ones, are held back from training.
+        probe: Samples that the server holds.
+        unused: Samples that nobody holds.
+    """
+
+    about: str
+    classes: tuple[str, ...]
+    names: tuple[str, ...]
+    counts: NDArray[np.int64]
+    tests: NDArray[np.int64]
+    new: int
+    probe: int
+    unused: int
+
+    @classmethod
+    def of(cls, federation: Federation, about: str) -> Holdings:
+        """What the clients and the new clients of a federation hold."""
+        both = (federation.partition, federation.new_clients)
+        named = federation.partition.names
+        return cls(
+            about,
+            federation.dataset.classes,
+            tuple(
+                ("new " if p is federation.new_clients else "") + (p.names[i] if named else str(i))
+                for p in both
+                for i in range(len(p))
+            ),
+            np.concatenate([federation.class_counts(), federation.new_class_counts()]),
+            np.array([len(rows) for p in both for rows in p.test]),
+            len(federation.new_clients),
+            len(federation.probe_rows),
+            federation.unused,
+        )
+
+    def measures(self) -> dict[str, NDArray[Any]]:
+        """Numbers of every client by name; skew is measured against the classes of those that train."""
+        pooled = self.counts[: len(self.counts) - self.new].sum(axis=0)
+        return {
+            "training samples": self.counts.sum(axis=1),
+            "test samples": self.tests,
+            "classes": (self.counts > 0).sum(axis=1),
+            "effective classes": effective_classes(self.counts),
+            "total variation": total_variation(self.counts, pooled),
+        }
+
+    def warnings(self, batch_size: int) -> list[str]:
+        """What will hurt, a line each."""
+        sizes = self.counts.sum(axis=1)
+        faults = (
+            (self.tests == 0, "without test samples, whose accuracy is n/a"),
+            ((self.counts > 0).sum(axis=1) == 1, "with samples of one class only, who learn nothing of the others"),
+            (
+                sizes < batch_size,
+                f"with fewer training samples than a batch of {batch_size}, who train on a smaller one",
+            ),
+        )
+        said = [f"clients {what}: {self._who(mask)}" for mask, what in faults if mask.any()]
+        return [*said, f"samples that belong to nobody: {self.unused:,}"] if self.unused else said
+
+    def _who(self, mask: NDArray[np.bool_]) -> str:
+        ids = np.flatnonzero(mask)
+        if len(ids) == len(mask):
+            return f"all {len(mask):,}"
+        listed = ", ".join(self.names[i] for i in ids[:NAMED]) + (", …" if len(ids) > NAMED else "")
+        return f"{len(ids):,} of {len(mask):,} ({listed})"
+
+    def json(self, batch_size: int) -> dict[str, Any]:
+        """Everything as plain numbers and text."""
+        measures = {name.replace(" ", "_"): values for name, values in self.measures().items()}
+        return {
+            "about": self.about,
+            "classes": list(self.classes),
+            "new_clients": self.new,
+            "probe": self.probe,
+            "unused": self.unused,
+            "spread": {
+                name: {"min": float(values.min()), "median": float(np.median(values)), "max": float(values.max())}
+                for name, values in measures.items()
+            },
+            "warnings": self.warnings(batch_size),
+            "clients": [
+                {
+                    "name": name,
+                    "new": i >= len(self.names) - self.new,
+                    **{measure: values[i].item() for measure, values in measures.items()},
+                    "counts": self.counts[i].tolist(),
+                }
+                for i, name in enumerate(self.names)
+            ],
+        }
+
+
+def summary_table(holdings: Holdings) -> Table:
+    """Smallest, median and largest of what clients have."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"{len(holdings.names):,} clients", no_wrap=True)
+    for heading in ("min", "median", "max"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    said = {
+        "effective classes": "as varied as so many equal classes",
+        "total variation": "to the pooled shares: 0 alike, 1 apart",
+    }
+    for name, values in holdings.measures().items():
+        style = "{:.2f}" if values.dtype.kind == "f" else "{:,.0f}"
+        numbers = (style.format(value) for value in (values.min(), np.median(values), values.max()))
+        table.add_row(name, *numbers, Text(said.get(name, ""), style="dim"))
+    return table
+
+
+def client_table(holdings: Holdings, *, terminal: bool) -> Group:
+    """A line a client with a picture of its classes, for 40 clients at most.
+
+    Args:
+        holdings: What is shown.
+        terminal: Whether shades of colour can be shown; plain characters otherwise.
+    """
+    cells = _cells(holdings.counts)
+    wide = 2 if cells.shape[1] * 2 <= SHOWN_CELLS else 1
+    marks = SHADES if terminal else PLAIN
+    names = f"{holdings.classes[0]} … {holdings.classes[-1]}" if len(holdings.classes) > 1 else holdings.classes[0]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("client", no_wrap=True, max_width=16, overflow="ellipsis")
+    for heading in ("train", "test", "classes", "TV"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column(f"classes {names}", no_wrap=True, max_width=SHOWN_CELLS, overflow="ellipsis")
+    measures = holdings.measures()
+    top = cells.max()
+    for i, name in enumerate(holdings.names):
+        # A class that is there shows, however few its samples are.
+        levels = np.ceil(cells[i] / max(top, 1e-12) * (len(marks) - 1)).astype(int)
+        table.add_row(
+            Text(name),
+            f"{measures['training samples'][i]:,}",
+            f"{measures['test samples'][i]:,}",
+            f"{measures['classes'][i]:,}",
+            f"{measures['total variation'][i]:.2f}",
+            Text("".join(marks[level] * wide for level in levels), style="bright_blue" if terminal else ""),
+        )
+    legend = f"{marks[0]} none; {' '.join(marks[1:])} quarters of {top:.2f} of a client's samples"
+    return Group(table, Text(legend, style="dim"))
+
+
+def _cells(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Shares of a client's samples by class, or by neighbouring classes where there are many."""
+    classes = counts.shape[1]
+    width = -(-classes // SHOWN_CELLS)
+    binned = np.add.reduceat(counts, np.arange(0, classes, width), axis=1)
+    shares: NDArray[np.float64] = binned / counts.sum(axis=1, keepdims=True).clip(min=1)
+    return shares
+
+
+def save_holdings(holdings: Holdings, federation: Federation, folder: Path, batch_size: int) -> Iterator[Path]:
+    """Write the numbers, the picture and the rows (``--partition file:…``) into a folder; yields their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "partition.json").write_text(json.dumps(holdings.json(batch_size)) + "\n")
+    yield folder / "partition.json"
+    _save_picture(holdings, folder / "partition.png")
+    yield folder / "partition.png"
+    save_rows(federation, folder / "rows.json")
+    yield folder / "rows.json"
+
+
+def _save_picture(holdings: Holdings, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    clients, classes = holdings.counts.shape
+    few = clients <= SHOWN_CLIENTS
+    figure = Figure(figsize=(10, min(9, 3.2 + 0.16 * clients)), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
+    image = left.imshow(holdings.counts, aspect="auto", cmap="Blues", interpolation="nearest", vmin=0)
+    figure.colorbar(image, ax=left, location="left", shrink=0.8, label="training samples")
+    left.set(xlabel="class", ylabel="client")
+    if classes <= 30:
+        upright = max(map(len, holdings.classes)) <= 2
+        left.set_xticks(range(classes), holdings.classes, rotation=0 if upright else 90)
+    else:
+        left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if few:
+        left.set_yticks(range(clients), holdings.names, fontsize=8)
+    else:
+        left.yaxis.set_major_locator(MaxNLocator(integer=True))
+    edges = np.arange(clients + 1) - 0.5
+    sizes = holdings.counts.sum(axis=1)
+    for values, base, colour, label in (
+        (sizes, np.zeros(clients), "#0072B2", "training"),
+        (sizes + holdings.tests, sizes, "#E69F00", "test"),
+    ):
+        right.stairs(values, edges, baseline=base, orientation="horizontal", fill=True, color=colour, label=label)
+    right.set(xlabel="samples", xlim=(0, None))
+    right.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+    if holdings.new:
+        for axis in (left, right):
+            axis.axhline(clients - holdings.new - 0.5, color="#D55E00", linewidth=1.5)
+        left.set_title("below the line: new clients, which never train", fontsize=9)
+    figure.suptitle(holdings.about, fontsize=10)
+    figure.savefig(path, dpi=110)

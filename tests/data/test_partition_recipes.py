@@ -1,0 +1,336 @@
+"""What holds of every recipe, and of those that `test_partition` does not have."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinfed.data import (
+    Partition,
+    dirichlet,
+    dirichlet_clients,
+    disjoint,
+    groups,
+    iid,
+    natural,
+    quantity,
+    shards,
+    sort,
+)
+from kinfed.data.proportions import SMALLEST
+from kinfed.errors import InputError
+from tests.data.test_partition import assert_cover, balanced, rng
+
+RECIPES: dict[str, Callable[..., Partition]] = {
+    "iid": iid,
+    "shards": lambda train, test, clients, rng: shards(train, test, clients, 2, rng),
+    "dirichlet": lambda train, test, clients, rng: dirichlet(train, test, clients, 1.0, rng),
+    "dirichlet_clients": lambda train, test, clients, rng: dirichlet_clients(train, test, clients, 1.0, rng),
+    "disjoint": lambda train, test, clients, rng: disjoint(train, test, clients, None, rng),
+    "sort": sort,
+    "groups": groups,
+    "quantity": lambda train, test, clients, rng: quantity(train, test, clients, 1.0, rng),
+    "natural": natural,
+}
+every = pytest.mark.parametrize("name", RECIPES)
+
+
+def counts_of(labels: np.ndarray, cut: list[np.ndarray], classes: int = 10) -> np.ndarray:
+    return np.stack([np.bincount(labels[rows], minlength=classes) for rows in cut])
+
+
+def digest(cut: Partition) -> str:
+    rows = [[mine.tolist() for mine in split] for split in (cut.train, cut.test)]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+@every
+@given(train=st.integers(103, 300), test=st.integers(0, 90), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=25)
+def test_every_sample_is_dealt_once(name: str, train: int, test: int, seed: int) -> None:  # case 30
+    labels, test_labels = np.arange(train) % 7, np.arange(test) % 7
+    cut = RECIPES[name](labels, test_labels, 7, rng(seed))
+    assert len(cut.train) == len(cut.test) == 7
+    if cut.pooled:
+        assert_cover([*cut.train, *cut.test], train + test)
+    else:
+        assert_cover(cut.train, train)
+        assert_cover(cut.test, test)
+    assert all(len(rows) and (np.diff(rows) > 0).all() for rows in cut.train)
+
+
+@every
+def test_any_container_of_labels_gives_the_same_partition(name: str) -> None:  # case 44
+    labels = balanced(10, 40)
+    containers = (list, tuple, np.asarray, lambda x: x.astype(np.uint8), torch.as_tensor)
+    cuts = [RECIPES[name](into(labels), into(labels), 10, rng()) for into in containers]
+    assert len({digest(cut) for cut in cuts}) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "natural"])
+def test_more_clients_than_samples_are_refused_with_both_numbers(name: str) -> None:  # case 40
+    with pytest.raises(InputError, match=r"^clients: 10 is .* (5 training|7) samples") as told:
+        RECIPES[name]([0, 0, 1, 1, 1], [0, 1], 10, rng())
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("recipe", [dirichlet, dirichlet_clients, quantity])
+@pytest.mark.parametrize("alpha", [0, -1, float("nan"), float("inf")])
+def test_an_illegal_alpha_is_refused(recipe: Callable[..., Partition], alpha: float) -> None:  # case 32
+    with pytest.raises(InputError, match=f"alpha: {alpha} is not allowed; must be greater than 0"):
+        recipe(balanced(10, 40), [0], 4, alpha, rng())
+
+
+def test_another_process_and_another_hash_seed_cut_alike() -> None:  # case 37
+    code = (
+        "from tests.data.test_partition_recipes import *\n"
+        "print(*(digest(recipe(balanced(10, 40), balanced(10, 9), 10, rng(3))) for recipe in RECIPES.values()))"
+    )
+    here = [digest(recipe(balanced(10, 40), balanced(10, 9), 10, rng(3))) for recipe in RECIPES.values()]
+    for hash_seed in "01":
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+        assert told.stdout.split() == here
+
+
+@every
+@pytest.mark.parametrize(("samples", "clients", "allowed"), [(50_000, 100, 0.1), (1_000_000, 10_000, 5.0)])
+def test_it_is_fast(name: str, samples: int, clients: int, allowed: float) -> None:
+    labels = np.arange(samples) % 10
+    column = np.arange(samples) % clients if name == "natural" else labels
+    spent = []
+    for _ in range(3):  # the machine may have other work
+        start = time.process_time()
+        RECIPES[name](column, column[:10_000], clients, rng())
+        spent.append(time.process_time() - start)
+        if min(spent) < allowed:
+            return
+    raise AssertionError(spent)
+
+
+# -- Dirichlet --------------------------------------------------------------------------------------------------------
+
+
+def test_a_dirichlet_without_a_chance_ends_at_once_and_says_how_far_off_it_is() -> None:  # case 29
+    start = time.process_time()
+    with pytest.raises(InputError, match=r"alpha: 0.01 left some of 90 clients .* of 20 draws") as told:
+        dirichlet(balanced(10, 100), [0], 90, 0.01, rng())
+    assert time.process_time() - start < 1
+    assert "\n" not in str(told.value)
+    hint = str(told.value).split("alpha ")[-1].split()[0]
+    assert_cover(dirichlet(balanced(10, 100), [0], 90, float(hint), rng()).train, 1000)
+    with pytest.raises(InputError, match="only fewer clients are feasible"):
+        dirichlet(balanced(2, 500), [0], 100, 0.01, rng())
+
+
+def test_per_client_dirichlet_goes_on_when_a_class_runs_out() -> None:  # case 33
+    for alpha in (100.0, 0.01):
+        cut = dirichlet_clients(balanced(10, 50), [], 2, alpha, rng())
+        assert [len(a) + len(b) for a, b in zip(cut.train, cut.test, strict=True)] == [250, 250]
+        assert_cover([*cut.train, *cut.test], 500)
+
+
+@given(
+    samples=st.integers(20, 300), clients=st.integers(1, 10), alpha=st.sampled_from([1e-3, 0.1, 1.0, 1e4]),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(deadline=None, max_examples=40)
+def test_per_client_dirichlet_has_equal_sizes_and_a_fifth_to_test(
+    samples: int, clients: int, alpha: float, seed: int
+) -> None:
+    cut = dirichlet_clients(np.arange(samples) % 5, np.arange(7) % 5, clients, alpha, rng(seed))
+    sizes = [len(a) + len(b) for a, b in zip(cut.train, cut.test, strict=True)]
+    assert max(sizes) - min(sizes) <= 1
+    assert [len(rows) for rows in cut.test] == [max(1, round(0.2 * size)) for size in sizes]
+
+
+def test_per_client_dirichlet_reaches_its_proportions() -> None:  # METHODS.md J.11
+    seed = rng(5)
+    labels = np.arange(400_000) % 4
+    cut = dirichlet_clients(labels, [], 4, 0.5, rng(5))
+    wanted = seed.dirichlet(np.full(4, 0.5), 4)
+    first = seed.permutation(4)[0]  # it finds every class whole, and here takes no class's last sample
+    shares = counts_of(labels, cut.train, 4)[first] / len(cut.train[first])
+    assert wanted[first].max() < 1
+    assert np.abs(shares - wanted[first]).max() < 0.01
+
+
+def test_per_client_dirichlet_uses_the_test_set_too() -> None:  # CRC-2
+    cut = dirichlet_clients(np.zeros(70, int), np.zeros(30, int), 3, 0.5, rng())
+    assert any((rows >= 70).any() for rows in cut.train)
+    assert any((rows < 70).any() for rows in cut.test)
+
+
+# -- disjoint classes -------------------------------------------------------------------------------------------------
+
+
+@given(clients=st.integers(1, 9), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+def test_disjoint_clients_have_whole_classes_that_nobody_else_has(clients: int, seed: int) -> None:
+    train, test = balanced(10, 12, seed), balanced(10, 3, seed)
+    cut = disjoint(train, test, clients, None, rng(seed))
+    counts = counts_of(train, cut.train)
+    assert set(np.unique(counts)) <= {0, 12}
+    assert ((counts > 0).sum(axis=0) == 1).all()
+    held = (counts > 0).sum(axis=1)
+    assert held.max() - held.min() <= 1
+    assert np.array_equal(counts_of(test, cut.test), counts // 4)
+
+
+def test_disjoint_gives_five_clients_two_classes_of_cifar10_and_twenty_of_cifar100() -> None:  # METHODS.md F.4
+    for classes, each in ((10, 2), (100, 20)):
+        labels = balanced(classes, 10)
+        counts = counts_of(labels, disjoint(labels, labels, 5, None, rng()).train, classes)
+        assert (counts > 0).sum(axis=1).tolist() == [each] * 5
+
+
+def test_twenty_clients_with_five_classes_of_a_hundred_share_none() -> None:  # HSSFL-8
+    labels = balanced(100, 10)
+    counts = counts_of(labels, disjoint(labels, labels, 20, 5, rng()).train, 100)
+    assert (counts > 0).sum(axis=1).tolist() == [5] * 20
+    assert (counts > 0).sum(axis=0).tolist() == [1] * 100
+
+
+def test_as_many_clients_as_classes_or_more_share_each_class_equally() -> None:  # HSSFL-8: a fifth of the classes
+    for classes, clients, each, piece in ((10, 20, 2, 15), (10, 10, 2, 30), (100, 100, 20, 3)):
+        labels = balanced(classes, 60)
+        counts = counts_of(labels, disjoint(labels, labels, clients, None, rng()).train, classes)
+        assert (counts > 0).sum(axis=1).tolist() == [each] * clients
+        assert set(np.unique(counts)) == {0, piece}
+
+
+def test_five_clients_with_two_classes_each_hold_at_most_two_labels() -> None:  # case 35
+    labels = balanced(10, 10)
+    cut = disjoint(labels, labels, 5, 2, rng())
+    assert (counts_of(labels, cut.train) > 0).sum(axis=1).tolist() == [2] * 5
+    assert_cover(cut.train, 100)
+
+
+@pytest.mark.parametrize(
+    ("clients", "each", "allowed"),
+    [(4, 3, "each has a multiple of 5, 10 at most"), (7, 2, "each has 10$"), (5, 12, "each has a multiple of 2, 10")],
+)
+def test_classes_that_would_be_shared_unequally_are_refused(clients: int, each: int, allowed: str) -> None:  # case 36
+    with pytest.raises(InputError, match=f"classes_per_client: {each} is not allowed; {clients} clients .*{allowed}"):
+        disjoint(balanced(10, 100), [0], clients, each, rng())
+
+
+def test_a_class_with_fewer_samples_than_clients_is_refused() -> None:
+    with pytest.raises(InputError, match="class 0 has 3 training samples for 4 clients"):
+        disjoint(balanced(10, 3), [0], 20, 2, rng())
+
+
+# -- shards, groups, sizes --------------------------------------------------------------------------------------------
+
+
+@given(clients=st.integers(1, 20), samples=st.integers(40, 300), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+def test_sorted_shards_have_equal_sizes_and_few_classes(clients: int, samples: int, seed: int) -> None:
+    labels = rng(seed).integers(0, 10, samples)
+    cut = sort(labels, labels, clients, rng(seed))
+    sizes = [len(rows) for rows in cut.train]
+    assert max(sizes) - min(sizes) <= 2
+    shards_of = np.array_split(np.sort(labels), 2 * clients)
+    most = 2 * max(len(np.unique(shard)) for shard in shards_of)
+    counts = counts_of(labels, cut.train)
+    assert (counts > 0).sum(axis=1).max() <= most
+    assert np.array_equal(counts_of(labels, cut.test), counts)  # tested in the proportions of training
+
+
+def test_shards_fewer_than_clients_are_refused() -> None:  # case 39
+    with pytest.raises(InputError, match="clients: 60 is too many; sort makes 120 shards of 100 training samples"):
+        sort(balanced(10, 10), [0], 60, rng())
+    with pytest.raises(InputError, match="class 0 has 10 training samples for 12 shards"):
+        shards(balanced(10, 10), [0], 60, 2, rng())
+
+
+def test_the_two_groups_of_fedshibus_figure() -> None:  # METHODS.md F.7
+    train, test = balanced(10, 50), balanced(10, 10, 1)
+    cut = groups(train, test, 10, rng())
+    for labels, split in ((train, cut.train), (test, cut.test)):
+        counts = counts_of(labels, split)
+        assert not counts[:5, 5:].any()
+        assert not counts[5:, :5].any()
+        assert set(counts.sum(axis=1)) == {len(labels) // 10}
+    assert (counts_of(train, cut.train)[:5, :5] > 0).all()  # IID inside a group
+
+
+def test_groups_need_two_clients_and_two_classes() -> None:
+    for labels, clients in ((balanced(10, 5), 1), (np.zeros(9, int), 3)):
+        with pytest.raises(InputError, match="groups needs 2 clients and 2 classes"):
+            groups(labels, labels, clients, rng())
+    with pytest.raises(InputError, match="a group of 3 is more than its 1 training samples"):
+        groups([0, 1, 1, 1, 1, 1], [], 6, rng())
+
+
+@given(alpha=st.sampled_from([1e-3, 0.1, 0.5, 5.0]), clients=st.integers(1, 20), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+def test_quantity_skew_leaves_everybody_ten_samples(alpha: float, clients: int, seed: int) -> None:
+    cut = quantity(np.zeros(400, int), np.zeros(200, int), clients, alpha, rng(seed))
+    assert_cover(cut.train, 400)
+    sizes = np.array([len(rows) for rows in cut.train])
+    assert sizes.min() >= SMALLEST
+    assert np.abs(np.array([len(rows) for rows in cut.test]) - sizes / 2).max() <= 1
+
+
+def test_quantity_skew_differs_in_sizes_not_in_classes() -> None:
+    labels = balanced(2, 5000)
+    counts = counts_of(labels, quantity(labels, labels, 10, 0.5, rng()).train, 2)
+    assert counts.sum(axis=1).max() > 5 * counts.sum(axis=1).min()
+    large = counts[counts.sum(axis=1) > 500]
+    assert np.abs(large / large.sum(axis=1, keepdims=True) - 0.5).max() < 0.1
+
+
+def test_quantity_skew_without_ten_samples_for_everybody_is_refused() -> None:
+    with pytest.raises(InputError, match=r"quantity gives every client at least 10 samples, and 100 .* 10 clients"):
+        quantity(balanced(10, 10), [], 11, 0.5, rng())
+
+
+# -- natural clients --------------------------------------------------------------------------------------------------
+
+
+def test_natural_clients_are_the_values_in_order() -> None:
+    train, test = np.array(["b", "a", "c", "b"]), np.array(["c", "d", "b"])
+    cut = natural(train, test, 20, rng())
+    assert cut.names == ("a", "b", "c")
+    assert [rows.tolist() for rows in cut.train] == [[1], [0, 3], [2]]
+    assert [rows.tolist() for rows in cut.test] == [[], [2], [0]]
+    assert not cut.pooled
+
+
+def test_at_most_so_many_natural_clients_are_drawn() -> None:
+    column = np.repeat(np.arange(50), 4)
+    first, again, other = (natural(column, column, 8, rng(seed)) for seed in (0, 0, 1))
+    assert len(first) == 8
+    assert first.names == again.names != other.names
+    assert [int(name) for name in first.names] == sorted(int(name) for name in first.names)
+    assert all((column[rows] == int(name)).all() for rows, name in zip(first.train, first.names, strict=True))
+
+
+def test_natural_clients_that_the_test_set_does_not_know_are_split_locally() -> None:  # case 42
+    cut = natural(np.repeat([3, 5, 9], [57, 1, 20]), np.repeat([4, 6], 30), 20, rng())
+    assert cut.pooled
+    assert Counter(map(len, cut.train)) == Counter([46, 1, 16])
+    assert [len(rows) for rows in cut.test] == [11, 0, 4]
+    assert_cover([*cut.train, *cut.test], 78)  # the official test samples go to nobody
+
+
+def test_natural_clients_by_values_of_mixed_kind() -> None:
+    column = np.array(["x", None, "y", "x"], dtype=object)
+    assert natural(column, column[:0], 9, rng()).names == ("None", "x", "y")
+    numbers = np.array([2.0, np.nan, 1.0, 2.0])
+    cut = natural(numbers, numbers, 9, rng())
+    assert cut.names == ("1.0", "2.0")
+    assert sum(map(len, cut.train)) == 3  # the sample of an unknown writer is not used
