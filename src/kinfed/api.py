@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,13 +47,13 @@ class Result:
 def run(
     method: str, *, out: str | Path | None = None, overwrite: bool = False, quiet: bool = False, **fields: Any
 ) -> Result:
-    """Run one method; the fields are those of `Config`.
+    """Run one method; the fields are those of `Config`, and ``data`` may be arrays (see `compare`).
 
     >>> kinfed.run("fedavg", data="digits", clients=20, rounds=30)  # doctest: +SKIP
     """
     from kinfed.experiment.run import run as run_config
 
-    config = Config.checked({"methods": (method,), **fields})
+    config = _config((method,), fields)
     path = Path(out) if out is not None else new_folder(method)
     with _watching(quiet) as watcher:
         run_config(config, path, watcher, overwrite=overwrite)
@@ -70,6 +70,9 @@ def compare(
 ) -> Result:
     """Run several methods, and ``seeds`` seeds, on the same clients; the fields are those of `Config`.
 
+    ``data`` may also be four arrays, ``(x_train, y_train, x_test, y_test)`` as `kinfed.data.from_arrays` takes them;
+    they are kept in the cache folder, where a resumed run finds them again.
+
     `local` joins a comparison that has a personalised method, since training alone is what such a method must beat.
 
     >>> result = kinfed.compare(["fedavg", "fedshibu"], data="digits", partition="shards", shards=2)  # doctest: +SKIP
@@ -77,7 +80,7 @@ def compare(
     """
     from kinfed.experiment.run import compare as compare_config
 
-    config = Config.checked({"methods": tuple(methods), **fields})
+    config = _config(methods, fields)
     path = Path(out) if out is not None else new_folder("compare")
     with _watching(quiet) as watcher:
         compare_config(config, path, watcher, overwrite=overwrite)
@@ -96,6 +99,14 @@ def resume(path: str | Path, *, quiet: bool = False) -> Result:
 def open_result(path: str | Path) -> Result:
     """A run or comparison that is on disk."""
     return Result(Path(path))
+
+
+def _config(methods: Sequence[str], fields: Mapping[str, Any]) -> Config:
+    if isinstance(fields.get("data"), tuple):
+        from kinfed.data.arrays import keep_arrays
+
+        fields = {**fields, "data": str(keep_arrays(*fields["data"]))}
+    return Config.checked({"methods": tuple(methods), **fields})
 
 
 def new_folder(name: str) -> Path:

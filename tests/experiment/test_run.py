@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import kinfed
@@ -158,6 +159,22 @@ def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:  # case 96
     )
     assert on == pytest.approx(first, abs=0.01)
     assert anew < first - 0.1
+
+
+def test_arrays_are_data_and_the_run_can_be_resumed(out: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.array(["no", "yes"])[rng.integers(0, 2, 300)]
+    features = rng.normal(size=(300, 5)) + 2 * (labels == "yes")[:, None]
+    arrays = (features[:200], labels[:200], torch.tensor(features[200:]), labels[200:].tolist())
+    fields = {**SMALL, "data": arrays, "partition": "iid", "probe": 0}
+    (run,) = read_runs([kinfed.run("fedavg", out=out, **fields).path])
+    assert run.federation["classes"] == ["no", "yes"]
+    assert run.summary["model"] == "mlp"
+    assert run.summary["metrics"]["global_acc"] > 0.9
+    before = files(out)
+    (out / "summary.json").unlink()
+    kinfed.resume(out, quiet=True)
+    assert files(out) == before
 
 
 def test_augmented_runs_are_repeatable_and_differ_from_plain_ones(tmp_path: Path) -> None:

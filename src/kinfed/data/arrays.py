@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from kinfed.data.cache import cache_folder, digest
 from kinfed.data.images import Decoding
+from kinfed.data.npz import KEYS
 from kinfed.data.samples import Dataset
 from kinfed.data.splits import Split, assemble
 from kinfed.errors import InputError
 
-__all__ = ["from_arrays"]
+__all__ = ["from_arrays", "keep_arrays"]
 
 Array = ArrayLike | torch.Tensor
 
@@ -58,6 +63,29 @@ def from_arrays(
                 raise InputError(f"data: column {column!r} has {len(values)} values for {len(inputs)} {which} samples")
         splits.append(Split(f"{name}, x_{which}", inputs, _numpy(y), own))
     return assemble(name, splits[:1], splits[1:], Decoding())
+
+
+def keep_arrays(x_train: Array, y_train: Array, x_test: Array, y_test: Array) -> Path:
+    """Write four arrays to a file under their content, once; a run that names it can be resumed.
+
+    Args:
+        x_train: As for `from_arrays`, like the others.
+        y_train: Training labels.
+        x_test: Test inputs.
+        y_test: Test labels.
+
+    Returns:
+        A ``.npz`` in the cache folder.
+    """
+    arrays = dict(zip(KEYS[0], map(_numpy, (x_train, y_train, x_test, y_test)), strict=True))
+    content = [(array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).hexdigest()) for array in arrays.values()]
+    path = cache_folder() / "arrays" / f"{digest(content)}.npz"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        Path(file.name).replace(path)
+    return path
 
 
 def _numpy(values: Array) -> NDArray[Any]:
