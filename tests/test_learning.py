@@ -245,6 +245,14 @@ def test_the_same_stream_augments_alike_and_another_differently() -> None:
     assert crop_and_flip(images, order()).dtype == torch.uint8
 
 
+def test_clients_with_the_same_images_augment_them_differently() -> None:  # case 53
+    from kinfed.streams import torch_stream
+
+    streams = [torch_stream(0, "batches 0", client, round) for client in (0, 1) for round in (1, 2)]
+    drawn = [bytes(crop_and_flip(numbered(8), stream).contiguous().numpy()) for stream in streams]
+    assert len(set(drawn)) == 4
+
+
 def test_training_sees_augmented_images_new_in_every_epoch_and_evaluation_does_not() -> None:
     seen: list[torch.Tensor] = []
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kinfed.engine import Inline, Workers, Workshop, one_thread
+from kinfed.learning import SGD
 from tests.engine.test_loop import Faulty
 from tests.worlds import run, same, workshop
 
@@ -15,7 +16,12 @@ def faulty() -> Workshop:
     return workshop(Faulty(who=(2,), when=(2,)))
 
 
-@pytest.mark.parametrize("build", [functools.partial(workshop, "fedshibu", participation=0.75), faulty])
+AUGMENTED = functools.partial(workshop, "fedavg", rounds=2, sgd=SGD(lr=0.05, batch_size=16, augment="crop_flip"))
+
+
+@pytest.mark.parametrize(
+    "build", [functools.partial(workshop, "fedshibu", participation=0.75), faulty, AUGMENTED]
+)  # cases 53, 55
 def test_worker_processes_give_the_same_bits_as_this_one(build: functools.partial[Workshop], tmp_path: Path) -> None:
     workers = Workers(2, build)
     try:
