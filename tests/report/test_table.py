@@ -99,7 +99,7 @@ def test_the_setting_names_data_clients_partition_rounds_and_model() -> None:
         ({"refused": 2}, "fedavg, seed 0: 2 uploads were refused"),
         ({"skipped_samples": 3}, "3 times a sample was left out"),
         ({"zero_step_clients": 1}, "1 times a client made no training step"),
-        ({"train_loss": 0.69}, "is that of guessing (0.69): it did not learn. A smaller --lr may help."),
+        ({"train_loss": 0.69}, "is that of guessing (0.69): it did not learn. More rounds or a smaller --lr may help."),
     ],
 )
 def test_what_a_reader_must_know_is_said(summary: dict[str, Any], note: str) -> None:

@@ -193,6 +193,6 @@ def notes(runs: Sequence[Run]) -> list[str]:
         if s["train_loss"] is not None and s["train_loss"] > 0.95 * guessing:
             said.append(
                 f"{name}: the training loss of the last round, {s['train_loss']:.2f}, is that of guessing "
-                f"({guessing:.2f}): it did not learn. A smaller --lr may help."
+                f"({guessing:.2f}): it did not learn. More rounds or a smaller --lr may help."
             )
     return said
