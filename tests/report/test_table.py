@@ -69,9 +69,20 @@ def test_costs_are_shown_and_not_ranked() -> None:
 
 
 def test_runs_of_one_method_that_differ_in_more_than_the_seed_are_rows_of_their_own() -> None:
-    runs = [made("fedshibu", 0.5, folder="a"), made("fedshibu", 0.7, folder="b", config={"fedshibu": {"norm": "sum"}})]
-    assert [row[0].text for row in table(runs).rows] == ["a", "b"]
-    assert column(runs, "own test") == [("0.500", "", False), ("0.700", "", True)]
+    literal = {"fedshibu": {"norm": "sum", "kernel": "linear"}}
+    wide = {"fedshibu": {"norm": "minmax", "kernel": "rbf"}}
+    # Folders of two comparisons have the same names; a run that is given twice counts once.
+    runs = [
+        *(made("fedshibu", a, seed, config=literal) for seed, a in ((0, 0.5), (1, 0.7))),
+        *(made("fedshibu", a, seed, config=wide) for seed, a in ((0, 0.8), (1, 0.8))),
+        *(made("local", a, seed) for a, seed in ((0.9, 0), (0.7, 1), (0.9, 0))),
+    ]
+    assert [row[0].text for row in table(runs).rows] == [
+        "fedshibu kernel=linear norm=sum", "fedshibu kernel=rbf norm=minmax", "local",
+    ]  # fmt: skip
+    assert column(runs, "own test") == [
+        ("0.600", "±0.141", False), ("0.800", "±0.000", True), ("0.800", "±0.141", True),
+    ]  # fmt: skip
 
 
 def test_the_verdict_says_so_when_training_alone_serves_best() -> None:

@@ -115,7 +115,8 @@ def table(runs: Sequence[Run]) -> Table:
 def in_rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs of each row, in the order in which they first appear: a method's seeds together.
 
-    Runs of one method that differ in more than the seed are kept apart, under the names of their folders.
+    Runs of one method that differ in more than the seed are rows of their own, called by what they differ in; a run
+    that is there twice counts once.
     """
     variants: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
@@ -124,13 +125,25 @@ def in_rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
             known.append(_but_seed(run))
     rows: dict[str, list[Run]] = {}
     for run in runs:
-        rows.setdefault(run.method if len(variants[run.method]) == 1 else run.path.name, []).append(run)
+        row = rows.setdefault(_called(run, variants[run.method]), [])
+        if all(run.summary["seed"] != other.summary["seed"] for other in row):
+            row.append(run)
     return rows
 
 
+def _called(run: Run, variants: Sequence[dict[str, Any]]) -> str:
+    """The method, and the fields in which this run's variant differs from another one."""
+    own = _but_seed(run)
+    names = sorted(
+        {name for other in variants for name in own.keys() | other.keys() if own.get(name) != other.get(name)}
+    )
+    return " ".join([run.method, *(f"{name}={own.get(name)}" for name in names)])
+
+
 def _but_seed(run: Run) -> dict[str, Any]:
-    """What of a run's config bears on its numbers, the seed aside."""
-    return {name: value for name, value in run.config.items() if name not in NO_BEARING}
+    """What of a run's config bears on its numbers, the seed aside; a method's own fields beside the others."""
+    own = run.config.get(run.method, {})
+    return {name: value for name, value in (run.config | own).items() if name not in {*NO_BEARING, run.method}}
 
 
 def setting(runs: Sequence[Run]) -> str:
