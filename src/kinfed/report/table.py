@@ -134,10 +134,8 @@ def in_rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def _called(run: Run, variants: Sequence[dict[str, Any]]) -> str:
     """The method, and the fields in which this run's variant differs from another one."""
     own = _but_seed(run)
-    names = sorted(
-        {name for other in variants for name in own.keys() | other.keys() if own.get(name) != other.get(name)}
-    )
-    return " ".join([run.method, *(f"{name}={own.get(name)}" for name in names)])
+    differ = {name for other in variants for name in own.keys() | other.keys() if own.get(name) != other.get(name)}
+    return " ".join([run.method, *(f"{name}={own.get(name)}" for name in sorted(differ))])
 
 
 def _but_seed(run: Run) -> dict[str, Any]:
@@ -172,13 +170,13 @@ def verdict(runs: Sequence[Run]) -> str:
     if len(means) < 2:
         return ""
     order = sorted(means, key=lambda method: -means[method])
-    federated = [method for method in order if method not in ("local", "central")]
+    federated = [row for row in order if row.split()[0] not in ("local", "central")]
     best = order[0]
-    if best != "local" or not federated:
+    if best.split()[0] != "local" or not federated:
         text = f"{best} serves these clients best: {means[best]:.3f} on their own test samples"
         return f"{text}, against {means['local']:.3f} when each trains alone." if "local" in means else f"{text}."
     return (
-        f"These clients are served best by training alone ({means['local']:.3f} on their own test samples); "
+        f"These clients are served best by training alone ({means[best]:.3f} on their own test samples); "
         f"the best federated method is {federated[0]} ({means[federated[0]]:.3f})."
     )
 
