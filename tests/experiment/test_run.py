@@ -116,6 +116,7 @@ def test_overwriting_with_what_does_not_fit_the_data_leaves_the_old_run(out: Pat
 def test_a_folder_with_other_things_in_it_is_never_overwritten(out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
+    (out / "config.toml").write_text("of another program")
     with pytest.raises(InputError, match="is no run folder, so it is not overwritten"):
         kinfed.run("fedavg", out=out, overwrite=True, **SMALL)
     assert (out / "thesis.txt").read_text() == "years of work"
@@ -135,9 +136,14 @@ def test_resuming_what_is_finished_changes_nothing(out: Path) -> None:
     assert files(out) == before
 
 
-def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
+def test_what_is_no_run_cannot_be_resumed_and_keeps_its_files(tmp_path: Path) -> None:
+    mine = [tmp_path / "sub" / ".tmp-mine", tmp_path / "draft.unfinished", tmp_path / "config.toml"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
     with pytest.raises(InputError, match="is no run folder"):
         kinfed.resume(tmp_path, quiet=True)
+    assert all(path.is_file() for path in mine)
 
 
 def test_clients_with_different_architectures_each_train_their_own(out: Path) -> None:

@@ -89,7 +89,7 @@ class Federation:
             raise IndexError(f"client: {client} is not there; valid ids are 0..{len(self) - 1}")
         return client
 
-    @property
+    @cached_property
     def probe(self) -> Samples | None:
         """The server's own images, unlabelled, or None."""
         return self.dataset.train.take(self.probe_rows).without_labels() if len(self.probe_rows) else None

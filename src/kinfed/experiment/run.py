@@ -194,20 +194,28 @@ def resume(out: Path, watcher: Watcher = nobody) -> None:
     Raises:
         InputError: If the folder holds neither.
     """
+    if not _is_ours(out):
+        raise InputError(
+            f"run: {str(out)!r} is no run folder; it has neither {COMPARISON} nor {CONFIG} and {FEDERATION}"
+        )
     clear_unfinished(out)
     if (out / COMPARISON).is_file():
         _compare(Config.checked(read_toml(out / COMPARISON)), out, watcher)
-    elif (out / CONFIG).is_file():
-        _run_the_rest(Config.checked(read_toml(out / CONFIG)), out, watcher)
     else:
-        raise InputError(f"run: {str(out)!r} is no run folder; it has neither {CONFIG} nor {COMPARISON}")
+        _run_the_rest(Config.checked(read_toml(out / CONFIG)), out, watcher)
+
+
+def _is_ours(out: Path) -> bool:
+    """Whether a folder is that of a run or a comparison; a config.toml alone may be anybody's."""
+    is_run = (out / CONFIG).is_file() and (out / FEDERATION).is_file()
+    return is_run or (out / COMPARISON).is_file()
 
 
 def _check_room(out: Path, overwrite: bool) -> None:
     """Refuse a folder that has something in it, unless it is one of ours and may be overwritten."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    ours = (out / CONFIG).is_file() or (out / COMPARISON).is_file()
+    ours = _is_ours(out)
     if not overwrite:
         hint = "overwrite it with --overwrite, or go on with it: kinfed resume" if ours else "name another one"
         raise InputError(f"out: {str(out)!r} exists; {hint}")
