@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
-from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workshop, federate, one_thread
+from kinfed.engine import Inline, Place, Plan, RunFolder, Unwatched, Workshop, federate, one_thread
 from kinfed.engine.folder import Checkpoint
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Memory, Message, Method, State
@@ -71,14 +71,14 @@ class Outcome:
 
     @property
     def memories(self) -> dict[int, Memory]:
-        return self.last.memories
+        return {id: self.folder.memories.read(id, round) for id, round in self.last.kept.items()}
 
 
-def run(shop: Workshop, path: Path, place: Any = None) -> Outcome:
+def run(shop: Workshop, path: Path, place: Callable[[Inline], Place] = lambda here: here) -> Outcome:
     folder = RunFolder(path)
     path.mkdir(exist_ok=True)
     with one_thread():
-        federate(shop, place or Inline(shop), folder, Unwatched())
+        federate(shop, place(Inline(shop, folder.memories)), folder, Unwatched())
     last = folder.last_checkpoint()
     assert last is not None
     return Outcome(folder.lines("metrics.jsonl"), last, folder)

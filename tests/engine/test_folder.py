@@ -2,70 +2,194 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from kinfed.engine.folder import Checkpoint, RunFolder, write_whole
+from kinfed.engine.files import save_tensors, write_whole
+from kinfed.engine.folder import Checkpoint, RunFolder
+from kinfed.engine.memories import Ledger, Memories
+from kinfed.errors import InputError
 from kinfed.methods import Memory, Message, State
 from tests.worlds import same
+
+MEMORY = Memory({"head.w": torch.arange(3.0)}, {"d": 2.5})
 
 
 def checkpoint(round: int) -> Checkpoint:
     state = State({"body.w": torch.full((2, 3), float(round)), "n": torch.tensor(round)}, {"mu": 0.1})
-    return Checkpoint(round, state, {3: Memory({"head.w": torch.arange(3.0)}, {"d": 2.5}), 12: Memory()})
+    return Checkpoint(round, state, {3: 1})
+
+
+def save(folder: RunFolder, *rounds: int) -> None:
+    """Rounds with a line of metrics and a checkpoint each; client 3 took part in the first one."""
+    folder.memories.write(3, 1, MEMORY)
+    for round in range(1, max(rounds) + 1):
+        if round not in {line["round"] for line in folder.lines("metrics.jsonl")}:
+            folder.append("metrics.jsonl", {"round": round})
+        if round in rounds:
+            folder.save_checkpoint(checkpoint(round))
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
-    RunFolder(tmp_path).save_checkpoint(checkpoint(7))
-    read = RunFolder(tmp_path).last_checkpoint()
+    save(RunFolder(tmp_path, {"lr": 0.1, "betas": (1, 2)}), 7)
+    folder = RunFolder(tmp_path, {"lr": 0.1, "betas": (1, 2)})
+    read = folder.last_checkpoint()
     assert read is not None
-    assert read.round == 7
+    assert (read.round, read.kept) == (7, {3: 1})
     assert same(read.state, checkpoint(7).state)
-    assert read.memories.keys() == {3, 12}
-    assert same(read.memories[3], checkpoint(7).memories[3])
-    assert same(read.memories[12], Memory())
+    assert same(folder.memories.read(3, 1), MEMORY)
+    assert same(folder.memories.read(12, None), Memory())
 
 
 def test_tensors_that_share_memory_are_saved_whole(tmp_path: Path) -> None:
     rows = torch.arange(3.0).expand(4, 3)
-    RunFolder(tmp_path).save_checkpoint(Checkpoint(1, State({"rows": rows}), {}))
+    RunFolder(tmp_path).append("metrics.jsonl", {"round": 1})
+    RunFolder(tmp_path).save_checkpoint(Checkpoint(1, State({"rows": rows, "a": rows[0], "b": rows[0]}), {}))
     read = RunFolder(tmp_path).last_checkpoint()
     assert read is not None
     assert torch.equal(read.state.tensors["rows"], rows)
+    assert torch.equal(read.state.tensors["a"], read.state.tensors["b"])
 
 
 def test_the_latest_is_that_of_the_highest_round_whatever_the_files_times(tmp_path: Path) -> None:  # case 108
     folder = RunFolder(tmp_path)
-    folder.save_checkpoint(checkpoint(9))
-    folder.save_checkpoint(checkpoint(10))
+    save(folder, 9, 10)
     os.utime(tmp_path / "checkpoints" / "round-000009.safetensors")
     os.utime(tmp_path / "checkpoints" / "round-000010.safetensors", (0, 0))
     assert folder.last_checkpoint().round == 10  # type: ignore[union-attr]
 
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    for round in (1, 2, 3, 4):
-        RunFolder(tmp_path).save_checkpoint(checkpoint(round))
+    save(RunFolder(tmp_path), 1, 2, 3, 4)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["round-000003.safetensors", "round-000004.safetensors"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage", None])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, damage: bytes | None) -> None:
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def flip_a_bit(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+
+
+def replace_by_another(path: Path) -> None:
+    save_tensors(path, {"w": torch.zeros(2)}, {"anything": 1})
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"garbage"), cut, flip_a_bit, replace_by_another]
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
     folder = RunFolder(tmp_path)
-    folder.save_checkpoint(checkpoint(1))
-    folder.save_checkpoint(checkpoint(2))
+    save(folder, 1, 2)
     path = tmp_path / "checkpoints" / "round-000002.safetensors"
-    path.write_bytes(path.read_bytes()[:-8] if damage is None else damage)
+    damage(path)
     with pytest.warns(UserWarning, match=r"round-000002.safetensors cannot be used"):
         assert folder.last_checkpoint().round == 1  # type: ignore[union-attr]
 
 
+def refused(folder: RunFolder, reason: str) -> None:
+    """The last of two checkpoints is refused, and the one before is used."""
+    with pytest.warns(UserWarning, match=reason):
+        last = folder.last_checkpoint()
+    assert last is not None
+    assert last.round == 1
+
+
+@pytest.mark.parametrize(
+    ("identity", "reason"),
+    [
+        ({"lr": 0.2, "data": "digits"}, "belongs to another config, with lr = 0.1 and not 0.2"),
+        ({"lr": 0.1}, "with data = 'digits' and not None"),
+    ],
+)
+def test_a_checkpoint_of_another_config_is_refused_by_name(
+    tmp_path: Path, identity: dict[str, Any], reason: str
+) -> None:
+    save(RunFolder(tmp_path, identity), 1)
+    save(RunFolder(tmp_path, {"lr": 0.1, "data": "digits"}), 2)
+    refused(RunFolder(tmp_path, identity), reason)
+
+
+def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(RunFolder(tmp_path), 1)
+    monkeypatch.setattr("kinfed.engine.folder.CHECKPOINT_VERSION", 99)
+    save(RunFolder(tmp_path), 2)
+    monkeypatch.undo()
+    refused(RunFolder(tmp_path), "has the version 99, not 2")
+
+
+def test_a_checkpoint_whose_rounds_are_not_in_the_metrics_is_refused(tmp_path: Path) -> None:
+    save(RunFolder(tmp_path), 1, 2)
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
+    refused(RunFolder(tmp_path), r"metrics\.jsonl does not hold all of its rounds")
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, flip_a_bit])
+def test_a_checkpoint_with_a_damaged_memory_is_refused(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    folder = RunFolder(tmp_path)
+    save(folder, 1, 2)
+    folder.memories.write(3, 2, MEMORY)
+    folder.save_checkpoint(Checkpoint(2, checkpoint(2).state, {3: 2}))
+    damage(tmp_path / "memories" / "000" / "client-00003-round-000002.safetensors")
+    refused(folder, "the memory of client 3 of round 2 cannot be used")
+
+
+def test_checkpoints_none_of_which_can_be_used_end_the_run_with_the_reasons(tmp_path: Path) -> None:
+    save(RunFolder(tmp_path, {"lr": 0.1}), 1, 2)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    reasons = r"round-000002.*lr = 0\.1.*round-000001.*without its checkpoints folder the run starts anew"
+    with pytest.warns(UserWarning, match="another config"), pytest.raises(InputError, match=reasons):
+        RunFolder(tmp_path, {"lr": 0.2}).last_checkpoint()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_memory_stays_as_long_as_a_checkpoint_needs_it_and_no_longer(tmp_path: Path) -> None:
+    memories = Memories(tmp_path / "memories")
+    there = lambda: sorted(int(path.stem[-6:]) for path in memories.folder.rglob("*.safetensors"))  # noqa: E731
+    ledger = Ledger(memories, {}, [])
+    for round in (1, 2, 3):
+        memories.write(5, round, MEMORY)
+        ledger.accept(5, round, keeps=True)
+    assert there() == [3]
+    ledger.saved(1)  # the first checkpoint, of round 3
+    for round in (4, 5):
+        memories.write(5, round, MEMORY)
+        ledger.accept(5, round, keeps=True)
+    assert there() == [3, 5]
+    ledger.saved(2)
+    memories.write(5, 6, MEMORY)
+    ledger.refuse(5, 6)
+    assert there() == [3, 5]
+    memories.write(5, 7, MEMORY)
+    ledger.accept(5, 7, keeps=True)
+    ledger.saved(2)  # that of round 3 is gone
+    assert there() == [5, 7]
+    ledger.accept(5, 8, keeps=False)
+    assert ledger.now == {}
+    assert there() == [5, 7]
+
+
+def test_memories_that_no_checkpoint_needs_are_deleted_when_a_run_goes_on(tmp_path: Path) -> None:
+    memories = Memories(tmp_path / "memories")
+    for round in (1, 2, 3, 4):
+        memories.write(1234, round, MEMORY)
+    Ledger(memories, {1234: 3}, [{1234: 3}, {1234: 1}])
+    assert sorted(path.name for path in memories.folder.rglob("*.safetensors")) == [
+        "client-01234-round-000001.safetensors", "client-01234-round-000003.safetensors",
+    ]  # fmt: skip
+
+
 def test_what_a_kill_left_half_written_is_never_chosen(tmp_path: Path) -> None:  # case 107
     folder = RunFolder(tmp_path)
-    folder.save_checkpoint(checkpoint(1))
+    save(folder, 1)
     whole = (tmp_path / "checkpoints" / "round-000001.safetensors").read_bytes()
     (tmp_path / "checkpoints" / "round-000002.safetensors.unfinished").write_bytes(whole[:100])
     assert folder.last_checkpoint().round == 1  # type: ignore[union-attr]

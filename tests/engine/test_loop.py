@@ -54,7 +54,7 @@ def upload(samples: float = 3, loss: float = 1.0, **tensors: torch.Tensor | None
 
 
 def test_a_good_upload_has_no_fault() -> None:
-    assert fault(upload(), LIKE) is None
+    assert fault(upload(), LIKE, 10) is None
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,18 @@ def test_a_good_upload_has_no_fault() -> None:
         (upload(w=torch.tensor([1, torch.nan])), "w is not finite"),
         (upload(w=torch.tensor([1, torch.inf])), "w is not finite"),
         (upload(loss=float("nan")), "loss is nan"),
-        (upload(samples=0), "the sample count is 0"),
-        (upload(samples=-5), "the sample count is -5"),
-        (Message(upload().tensors), "the sample count is None"),
+        (upload(samples=0), "the sample count is 0; it must be a whole number from 1 to 10"),
+        (upload(samples=-5), "the sample count is -5; .*"),
+        (upload(samples=2.5), r"the sample count is 2\.5; .*"),
+        (upload(samples=11), "the sample count is 11; .*"),
+        (upload(samples=1e300), r"the sample count is 1e\+300; .*"),
+        (Message(upload().tensors), "the sample count is None; .*"),
     ],
 )
 def test_faults_are_named(bad: Message, reason: str) -> None:
     import re
 
-    assert re.fullmatch(reason, str(fault(bad, LIKE)))
+    assert re.fullmatch(reason, str(fault(bad, LIKE, 10)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,14 +42,18 @@ def test_another_seed_gives_other_numbers(name: str, tmp_path: Path) -> None:
 class Backwards(Inline):
     """Does the clients' work in the opposite order, as processes may finish it."""
 
-    def update(self, tasks: Sequence[Task]):  # type: ignore[no-untyped-def]
-        return reversed(list(super().update(tasks[::-1])))
+    def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
+        return super().update(reversed(list(tasks)))
+
+    def evaluate(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
+        return super().evaluate(reversed(list(tasks)))
 
 
 def test_the_order_in_which_clients_finish_changes_nothing(name: str, tmp_path: Path) -> None:
     shop = workshop(name)
-    forwards, backwards = run(shop, tmp_path / "a"), run(shop, tmp_path / "b", Backwards(shop))
-    assert forwards.lines == backwards.lines
+    forwards = run(shop, tmp_path / "a")
+    backwards = run(shop, tmp_path / "b", lambda here: Backwards(here.workshop, here.memories))
+    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == (tmp_path / "b" / "metrics.jsonl").read_bytes()
     assert same(forwards.state, backwards.state)
 
 
@@ -60,14 +64,14 @@ def test_resuming_equals_never_having_stopped(name: str, tmp_path: Path) -> None
         pass
 
     class Stops(Inline):
-        def update(self, tasks: Sequence[Task]):  # type: ignore[no-untyped-def]
-            if tasks[0].round == 4:
+        def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
+            yield from super().update(tasks)
+            if len((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()) == 3:
                 raise Stopped
-            return super().update(tasks)
 
     shop = workshop(name, rounds=4, participation=PARTIAL, lr_schedule="step:0.5", checkpoint_every=2)
-    with pytest.raises(Stopped):  # round 3 is done, but only round 2 is saved
-        run(shop, tmp_path / "b", Stops(shop))
+    with pytest.raises(Stopped):  # in round 4; round 3 is done, but only round 2 is saved
+        run(shop, tmp_path / "b", lambda here: Stops(here.workshop, here.memories))
     resumed = run(shop, tmp_path / "b")
     assert resumed.lines == straight.lines
     assert same(resumed.state, straight.state)
@@ -139,7 +143,7 @@ def test_uploads_are_as_the_method_says_they_are(name: str) -> None:
     shop = workshop(name)
     _, _, uploads, _ = after_one_round(shop)
     for id, upload in uploads.items():
-        assert fault(upload, shop.method.upload_like(shop.server(2))) is None
+        assert fault(upload, shop.method.upload_like(shop.server(2)), shop.samples) is None
         assert upload.numbers["samples"] == len(shop.trained.partition.train[id])
         assert upload.numbers["steps"] >= 1
 

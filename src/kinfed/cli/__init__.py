@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
@@ -233,15 +234,15 @@ def _first_line(documented: type) -> str:
 @contextlib.contextmanager
 def _resumable(path: Path) -> Iterator[None]:
     """Where a run ends early, say how to go on with it."""
-    from kinfed.engine import RoundsFailed
+    from kinfed.engine import NotSaved, RoundsFailed, WorkersFailed
 
     try:
         yield
     except KeyboardInterrupt:
         _complain(f"stopped; what was saved stays, go on with: kinfed resume {path}")
         raise typer.Exit(INTERRUPTED) from None
-    except RoundsFailed as error:
-        _complain(f"{error}; what was saved stays in {path}")
+    except (RoundsFailed, WorkersFailed, NotSaved) as error:
+        _complain(f"{error}; what was saved stays, go on with: kinfed resume {path}")
         raise typer.Exit(FAILED) from error
 
 
@@ -253,6 +254,7 @@ def _show(result: Result) -> None:
 def main() -> None:
     """Entry point of the ``kinfed`` command."""
     arguments = sys.argv[1:]
+    warnings.showwarning = lambda message, *_: _complain(f"warning: {message}")
     try:
         code = app(arguments or ["--help"], standalone_mode=False)
     except (InputError, typer.TyperException) as error:

@@ -79,6 +79,12 @@ class RunDisplay:
                 f"{self._name}: round {line['round']}, client {client} refused: {reason}", markup=False, highlight=False
             )
 
+    def stopping(self, round: int) -> None:
+        """What the first Ctrl-C does."""
+        self._console.print(
+            f"{self._name}: stops after round {round}; Ctrl-C again stops at once", markup=False, highlight=False
+        )
+
     def _say(self, text: str) -> None:
         if not self._console.is_terminal:
             self._console.print(f"{self._name:<18} {text}", markup=False, highlight=False, soft_wrap=True)

@@ -1,19 +1,24 @@
 """The round loop, and where clients run."""
 
+from kinfed.engine.files import NotSaved
 from kinfed.engine.folder import RunFolder
 from kinfed.engine.loop import RoundsFailed, federate
-from kinfed.engine.places import Inline, Workers, one_thread
+from kinfed.engine.places import Inline, Place, one_thread
 from kinfed.engine.watch import Unwatched, Watch
+from kinfed.engine.workers import Workers, WorkersFailed
 from kinfed.engine.workshop import Plan, Workshop
 
 __all__ = [
     "Inline",
+    "NotSaved",
+    "Place",
     "Plan",
     "RoundsFailed",
     "RunFolder",
     "Unwatched",
     "Watch",
     "Workers",
+    "WorkersFailed",
     "Workshop",
     "federate",
     "one_thread",

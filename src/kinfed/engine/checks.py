@@ -12,17 +12,18 @@ from kinfed.methods import Message
 __all__ = ["fault"]
 
 
-def fault(upload: Message, like: Mapping[str, Tensor]) -> str | None:
+def fault(upload: Message, like: Mapping[str, Tensor], most: int) -> str | None:
     """Why an upload must be refused, or None if it is good.
 
     Args:
         upload: As it came.
         like: Tensors with the names, shapes and types that it must have.
+        most: How many samples a client can have at most.
     """
-    return next(_faults(upload, like), None)
+    return next(_faults(upload, like, most), None)
 
 
-def _faults(upload: Message, like: Mapping[str, Tensor]) -> Iterator[str]:
+def _faults(upload: Message, like: Mapping[str, Tensor], most: int) -> Iterator[str]:
     yield from (f"{name} is missing" for name in sorted(like.keys() - upload.tensors.keys()))
     yield from (f"{name} was not asked for" for name in sorted(upload.tensors.keys() - like.keys()))
     for name, tensor in upload.tensors.items():
@@ -33,5 +34,6 @@ def _faults(upload: Message, like: Mapping[str, Tensor]) -> Iterator[str]:
         if tensor.is_floating_point() and not tensor.isfinite().all():
             yield f"{name} is not finite"
     yield from (f"{name} is {number}" for name, number in upload.numbers.items() if not math.isfinite(number))
-    if upload.numbers.get("samples", 0) < 1:
-        yield f"the sample count is {upload.numbers.get('samples')}"
+    count = upload.numbers.get("samples", 0)
+    if not (1 <= count <= most and count == int(count)):
+        yield f"the sample count is {upload.numbers.get('samples')}; it must be a whole number from 1 to {most}"

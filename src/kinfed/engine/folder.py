@@ -3,52 +3,75 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from kinfed.methods import ClientId, Memory, Message, State
+from kinfed.engine.files import read_tensors, save_tensors, saving, sync, write_whole
+from kinfed.engine.memories import Kept, Memories
+from kinfed.engine.places import Failure
+from kinfed.errors import InputError
+from kinfed.methods import State
 from kinfed.models import Tensors
 
-__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "RunFolder", "clear_unfinished", "write_whole"]
+__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "RunFolder"]
 
-CHECKPOINT_VERSION = 1
-UNFINISHED = ".unfinished"  # what a file is called until it is whole
+CHECKPOINT_VERSION = 2
 KEPT_CHECKPOINTS = 2  # if the last one should be damaged, the one before still serves
+METRICS, SECONDS, ERRORS = "metrics.jsonl", "seconds.jsonl", "errors.log"
+
+Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that the rounds after ``round`` depend on, the random streams having addresses."""
+    """Everything that the rounds after ``round`` depend on; the random streams have addresses and need no saving.
+
+    Attributes:
+        round: The last one that was done.
+        state: The server's.
+        kept: Of which round each client's memory is; the memories are files of their own.
+    """
 
     round: int
     state: State
-    memories: dict[ClientId, Memory]
+    kept: Kept
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What the rounds write: ``metrics.jsonl``, ``seconds.jsonl``, ``checkpoints/``, ``pictures/`` and ``models/``.
+    """What the rounds write: ``metrics.jsonl``, ``seconds.jsonl``, and files in folders of their own.
 
     ``metrics.jsonl`` has one line a round and nothing that differs from one execution to the next; how long the rounds
     took stands in ``seconds.jsonl``.
+
+    Attributes:
+        path: The folder; it must be there.
+        identity: What the run is of (its config, say): a checkpoint that was saved with another one is refused.
     """
 
     path: Path
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def memories(self) -> Memories:
+        """What the clients keep."""
+        return Memories(self.path / "memories")
+
+    # -- history ------------------------------------------------------------------------------------------------------
 
     def append(self, name: str, line: Mapping[str, Any]) -> None:
         """Add one line to a .jsonl file."""
-        with (self.path / name).open("a") as file:
+        path = self.path / name
+        with saving(path), path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
+    def lines(self, name: str) -> list[Line]:
         """The whole lines of a .jsonl file; one that a kill cut short is left out."""
         path = self.path / name
         text = path.read_text() if path.is_file() else ""
@@ -56,100 +79,112 @@ class RunFolder:
 
     def forget_after(self, round: int) -> None:
         """Drop the lines of rounds after the one from which the run goes on."""
-        for name in ("metrics.jsonl", "seconds.jsonl"):
+        for name in (METRICS, SECONDS):
             kept = [line for line in self.lines(name) if line["round"] <= round]
             write_whole(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, then delete all but the last two."""
-        groups = {"state": checkpoint.state} | {f"memory/{id}": memory for id, memory in checkpoint.memories.items()}
-        tensors = {f"{group}/{name}": t for group, message in groups.items() for name, t in message.tensors.items()}
+    def note_failure(self, failure: Failure, where: str) -> None:
+        """Write down a traceback in ``errors.log``, the first one of each reason."""
+        path = self.path / ERRORS
+        heading = f"{failure.reason}\n"
+        if failure.details and heading not in (path.read_text() if path.is_file() else ""):
+            with saving(path), path.open("a") as file:
+                file.write(f"{where}: {heading}{failure.details}\n")
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> int:
+        """Write a checkpoint, then delete all but the last two; returns how many there are.
+
+        The metrics of its rounds are made to last with it.
+        """
+        for name in (METRICS, SECONDS):
+            if (path := self.path / name).is_file():
+                with saving(path):
+                    sync(path)
         about = {
             "version": CHECKPOINT_VERSION,
+            "identity": dict(self.identity),
             "round": checkpoint.round,
-            "numbers": {group: message.numbers for group, message in groups.items()},
+            "numbers": checkpoint.state.numbers,
+            "kept": {str(id): round for id, round in checkpoint.kept.items()},
         }
-        save_tensors(self._checkpoint(checkpoint.round), tensors, about)
-        for path in self._checkpoints()[KEPT_CHECKPOINTS:]:
+        path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
+        save_tensors(path, checkpoint.state.tensors, about)
+        there = self._checkpoints()
+        for path in there[KEPT_CHECKPOINTS:]:
             path.unlink()
+        return len(there[:KEPT_CHECKPOINTS])
 
     def last_checkpoint(self) -> Checkpoint | None:
-        """The checkpoint of the latest round that can be read, or None."""
+        """The checkpoint of the latest round, or the one before if that cannot be used; None if there is none.
+
+        Raises:
+            InputError: If there are checkpoints and none of them can be used; the message says why.
+        """
+        refused = []
         for path in self._checkpoints():
             try:
-                return _read_checkpoint(path)
-            except (SafetensorError, OSError, ValueError, KeyError) as error:
-                warnings.warn(f"{path} cannot be used ({error}); trying the one before", stacklevel=2)
+                return self._read_checkpoint(path)
+            except ValueError as error:
+                refused.append(f"{path} cannot be used: {error}")
+                warnings.warn(refused[-1], stacklevel=2)
+        if refused:
+            raise InputError(f"run: {'; '.join(refused)}; without its checkpoints folder the run starts anew")
         return None
 
-    def save_pictures(self, round: int, matrices: Tensors) -> None:
-        """Matrices of one round for the report."""
-        if matrices:
-            save_tensors(self.path / "pictures" / f"round-{round:06d}.safetensors", matrices, {"round": round})
+    def referred(self) -> list[Kept]:
+        """Which memories each checkpoint on disk needs, that of the latest round first."""
+        found = []
+        for path in self._checkpoints():
+            try:
+                with safe_open(path, framework="pt") as file:
+                    about = json.loads(file.metadata()["about"])
+                found.append(_kept(about))
+            except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+                continue  # one that cannot be used needs nothing
+        return found
 
-    def save_model(self, name: str, tensors: Tensors, about: Mapping[str, Any]) -> None:
-        """One model, ``models/NAME.safetensors``, with what it takes to build it again."""
-        save_tensors(self.path / "models" / f"{name}.safetensors", tensors, about)
+    def _read_checkpoint(self, path: Path) -> Checkpoint:
+        tensors, about = read_tensors(path)
+        if about.get("version") != CHECKPOINT_VERSION:
+            raise ValueError(f"it has the version {about.get('version')}, not {CHECKPOINT_VERSION}")
+        self._check_identity(about["identity"])
+        checkpoint = Checkpoint(about["round"], State(tensors, about["numbers"]), _kept(about))
+        if {*range(1, checkpoint.round + 1)} - {line["round"] for line in self.lines(METRICS)}:
+            raise ValueError(f"{METRICS} does not hold all of its rounds")
+        for id, round in checkpoint.kept.items():
+            self.memories.read(id, round)
+        return checkpoint
 
-    def _checkpoint(self, round: int) -> Path:
-        return self.path / "checkpoints" / f"round-{round:06d}.safetensors"
+    def _check_identity(self, theirs: Mapping[str, Any]) -> None:
+        mine = json.loads(json.dumps(dict(self.identity)))  # as it looks once it was saved
+        for name in sorted(mine.keys() | theirs.keys()):
+            if mine.get(name) != theirs.get(name):
+                raise ValueError(
+                    f"it belongs to another config, with {name} = {theirs.get(name)!r} and not {mine.get(name)!r}"
+                )
 
     def _checkpoints(self) -> list[Path]:
         """Newest round first."""
         found = (self.path / "checkpoints").glob("round-*.safetensors")
         return sorted((p for p in found if re.fullmatch(r"round-\d+", p.stem)), key=_round_of, reverse=True)
 
+    # -- for the report -----------------------------------------------------------------------------------------------
+
+    def save_pictures(self, round: int, matrices: Tensors) -> None:
+        """Matrices of one round."""
+        if matrices:
+            save_tensors(self.path / "pictures" / f"round-{round:06d}.safetensors", matrices, {"round": round})
+
+    def save_model(self, name: str, tensors: Tensors, about: Mapping[str, Any]) -> None:
+        """One model, ``models/NAME.safetensors``, with what it takes to build it again."""
+        save_tensors(self.path / "models" / f"{name}.safetensors", tensors, about, lasting=False)
+
 
 def _round_of(path: Path) -> int:
     return int(path.stem.removeprefix("round-"))
 
 
-def _read_checkpoint(path: Path) -> Checkpoint:
-    with safe_open(path, framework="pt", device="cpu") as file:
-        about = json.loads(file.metadata()["about"])
-        if about["version"] != CHECKPOINT_VERSION:
-            raise ValueError(f"it has the version {about['version']}, not {CHECKPOINT_VERSION}")
-        groups: dict[str, Tensors] = {group: {} for group in about["numbers"]}
-        for key in file.keys():  # noqa: SIM118 - not a dict
-            group = next(group for group in groups if key.startswith(group + "/"))
-            groups[group][key.removeprefix(group + "/")] = file.get_tensor(key)
-    messages = {group: Message(tensors, about["numbers"][group]) for group, tensors in groups.items()}
-    state = messages.pop("state")
-    return Checkpoint(about["round"], state, {int(g.removeprefix("memory/")): m for g, m in messages.items()})
-
-
-def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any]) -> None:
-    """Write a safetensors file under its final name in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + UNFINISHED)
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(whole, unfinished, {"about": json.dumps(about)})
-    _publish(unfinished, path)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file under its final name in one step."""
-    unfinished = path.with_name(path.name + UNFINISHED)
-    unfinished.write_text(text)
-    _publish(unfinished, path)
-
-
-def clear_unfinished(folder: Path) -> None:
-    """Delete what a kill left half-written in a folder and below it; safetensors has a name of its own for that."""
-    for path in (*folder.rglob(f"*{UNFINISHED}"), *folder.rglob(".tmp*")):
-        path.unlink()
-
-
-def _publish(unfinished: Path, path: Path) -> None:
-    """Rename once the bytes are on the disk, and make the rename last."""
-    _sync(unfinished)
-    unfinished.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _kept(about: Mapping[str, Any]) -> Kept:
+    return {int(id): round for id, round in about["kept"].items()}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from kinfed.engine.checks import fault
-from kinfed.engine.folder import Checkpoint, RunFolder
+from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
+from kinfed.engine.interrupt import Interrupt
+from kinfed.engine.memories import Kept, Ledger
 from kinfed.engine.places import Failure, Place, Task
 from kinfed.engine.watch import Watch
 from kinfed.engine.workshop import Workshop
-from kinfed.learning import hits, over_clients
-from kinfed.methods import ClientId, Memory, Message, State
+from kinfed.learning import over_clients
+from kinfed.methods import ClientId, Message, State
 from kinfed.streams import numpy_stream
 
 __all__ = ["RoundsFailed", "federate", "sampled"]
@@ -41,6 +44,8 @@ def sampled(clients: int, participation: float, seed: int, round: int) -> list[C
 def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) -> None:
     """Run the rounds that are still to do, from the folder's last checkpoint or from the start.
 
+    The first Ctrl-C ends the run after its present round, with a checkpoint; the second one at once.
+
     Args:
         workshop: Method, federation, model and plan.
         place: Where clients run.
@@ -49,49 +54,68 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
 
     Raises:
         RoundsFailed: If three rounds in a row had no usable upload.
+        NotSaved: If the folder is gone, or the disk full.
+        InputError: If the folder has checkpoints that cannot be used.
+        KeyboardInterrupt: After Ctrl-C.
     """
     method, plan = workshop.method, workshop.plan
     start = folder.last_checkpoint() or Checkpoint(0, method.init(workshop.server(0)), {})
     folder.forget_after(start.round)
-    state, memories = start.state, dict(start.memories)
+    ledger = Ledger(folder.memories, start.kept, folder.referred())
+    state, failed = start.state, _failed_rounds(folder.lines(METRICS))
+    participation = plan.participation if method.trains == "sampled" else 1.0
     watch.started(start.round)
-    failed = 0
-    for round in range(start.round + 1, plan.rounds + 1):
-        clock = _Clock()
-        with clock("train"):
-            ids = sampled(
-                len(workshop.trained), plan.participation if method.trains == "sampled" else 1.0, plan.seed, round
-            )
-            tasks = [Task(id, round, method.download(state, id), memories.get(id, Memory())) for id in ids]
-            uploads, kept, refused = _collect(workshop, place, tasks, watch)
-        with clock("aggregate"):
-            if uploads:
-                state = method.aggregate(workshop.server(round), state, uploads)
-                memories.update(kept)
-        with clock("evaluate"):
-            accuracies = _evaluate(workshop, place, folder, state, memories, round, watch)
-        line = {
-            "round": round,
-            "lr": plan.sgd_in(round).lr,
-            "clients": ids,
-            "refused": refused,
-            **_totals(uploads),
-            **_traffic(workshop, tasks, uploads),
-            **accuracies,
-        }
-        with clock("save"):
-            folder.append("metrics.jsonl", line)
-            if round % plan.checkpoint_every == 0 or round == plan.rounds:
-                folder.save_pictures(round, method.pictures(state))
-                folder.save_checkpoint(Checkpoint(round, state, memories))
-        folder.append("seconds.jsonl", {"round": round, **clock.seconds})
-        watch.round(line)
-        failed = 0 if uploads else failed + 1
-        if failed == FAILED_ROUNDS:
-            reason = next(iter(refused.values()), "nobody was sampled")
-            raise RoundsFailed(
-                f"no client's work could be used in {failed} rounds in a row; the first reason: {reason}"
-            )
+    with Interrupt() as interrupt:
+        for round in range(start.round + 1, plan.rounds + 1):
+            clock, told = _Clock(), _Told(watch, interrupt, round)
+            with clock("train"):
+                ids = sampled(len(workshop.trained), participation, plan.seed, round)
+                answers = _collect(workshop, place, folder, state, ledger.now, ids, round, told)
+            with clock("aggregate"):
+                if answers.uploads:
+                    state = method.aggregate(workshop.server(round), state, answers.uploads)
+                for id in ids:
+                    if id in answers.uploads:
+                        ledger.accept(id, round, id in answers.keeping)
+                    else:
+                        ledger.refuse(id, round)
+            line = {
+                "round": round,
+                "lr": plan.sgd_in(round).lr,
+                "clients": ids,
+                "refused": answers.refused,
+                **_totals(answers.uploads),
+                **_traffic(workshop, answers),
+            }
+            with clock("evaluate"):
+                if round % plan.evaluate_every == 0 or round == plan.rounds:
+                    line |= _evaluate(workshop, place, folder, state, ledger.now, round, told)
+                else:
+                    line |= {"global_acc": None, "untested": {}, "client_acc": {}}
+            with clock("save"):
+                folder.append(METRICS, line)
+                regular = round % plan.checkpoint_every == 0 or round == plan.rounds
+                if regular:
+                    folder.save_pictures(round, method.pictures(state))
+                failed = 0 if answers.uploads else failed + 1
+                if regular or interrupt.asked or failed == FAILED_ROUNDS:
+                    ledger.sync()
+                    ledger.saved(folder.save_checkpoint(Checkpoint(round, state, ledger.now)))
+            folder.append(SECONDS, {"round": round, **clock.seconds})
+            watch.round(line)
+            if failed == FAILED_ROUNDS:
+                reason = next(iter(answers.refused.values()), "nobody was sampled")
+                raise RoundsFailed(
+                    f"no client's work could be used in {failed} rounds in a row; the first reason: {reason}"
+                )
+            if interrupt.asked:
+                raise KeyboardInterrupt
+
+
+def _failed_rounds(lines: Sequence[Line]) -> int:
+    """How many of the last rounds brought nothing."""
+    failed = itertools.takewhile(lambda line: len(line["refused"]) == len(line["clients"]), reversed(lines))
+    return sum(1 for _ in failed)
 
 
 @dataclass
@@ -107,22 +131,73 @@ class _Clock:
         self.seconds[name] = round(time.perf_counter() - began, 6)
 
 
+@dataclass
+class _Told:
+    """Tells who watches how far a round is, and once that it will be the last."""
+
+    watch: Watch
+    interrupt: Interrupt
+    round: int
+    last: bool = False
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self.watch.working(what, done, total)
+        if self.interrupt.asked and not self.last:
+            self.last = True
+            self.watch.stopping(self.round)
+
+
+@dataclass
+class _Answers:
+    """What the clients of one round sent.
+
+    Attributes:
+        uploads: Good ones, in client order.
+        keeping: Which of those clients wrote a memory.
+        refused: Why the others' work cannot be used.
+        down_bytes: Of the messages that they all had received.
+    """
+
+    uploads: dict[ClientId, Message] = field(default_factory=dict)
+    keeping: set[ClientId] = field(default_factory=set)
+    refused: dict[str, str] = field(default_factory=dict)
+    down_bytes: int = 0
+
+
 def _collect(
-    workshop: Workshop, place: Place, tasks: list[Task], watch: Watch
-) -> tuple[dict[ClientId, Message], dict[ClientId, Memory], dict[str, str]]:
-    """Good uploads and the memories that belong to them, and the reasons why others were refused."""
-    uploads: dict[ClientId, Message] = {}
-    kept: dict[ClientId, Memory] = {}
-    refused: dict[str, str] = {}
-    like = workshop.method.upload_like(workshop.server(tasks[0].round))
-    for task, answer in zip(tasks, place.update(tasks), strict=True):
-        reason = answer.reason if isinstance(answer, Failure) else fault(answer[0], like)
-        if reason is not None or isinstance(answer, Failure):
-            refused[str(task.id)] = str(reason)
+    workshop: Workshop,
+    place: Place,
+    folder: RunFolder,
+    state: State,
+    kept: Kept,
+    ids: Sequence[ClientId],
+    round: int,
+    told: _Told,
+) -> _Answers:
+    """Have the sampled clients work, and check what comes back."""
+    method = workshop.method
+    like, most = method.upload_like(workshop.server(round)), workshop.samples
+    answers = _Answers()
+
+    def tasks() -> Iterable[Task]:
+        for id in ids:
+            message = method.download(state, id)
+            answers.down_bytes += message.nbytes
+            yield Task(id, round, message, kept.get(id))
+
+    for done, (id, answer) in enumerate(place.update(tasks()), start=1):
+        if isinstance(answer, Failure):
+            folder.note_failure(answer, f"round {round}, client {id}")
+            answers.refused[str(id)] = answer.reason
+        elif reason := fault(answer.upload, like, most):
+            answers.refused[str(id)] = reason
         else:
-            uploads[task.id], kept[task.id] = answer
-        watch.working("training", len(uploads) + len(refused), len(tasks))
-    return uploads, kept, refused
+            answers.uploads[id] = answer.upload
+            answers.keeping |= {id} if answer.keeps else set()
+        told("training", done, len(ids))
+    answers.uploads = dict(sorted(answers.uploads.items()))
+    answers.refused = dict(sorted(answers.refused.items(), key=lambda item: int(item[0])))
+    return answers
 
 
 def _totals(uploads: Mapping[ClientId, Message]) -> Line:
@@ -136,13 +211,13 @@ def _totals(uploads: Mapping[ClientId, Message]) -> Line:
     }
 
 
-def _traffic(workshop: Workshop, tasks: Sequence[Task], uploads: Mapping[ClientId, Message]) -> Line:
+def _traffic(workshop: Workshop, answers: _Answers) -> Line:
     """Bytes of the messages of a round; where all data are at one place, none travel."""
     if workshop.method.trains == "pooled":
         return {"down_bytes": 0, "up_bytes": 0}
     return {
-        "down_bytes": sum(task.message.nbytes for task in tasks),
-        "up_bytes": sum(upload.nbytes for upload in uploads.values()),
+        "down_bytes": answers.down_bytes,
+        "up_bytes": sum(upload.nbytes for upload in answers.uploads.values()),
     }
 
 
@@ -151,43 +226,52 @@ def _evaluate(
     place: Place,
     folder: RunFolder,
     state: State,
-    memories: Mapping[ClientId, Memory],
+    kept: Kept,
     round: int,
-    watch: Watch,
+    told: _Told,
 ) -> Line:
     """The global model on the test set, and each client's own models on its own test samples (METHODS.md G.1).
 
     Where a client has no model of its own, the global one is what serves it. After the last round the models are saved.
+    A test that fails leaves its accuracies out and is told as ``untested``.
     """
     method, federation = workshop.method, workshop.federation
     last = round == workshop.plan.rounds
-    tested, rows = federation.tested
+    _, rows = federation.tested
     accuracies: dict[str, list[float | None]] = {}
+    untested: dict[str, str] = {}
     global_acc = None
-    server = workshop.server(round)
-    tensors = method.global_model(server, state)
+    tensors = method.global_model(workshop.server(round), state)
     if tensors is not None:
-        server.model.load(tensors)
-        right = hits(server.model, tested.to(workshop.device)).cpu()
-        global_acc = _share(right)
-        accuracies["personal"] = [_share(right[own]) for own in rows]
         if last:
             folder.save_model("global", tensors, workshop.about_model())
+        right = place.test(tensors)
+        if isinstance(right, Failure):
+            folder.note_failure(right, f"round {round}, test of the global model")
+            untested["global"] = right.reason
+        else:
+            global_acc = _share(right)
+            accuracies["personal"] = [_share(right[own]) for own in rows]
     if method.personal:
         everybody = range(len(federation))
-        tasks = [Task(id, round, method.download(state, id), memories.get(id, Memory())) for id in everybody]
-        for id, verdicts in zip(everybody, place.evaluate(tasks), strict=True):
+        tasks = (Task(id, round, method.download(state, id), kept.get(id)) for id in everybody)
+        for done, (id, verdicts) in enumerate(place.evaluate(tasks), start=1):
+            if isinstance(verdicts, Failure):
+                folder.note_failure(verdicts, f"round {round}, test of client {id}")
+                untested[str(id)] = verdicts.reason
+                verdicts = {}  # noqa: PLW2901
             for name, verdict in verdicts.items():
-                own: list[float | None] = accuracies.setdefault(name, [None] * len(federation))
+                own = accuracies.setdefault(name, [None] * len(federation))
                 own[id] = _share(verdict.hits)
                 if last:
                     folder.save_model(f"client-{id:05d}-{name}", verdict.tensors, workshop.about_model(id))
-            watch.working("evaluation", id + 1, len(federation))
+            told("evaluation", done, len(federation))
     line: Line = {"global_acc": global_acc}
+    accuracies = dict(sorted(accuracies.items(), key=lambda item: (item[0] != "personal", item[0])))
     for name, of_clients in accuracies.items():
         spread = over_clients(of_clients, [len(own) for own in rows])
         line |= {f"{name}_{quantity}": value for quantity, value in spread.items()}
-    return {**line, "client_acc": accuracies}
+    return {**line, "untested": untested, "client_acc": accuracies}
 
 
 def _share(right: Tensor) -> float | None:

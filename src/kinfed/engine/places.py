@@ -6,55 +6,81 @@ Both use one intra-op thread a process, since the order of a sum depends on how 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from safetensors.torch import load, save
+from torch import Tensor
 
+from kinfed.engine.memories import Memories
 from kinfed.engine.workshop import Verdict, Workshop
-from kinfed.methods import ClientId, Memory, Message
+from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
 
-__all__ = ["Failure", "Inline", "Place", "Task", "Workers", "one_thread"]
+__all__ = ["Done", "Failure", "Inline", "Place", "Task", "one_thread"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One client's work in one round: what it received and what it kept."""
+    """One client's work in one round.
+
+    Attributes:
+        id: Whose.
+        round: Of the run.
+        message: What it received.
+        kept: The round of which its memory is; None if it has none.
+    """
 
     id: ClientId
     round: int
     message: Message
-    memory: Memory
+    kept: int | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """A client's work ended well.
+
+    Attributes:
+        upload: What it sends.
+        keeps: Whether it wrote a memory of this round.
+    """
+
+    upload: Message
+    keeps: bool
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A client's work ended in an error."""
+    """A client's work ended in an error.
+
+    Attributes:
+        reason: One line.
+        details: The traceback, for people who write methods; empty if there is none.
+    """
 
     reason: str
+    details: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """What an exception says."""
+        return cls(" ".join(f"{type(error).__name__}: {error}".split()), "".join(traceback.format_exception(error)))
 
 
 class Place(Protocol):
-    """Does clients' work; answers come in the order of the tasks."""
+    """Does clients' work. Answers come in whichever order they are ready; tasks are drawn as they are needed."""
 
-    def update(self, tasks: Sequence[Task]) -> Iterator[tuple[Message, Memory] | Failure]:
-        """Local work of several clients."""
+    def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
+        """Local work of several clients; what they keep is written to their memories."""
 
-    def evaluate(self, tasks: Sequence[Task]) -> Iterator[dict[str, Verdict]]:
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, Verdict] | Failure]]:
         """Tests of several clients' own models."""
 
-
-def _attempt(workshop: Workshop, task: Task) -> tuple[Message, Memory] | Failure:
-    try:
-        return workshop.update(task.id, task.round, task.message, task.memory)
-    except Exception as error:  # one client's fault must not end the others' run
-        return Failure(f"{type(error).__name__}: {error}")
+    def test(self, tensors: Tensors) -> Tensor | Failure:
+        """Which samples of the pooled test set the one global model gets right, bool."""
 
 
 @contextlib.contextmanager
@@ -70,92 +96,50 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Inline:
-    """In this process, one client after the other."""
+    """In this process, one client after the other; a worker process does its tasks likewise.
 
-    workshop: Workshop
-
-    def update(self, tasks: Sequence[Task]) -> Iterator[tuple[Message, Memory] | Failure]:
-        """Local work of several clients."""
-        return (_attempt(self.workshop, task) for task in tasks)
-
-    def evaluate(self, tasks: Sequence[Task]) -> Iterator[dict[str, Verdict]]:
-        """Tests of several clients' own models."""
-        return (self.workshop.evaluate(task.id, task.round, task.message, task.memory) for task in tasks)
-
-
-# What goes to and from a worker process: tensors as safetensors bytes, so that nothing of them is pickled.
-Packed = tuple[bytes, dict[str, float]]
-PackedTask = tuple[ClientId, int, Packed, Packed]
-
-
-def _packed(message: Message) -> Packed:
-    return save({name: tensor.contiguous() for name, tensor in message.tensors.items()}), message.numbers
-
-
-def _unpacked(packed: Packed) -> Message:
-    return Message(load(packed[0]), packed[1])
-
-
-class Workers:
-    """In ``count`` worker processes, each of which builds its own workshop once.
-
-    Args:
-        count: Processes, ≥ 1.
-        build: Importable function (or a `functools.partial` of one) that builds the workshop there.
+    Attributes:
+        workshop: Method, data and models.
+        memories: Where what clients keep is kept.
     """
 
-    def __init__(self, count: int, build: Callable[[], Workshop]) -> None:
-        self._pool = ProcessPoolExecutor(
-            count, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(build,)
-        )
+    workshop: Workshop
+    memories: Memories
 
-    def update(self, tasks: Sequence[Task]) -> Iterator[tuple[Message, Memory] | Failure]:
+    def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
         """Local work of several clients."""
-        for answer in self._pool.map(_work, [_packed_task(task) for task in tasks]):
-            yield Failure(answer) if isinstance(answer, str) else (_unpacked(answer[0]), _unpacked(answer[1]))
+        return ((task.id, self.update_one(task)) for task in tasks)
 
-    def evaluate(self, tasks: Sequence[Task]) -> Iterator[dict[str, Verdict]]:
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, Verdict] | Failure]]:
         """Tests of several clients' own models."""
-        for answer in self._pool.map(_test, [_packed_task(task) for task in tasks]):
-            models = {name: load(packed) for name, packed in answer.items()}
-            yield {name: Verdict(tensors.pop(_HITS), tensors) for name, tensors in models.items()}
+        return ((task.id, self.evaluate_one(task)) for task in tasks)
 
-    def close(self) -> None:
-        """End the processes."""
-        self._pool.shutdown(cancel_futures=True)
+    def test(self, tensors: Tensors) -> Tensor | Failure:
+        """The global model on the pooled test set."""
+        return self.test_rows(tensors, 0, len(self.workshop.federation.tested[0]))
 
+    # One client's fault must not end the others' run, whatever it is.
 
-_HITS = "hits"
-_workshop: Workshop | None = None  # a worker process's own
+    def update_one(self, task: Task) -> Done | Failure:
+        """Local work of one client."""
+        try:
+            memory = self.memories.read(task.id, task.kept)
+            upload, kept = self.workshop.update(task.id, task.round, task.message, memory)
+            return Done(upload, self.memories.write(task.id, task.round, kept))
+        except Exception as error:
+            return Failure.of(error)
 
+    def evaluate_one(self, task: Task) -> dict[str, Verdict] | Failure:
+        """Tests of one client's own models."""
+        try:
+            memory = self.memories.read(task.id, task.kept)
+            return self.workshop.evaluate(task.id, task.round, task.message, memory)
+        except Exception as error:
+            return Failure.of(error)
 
-def _start_worker(build: Callable[[], Workshop]) -> None:
-    global _workshop  # noqa: PLW0603 - a process pool has no other place for what a worker keeps
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    torch.set_num_threads(1)
-    _workshop = build()
-
-
-def _packed_task(task: Task) -> PackedTask:
-    return task.id, task.round, _packed(task.message), _packed(task.memory)
-
-
-def _unpacked_task(packed: PackedTask) -> Task:
-    return Task(packed[0], packed[1], _unpacked(packed[2]), _unpacked(packed[3]))
-
-
-def _work(packed: PackedTask) -> tuple[Packed, Packed] | str:
-    assert _workshop is not None
-    answer = _attempt(_workshop, _unpacked_task(packed))
-    return answer.reason if isinstance(answer, Failure) else (_packed(answer[0]), _packed(answer[1]))
-
-
-def _test(packed: PackedTask) -> dict[str, bytes]:
-    assert _workshop is not None
-    task = _unpacked_task(packed)
-    verdicts = _workshop.evaluate(task.id, task.round, task.message, task.memory)
-    return {name: save({**_contiguous(v.tensors), _HITS: v.hits}) for name, v in verdicts.items()}
-
-
-def _contiguous(tensors: Tensors) -> Tensors:
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+    def test_rows(self, tensors: Tensors, start: int, stop: int) -> Tensor | Failure:
+        """The global model on some rows of the pooled test set."""
+        try:
+            return self.workshop.test(tensors, start, stop)
+        except Exception as error:
+            return Failure.of(error)

@@ -19,6 +19,9 @@ class Watch(Protocol):
     def round(self, line: dict[str, Any]) -> None:
         """A round is over: its line of metrics.jsonl."""
 
+    def stopping(self, round: int) -> None:
+        """It will stop after the present round, as somebody asked for."""
+
 
 class Unwatched:
     """Nobody looks."""
@@ -30,4 +33,7 @@ class Unwatched:
         """Nothing."""
 
     def round(self, line: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def stopping(self, round: int) -> None:
         """Nothing."""

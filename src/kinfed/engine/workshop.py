@@ -29,6 +29,7 @@ class Plan:
         participation: Fraction C of the clients in a round.
         seed: Of the run.
         checkpoint_every: Rounds between two checkpoints.
+        evaluate_every: Rounds between two evaluations; there is always one after the last round.
     """
 
     rounds: int
@@ -37,6 +38,7 @@ class Plan:
     participation: float
     seed: int
     checkpoint_every: int
+    evaluate_every: int = 1
 
     def sgd_in(self, round: int) -> SGD:
         """Local training in one round."""
@@ -82,6 +84,11 @@ class Workshop:
     def trained(self) -> Federation:
         """Who trains: the clients, or one that holds what they all hold."""
         return self.federation.pooled() if self.method.trains == "pooled" else self.federation
+
+    @cached_property
+    def samples(self) -> int:
+        """Training samples of all clients together."""
+        return sum(len(rows) for rows in self.trained.partition.train)
 
     @property
     def device(self) -> torch.device:
@@ -141,3 +148,11 @@ class Workshop:
             client.model.load(tensors)
             verdicts[name] = Verdict(hits(client.model, test).cpu(), tensors if client.last_round else {})
         return verdicts
+
+    def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
+        """Which of some rows of the pooled test set the one global model gets right, bool."""
+        model, tested = self.models[0], self.federation.tested[0]
+        model.load(tensors)
+        assert tested.labels is not None
+        part = replace(tested, inputs=tested.inputs[start:stop], labels=tested.labels[start:stop])
+        return hits(model, part.to(self.device)).cpu()

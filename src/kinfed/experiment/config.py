@@ -26,9 +26,14 @@ from pydantic import (
 
 from kinfed.errors import InputError
 
-__all__ = ["PARTITIONS", "SMALLEST_PROBE", "Config", "parse_settings", "read_toml"]
+__all__ = ["EXECUTION", "MARK", "PARTITIONS", "SMALLEST_PROBE", "Config", "parse_settings", "read_toml"]
 
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
+
+# What says how a run is carried out, and not what comes out.
+EXECUTION = {"workers", "client_timeout", "checkpoint_every", "seeds"}
+
+MARK = "# a run of kinfed"  # the first line of its config
 
 PARTITIONS = (
     "iid", "shards", "dirichlet", "dirichlet_clients", "disjoint", "sort", "groups", "quantity", "by:COLUMN", "folders",
@@ -78,8 +83,12 @@ class Config(BaseModel):
     probe: int = Field(128, ge=0, description="training images that the server holds and no client has")
     seed: int = Field(0, ge=0, description="seed, the first if there are several")
     seeds: int = Field(1, ge=1, description="how many seeds a comparison runs")
+    evaluate_every: int = Field(1, ge=1, description="rounds between two evaluations; the last round always has one")
     checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")
     workers: int = Field(0, ge=0, description="worker processes; 0 runs the clients in this one")
+    client_timeout: float | None = Field(
+        None, gt=0, description="seconds until a client's work counts as failed; needs --workers [no limit]"
+    )
     device: str = Field("cpu", description="cpu, cuda, cuda:N or mps")
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="the methods' own fields, by method")
 
@@ -175,6 +184,11 @@ class Config(BaseModel):
     def _fields_agree(self) -> Self:
         from kinfed.methods import METHODS
 
+        if self.client_timeout is not None and not self.workers:
+            raise InputError(
+                f"client_timeout: {self.client_timeout:g} needs workers of 1 or more; nobody can stop a client in this "
+                "process"
+            )
         if self.new_clients >= self.clients:
             raise InputError(
                 f"new_clients: {self.new_clients} is not allowed; must be less than the {self.clients} clients"
@@ -225,7 +239,7 @@ class Config(BaseModel):
         """All fields, and one table a method with its own."""
         fields = self.model_dump(exclude_none=True, exclude={"settings"})
         fields["methods"] = list(self.methods)
-        return tomli_w.dumps(fields | {name: own for name, own in self.settings.items() if own})
+        return f"{MARK}\n" + tomli_w.dumps(fields | {name: own for name, own in self.settings.items() if own})
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -28,12 +28,11 @@ from kinfed.data import (
     sort,
 )
 from kinfed.data.federation import Recipe
-from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
+from kinfed.engine import Inline, Place, Plan, RoundsFailed, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
 from kinfed.engine import federate as run_rounds
-from kinfed.engine.folder import clear_unfinished, write_whole
-from kinfed.engine.places import Place
+from kinfed.engine.files import clear_unfinished, write_whole
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, model_shares, read_toml
+from kinfed.experiment.config import EXECUTION, MARK, Config, model_shares, read_toml
 from kinfed.learning import SGD
 from kinfed.methods import METHODS
 from kinfed.models import Model, build, load_weights, suited
@@ -135,6 +134,7 @@ def workshop_of(config: Config) -> Workshop:
         participation=config.participation,
         seed=config.seed,
         checkpoint_every=config.checkpoint_every,
+        evaluate_every=config.evaluate_every,
     )
     method = METHODS[name](**config.settings[name])
     return Workshop(method, federation, models, plan, _dealt([share for _, share in shares], len(federation)))
@@ -206,8 +206,9 @@ def resume(out: Path, watcher: Watcher = nobody) -> None:
 
 
 def _is_ours(out: Path) -> bool:
-    """Whether a folder is that of a run or a comparison; a config.toml alone may be anybody's."""
-    is_run = (out / CONFIG).is_file() and (out / FEDERATION).is_file()
+    """Whether a folder is that of a run or a comparison; a config.toml without our mark may be anybody's."""
+    config = out / CONFIG
+    is_run = config.is_file() and ((out / FEDERATION).is_file() or config.read_text().startswith(MARK))
     return is_run or (out / COMPARISON).is_file()
 
 
@@ -230,11 +231,18 @@ def _clear(out: Path) -> None:
 
 
 def _compare(config: Config, out: Path, watcher: Watcher) -> None:
+    """Every run that is still to do. One that fails does not keep the others from being done."""
+    failed = []
     for seed in range(config.seed, config.seed + config.seeds):
         for method in config.methods:
-            _run_the_rest(config.of(method, seed), out / f"{method}-seed{seed}", watcher)
+            try:
+                _run_the_rest(config.of(method, seed), out / f"{method}-seed{seed}", watcher)
+            except RoundsFailed as error:
+                failed.append(f"{method} (seed {seed}): {error}")
             summaries = [json.loads(path.read_text()) for path in _in_order(config, out)]
             write_whole(out / "comparison.json", json.dumps(summaries, indent=1) + "\n")
+    if failed:
+        raise RoundsFailed("; ".join(failed))
 
 
 def _in_order(config: Config, out: Path) -> list[Path]:
@@ -253,21 +261,26 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher) -> Non
     """All rounds that are still to do, then the summary."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / CONFIG).is_file():
-        write_whole(out / FEDERATION, json.dumps(_about(workshop.federation)) + "\n")
         write_whole(out / CONFIG, config.toml())
-    folder = RunFolder(out)
+    about = json.dumps(_about(workshop.federation)) + "\n"
+    if not (out / FEDERATION).is_file():
+        write_whole(out / FEDERATION, about)
+    elif (out / FEDERATION).read_text() != about:
+        raise InputError(f"data: the clients are not those that the run in {str(out)!r} began with; the data changed")
+    folder = RunFolder(out, config.model_dump(mode="json", exclude=EXECUTION))
     (method,) = config.methods
-    with one_thread(), _place(config, workshop) as place:
+    with one_thread(), _place(config, workshop, folder) as place:
         run_rounds(workshop, place, folder, watcher(method, config.seed, config.rounds))
     write_whole(out / SUMMARY, json.dumps(_summary(config, workshop, folder), indent=1) + "\n")
 
 
 @contextlib.contextmanager
-def _place(config: Config, workshop: Workshop) -> Iterator[Place]:
+def _place(config: Config, workshop: Workshop, folder: RunFolder) -> Iterator[Place]:
+    here = Inline(workshop, folder.memories)
     if not config.workers:
-        yield Inline(workshop)
+        yield here
         return
-    workers = Workers(config.workers, functools.partial(workshop_of, config))
+    workers = Workers(config.workers, functools.partial(workshop_of, config), here, config.client_timeout)
     try:
         yield workers
     finally:
@@ -332,6 +345,19 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
             "evaluate": round(sum(line["evaluate"] for line in seconds), 3),
         },
         "refused": sum(len(line["refused"]) for line in lines),
+        "refusals": _told(lines, "refused"),
+        "untested": sum(len(line["untested"]) for line in lines),
+        "untested_reasons": _told(lines, "untested"),
         "skipped_samples": sum(line["skipped_samples"] for line in lines),
         "zero_step_clients": sum(line["zero_step_clients"] for line in lines),
     }
+
+
+def _told(lines: Sequence[dict[str, Any]], what: str) -> list[dict[str, Any]]:
+    """Each reason that stands in the metrics: how often, and where first."""
+    told: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        for client, reason in line[what].items():
+            first = {"reason": reason, "times": 0, "first": {"round": line["round"], "client": client}}
+            told.setdefault(reason, first)["times"] += 1
+    return list(told.values())

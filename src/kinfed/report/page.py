@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import tomli_w
 from plotly.offline import get_plotlyjs
 
-from kinfed.engine.folder import write_whole
+from kinfed.engine.files import write_whole
 from kinfed.report import figures
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.table import Cell, in_rows, notes, setting, table, verdict

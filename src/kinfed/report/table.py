@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ __all__ = ["Cell", "Table", "notes", "setting", "table", "verdict"]
 
 Summary = dict[str, Any]
 
-NO_BEARING = ("seed", "workers", "device", "checkpoint_every")  # on the numbers of a row
+NO_BEARING = ("seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every")  # on the numbers of a row
 SHARED = ("data", "rounds", "model")  # what runs must agree in to be compared
 
 
@@ -191,7 +191,8 @@ def notes(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         s, name = run.summary, f"{run.method}, seed {run.summary['seed']}"
         for count, what in (
-            (s["refused"], "uploads were refused; metrics.jsonl says why"),
+            (s["refused"], f"uploads were refused; {_reasons(s.get('refusals', ()))}"),
+            (s.get("untested", 0), f"tests of a model failed; {_reasons(s.get('untested_reasons', ()))}"),
             (s["skipped_samples"], "times a sample was left out, alone in a batch where BatchNorm needs two"),
             (s["zero_step_clients"], "times a client made no training step"),
         ):
@@ -207,3 +208,14 @@ def notes(runs: Sequence[Run]) -> list[str]:
                 f"({guessing:.2f}): it did not learn. More rounds or a smaller --lr may help."
             )
     return said
+
+
+def _reasons(told: Sequence[Mapping[str, Any]]) -> str:
+    """The reasons that were met most often, and where first; metrics.jsonl has them all."""
+    often = sorted(told, key=lambda one: -one["times"])[:3]
+    said = [
+        f"{one['times']}× {one['reason']} (first: round {one['first']['round']}, client {one['first']['client']})"
+        for one in often
+    ]
+    more = [f"and {len(told) - 3} other reasons, in metrics.jsonl"] if len(told) > 3 else []
+    return "; ".join(said + more)

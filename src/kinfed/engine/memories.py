@@ -1,0 +1,114 @@
+"""What clients keep from round to round, on disk: only those of the clients at work are ever in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinfed.engine.files import read_tensors, save_tensors, saving, sync
+from kinfed.methods import ClientId, Memory
+
+__all__ = ["Kept", "Ledger", "Memories"]
+
+SHARD = 1000  # clients a folder
+
+Kept = dict[ClientId, int]  # the round in which each client's memory was written; who has none is not there
+
+
+@dataclass(frozen=True)
+class Memories:
+    """One file for a client and the round in which it took part; which one counts is for the engine to know.
+
+    A file is never changed, so that those which a checkpoint refers to stay what they were.
+    """
+
+    folder: Path
+
+    def read(self, id: ClientId, round: int | None) -> Memory:
+        """What the client kept in a round; an empty memory if it has none.
+
+        Raises:
+            ValueError: If the file is gone or damaged.
+        """
+        if round is None:
+            return Memory()
+        try:
+            tensors, about = read_tensors(self._path(id, round))
+        except ValueError as error:
+            raise ValueError(f"the memory of client {id} of round {round} cannot be used: {error}") from error
+        return Memory(tensors, about["numbers"])
+
+    def write(self, id: ClientId, round: int, memory: Memory) -> bool:
+        """Keep a memory; returns whether there was anything to keep."""
+        if not (memory.tensors or memory.numbers):
+            return False
+        path = self._path(id, round)
+        with saving(path):
+            self.folder.mkdir(exist_ok=True)
+        save_tensors(path, memory.tensors, {"numbers": memory.numbers}, lasting=False)
+        return True
+
+    def forget(self, id: ClientId, round: int) -> None:
+        """Delete one."""
+        self._path(id, round).unlink(missing_ok=True)
+
+    def sync(self, kept: Mapping[ClientId, int]) -> None:
+        """Make some outlast a loss of power."""
+        paths = [self._path(id, round) for id, round in kept.items()]
+        for path in (*paths, *{path.parent for path in paths}):
+            with saving(path):
+                sync(path)
+
+    def forget_all_but(self, needed: Sequence[Kept]) -> None:
+        """Delete what none of some checkpoints refers to."""
+        wanted = {self._path(id, round) for kept in needed for id, round in kept.items()}
+        for path in self.folder.glob("*/*.safetensors"):
+            if path not in wanted:
+                path.unlink()
+
+    def _path(self, id: ClientId, round: int) -> Path:
+        return self.folder / f"{id // SHARD:03d}" / f"client-{id:05d}-round-{round:06d}.safetensors"
+
+
+class Ledger:
+    """Which memories count now and in the checkpoints on disk; all others are deleted as soon as nothing needs them.
+
+    Args:
+        memories: The files.
+        now: Those that the run goes on with.
+        checkpoints: Those that the checkpoints on disk refer to, the latest first.
+    """
+
+    def __init__(self, memories: Memories, now: Kept, checkpoints: Sequence[Kept]) -> None:
+        self._memories, self.now = memories, dict(now)
+        self._checkpoints = list(checkpoints)
+        self._unsynced: Kept = {}
+        memories.forget_all_but([self.now, *self._checkpoints])  # what the rounds after the checkpoint wrote
+
+    def accept(self, id: ClientId, round: int, keeps: bool) -> None:
+        """From now on the client's memory is that of this round, or it has none."""
+        before = self.now.pop(id, None)
+        if keeps:
+            self.now[id] = self._unsynced[id] = round
+        self._forget_unless_needed(id, before)
+
+    def refuse(self, id: ClientId, round: int) -> None:
+        """What the client kept of this round does not count."""
+        self._forget_unless_needed(id, round)
+
+    def sync(self) -> None:
+        """Make what is new since the last time outlast a loss of power."""
+        self._memories.sync(self._unsynced)
+        self._unsynced = {}
+
+    def saved(self, checkpoints: int) -> None:
+        """A checkpoint refers to what counts now; ``checkpoints`` of them are on disk."""
+        self._checkpoints.insert(0, dict(self.now))
+        while len(self._checkpoints) > checkpoints:
+            for id, round in self._checkpoints.pop().items():
+                self._forget_unless_needed(id, round)
+
+    def _forget_unless_needed(self, id: ClientId, round: int | None) -> None:
+        if round is not None and all(kept.get(id) != round for kept in (self.now, *self._checkpoints)):
+            self._memories.forget(id, round)
