@@ -12,7 +12,7 @@ from kinfed.models import Tensors
 
 __all__ = ["mix", "sample_shares", "weighted_mean"]
 
-CHUNK = 1 << 22  # entries of one client mixed at once
+CHUNK = 1 << 20  # entries of all clients together that are mixed at once; in float64 they fit into the cache
 
 
 def sample_shares(uploads: Mapping[ClientId, Message]) -> Tensor:
@@ -28,26 +28,27 @@ def weighted_mean(uploads: Mapping[ClientId, Message]) -> Tensors:
 
 
 def mix(tensors: Sequence[Tensors], weights: Tensor) -> Tensors:
-    """Every row of weights makes its own mixture of the clients' tensors, as one matrix product a tensor.
+    """Every row of weights makes its own mixture of the clients' tensors: one matrix product, in chunks.
 
     Args:
         tensors: m clients' tensors, alike in names and shapes.
         weights: r×m; row sums are 1.
 
     Returns:
-        Each tensor r×…, in its own type, computed in float64. Integer counters take the maximum over the clients in
-        every row.
+        Each tensor r×…, in its own type, computed in float64; beside it and the clients' no more than a chunk is in
+        memory. Integer counters take the maximum over the clients in every row.
     """
+    weights = weights.double()
     mixed = {}
-    for name in tensors[0]:
-        own = [client[name] for client in tensors]
-        if not own[0].is_floating_point():
-            mixed[name] = torch.stack(own).amax(dim=0).expand(len(weights), *own[0].shape).clone()
+    for name, first in tensors[0].items():
+        if not first.is_floating_point():
+            most = torch.stack([client[name] for client in tensors]).amax(dim=0)
+            mixed[name] = most.expand(len(weights), *first.shape).clone()
             continue
-        flat = [tensor.reshape(-1) for tensor in own]
-        result = own[0].new_empty(len(weights), flat[0].numel())
-        for start in range(0, flat[0].numel(), CHUNK):
-            part = slice(start, start + CHUNK)
-            result[:, part] = weights.double() @ torch.stack([tensor[part] for tensor in flat]).double()
-        mixed[name] = result.reshape(len(weights), *own[0].shape)
+        columns = max(CHUNK // len(tensors), 1)
+        parts = [client[name].reshape(-1).split(columns) for client in tensors]
+        rows = first.new_empty(len(weights), first.numel())
+        for result, of_clients in zip(rows.split(columns, dim=1), zip(*parts, strict=True), strict=True):
+            result.copy_(weights @ torch.stack(of_clients).double())
+        mixed[name] = rows.reshape(len(weights), *first.shape)
     return mixed

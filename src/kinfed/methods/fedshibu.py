@@ -66,12 +66,10 @@ class FedSHIBU(FedBABU):
         mixed = mix([upload.tensors for upload in uploads.values()], row_weights(similarity, self.norm))
 
         took_part = torch.tensor(list(uploads))
-        bodies = {
-            name: mixed[name]
-            if len(took_part) == len(rows)
-            else rows.index_copy(0, took_part.to(rows.device), mixed[name])
-            for name, rows in _bodies(state).items()
-        }
+        bodies = {}
+        for name, rows in _bodies(state).items():
+            mine = mixed.pop(name)  # so that there is never more than one copy of the mixtures
+            bodies[name] = mine if len(mine) == len(rows) else rows.index_copy(0, took_part, mine)
         crsm = state.tensors[CRSM].clone()
         crsm[took_part[:, None], took_part] = similarity
         return State({**bodies, CRSM: crsm})

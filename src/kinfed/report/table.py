@@ -16,7 +16,8 @@ __all__ = ["Cell", "Table", "notes", "setting", "table", "verdict"]
 
 Summary = dict[str, Any]
 
-NO_BEARING = ("seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every")  # on the numbers of a row
+# What has no bearing on the numbers of a row.
+NO_BEARING = ("seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every")
 SHARED = ("data", "rounds", "model")  # what runs must agree in to be compared
 
 
