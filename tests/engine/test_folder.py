@@ -154,23 +154,23 @@ def test_checkpoints_none_of_which_can_be_used_end_the_run_with_the_reasons(tmp_
 def test_a_memory_stays_as_long_as_a_checkpoint_needs_it_and_no_longer(tmp_path: Path) -> None:
     memories = Memories(tmp_path / "memories")
     there = lambda: sorted(int(path.stem[-6:]) for path in memories.folder.rglob("*.safetensors"))  # noqa: E731
-    ledger = Ledger(memories, {}, [])
+    ledger = Ledger(memories, {}, {})
     for round in (1, 2, 3):
         memories.write(5, round, MEMORY)
         ledger.accept(5, round, keeps=True)
     assert there() == [3]
-    ledger.saved(1)  # the first checkpoint, of round 3
+    ledger.saved(3, [3])
     for round in (4, 5):
         memories.write(5, round, MEMORY)
         ledger.accept(5, round, keeps=True)
     assert there() == [3, 5]
-    ledger.saved(2)
+    ledger.saved(5, [5, 3])
     memories.write(5, 6, MEMORY)
     ledger.refuse(5, 6)
     assert there() == [3, 5]
     memories.write(5, 7, MEMORY)
     ledger.accept(5, 7, keeps=True)
-    ledger.saved(2)  # that of round 3 is gone
+    ledger.saved(7, [7, 5])
     assert there() == [5, 7]
     ledger.accept(5, 8, keeps=False)
     assert ledger.now == {}
@@ -181,7 +181,7 @@ def test_memories_that_no_checkpoint_needs_are_deleted_when_a_run_goes_on(tmp_pa
     memories = Memories(tmp_path / "memories")
     for round in (1, 2, 3, 4):
         memories.write(1234, round, MEMORY)
-    Ledger(memories, {1234: 3}, [{1234: 3}, {1234: 1}])
+    Ledger(memories, {1234: 3}, {9: {1234: 3}, 2: {1234: 1}})
     assert sorted(path.name for path in memories.folder.rglob("*.safetensors")) == [
         "client-01234-round-000001.safetensors", "client-01234-round-000003.safetensors",
     ]  # fmt: skip

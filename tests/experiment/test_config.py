@@ -84,7 +84,17 @@ def test_a_config_survives_its_file(tmp_path: Path) -> None:
 def test_every_field_is_written_except_those_that_are_not_given() -> None:
     written = config().toml()
     absent = {name for name in Config.model_fields if f"{name} = " not in written}
-    assert absent == {"channels", "classes_per_client", "client_timeout", "image_size", "model", "models", "head", "weights", "settings"}
+    assert absent == {
+        "channels",
+        "classes_per_client",
+        "client_timeout",
+        "image_size",
+        "model",
+        "models",
+        "head",
+        "weights",
+        "settings",
+    }
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -222,16 +222,34 @@ def test_a_comparison_killed_and_resumed_ends_as_if_it_had_never_stopped(
     assert {n for n, b in files(killed).items() if b != files(straight)[n] and not n.startswith("report")} == set()
 
 
-def test_ctrl_c_says_how_to_go_on_and_ends_with_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ctrl_c_stops_after_the_round_says_how_to_go_on_and_ends_with_130(workers: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "kinfed", *KILLED, "--rounds", "2000", "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    wait_for(out / "fedper-seed0" / "metrics.jsonl", 2, process)
+    command = [sys.executable, "-m", "kinfed", "run", "fedper", "--clients", "10", "--rounds", "400"]
+    command += ["--checkpoint-every", "400", "--evaluate-every", "7", "--workers", str(workers)]
+    process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_for(out / "metrics.jsonl", 2, process)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
+    done = len((out / "metrics.jsonl").read_text().splitlines())
+    assert 2 <= done < 400
+    assert f"fedper (seed 0): stops after round {done}; Ctrl-C again stops at once" in told.decode()
     assert f"kinfed: stopped; what was saved stays, go on with: kinfed resume {out}" in told.decode()
     assert "Traceback" not in told.decode()
+    assert [path.stem for path in (out / "checkpoints").iterdir()] == [f"round-{done:06d}"]
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    from kinfed.engine.interrupt import Interrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_skipped_images_are_in_the_run_and_its_options_reach_the_data(tmp_path: Path) -> None:  # case 48

@@ -93,8 +93,8 @@ class RunFolder:
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> int:
-        """Write a checkpoint, then delete all but the last two; returns how many there are.
+    def save_checkpoint(self, checkpoint: Checkpoint) -> list[int]:
+        """Write a checkpoint, then delete all but the last two; returns the rounds of those that are there.
 
         The metrics of its rounds are made to last with it.
         """
@@ -114,7 +114,7 @@ class RunFolder:
         there = self._checkpoints()
         for path in there[KEPT_CHECKPOINTS:]:
             path.unlink()
-        return len(there[:KEPT_CHECKPOINTS])
+        return [_round_of(path) for path in there[:KEPT_CHECKPOINTS]]
 
     def last_checkpoint(self) -> Checkpoint | None:
         """The checkpoint of the latest round, or the one before if that cannot be used; None if there is none.
@@ -133,14 +133,14 @@ class RunFolder:
             raise InputError(f"run: {'; '.join(refused)}; without its checkpoints folder the run starts anew")
         return None
 
-    def referred(self) -> list[Kept]:
-        """Which memories each checkpoint on disk needs, that of the latest round first."""
-        found = []
+    def referred(self) -> dict[int, Kept]:
+        """Which memories each checkpoint on disk needs, by its round."""
+        found = {}
         for path in self._checkpoints():
             try:
                 with safe_open(path, framework="pt") as file:
                     about = json.loads(file.metadata()["about"])
-                found.append(_kept(about))
+                found[_round_of(path)] = _kept(about)
             except (OSError, SafetensorError, ValueError, KeyError, TypeError):
                 continue  # one that cannot be used needs nothing
         return found

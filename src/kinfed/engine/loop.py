@@ -100,7 +100,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
                 failed = 0 if answers.uploads else failed + 1
                 if regular or interrupt.asked or failed == FAILED_ROUNDS:
                     ledger.sync()
-                    ledger.saved(folder.save_checkpoint(Checkpoint(round, state, ledger.now)))
+                    ledger.saved(round, folder.save_checkpoint(Checkpoint(round, state, ledger.now)))
             folder.append(SECONDS, {"round": round, **clock.seconds})
             watch.round(line)
             if failed == FAILED_ROUNDS:

@@ -77,14 +77,14 @@ class Ledger:
     Args:
         memories: The files.
         now: Those that the run goes on with.
-        checkpoints: Those that the checkpoints on disk refer to, the latest first.
+        checkpoints: Those that each checkpoint on disk refers to, by its round.
     """
 
-    def __init__(self, memories: Memories, now: Kept, checkpoints: Sequence[Kept]) -> None:
+    def __init__(self, memories: Memories, now: Kept, checkpoints: Mapping[int, Kept]) -> None:
         self._memories, self.now = memories, dict(now)
-        self._checkpoints = list(checkpoints)
+        self._checkpoints = dict(checkpoints)
         self._unsynced: Kept = {}
-        memories.forget_all_but([self.now, *self._checkpoints])  # what the rounds after the checkpoint wrote
+        memories.forget_all_but(self._needed())  # what the rounds after the checkpoint wrote
 
     def accept(self, id: ClientId, round: int, keeps: bool) -> None:
         """From now on the client's memory is that of this round, or it has none."""
@@ -102,13 +102,17 @@ class Ledger:
         self._memories.sync(self._unsynced)
         self._unsynced = {}
 
-    def saved(self, checkpoints: int) -> None:
-        """A checkpoint refers to what counts now; ``checkpoints`` of them are on disk."""
-        self._checkpoints.insert(0, dict(self.now))
-        while len(self._checkpoints) > checkpoints:
-            for id, round in self._checkpoints.pop().items():
-                self._forget_unless_needed(id, round)
+    def saved(self, round: int, on_disk: Sequence[int]) -> None:
+        """A checkpoint of this round refers to what counts now; ``on_disk`` are the rounds of all that there are."""
+        before = self._checkpoints
+        self._checkpoints = {r: kept for r, kept in before.items() if r in on_disk} | {round: dict(self.now)}
+        for kept in before.values():
+            for id, of_round in kept.items():
+                self._forget_unless_needed(id, of_round)
 
     def _forget_unless_needed(self, id: ClientId, round: int | None) -> None:
-        if round is not None and all(kept.get(id) != round for kept in (self.now, *self._checkpoints)):
+        if round is not None and all(kept.get(id) != round for kept in self._needed()):
             self._memories.forget(id, round)
+
+    def _needed(self) -> list[Kept]:
+        return [self.now, *self._checkpoints.values()]

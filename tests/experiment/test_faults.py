@@ -1,0 +1,199 @@
+"""Whatever goes wrong under a run: it says what in one line, and nothing that was saved is damaged."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinfed
+from kinfed.engine import NotSaved, RoundsFailed, Unwatched
+from kinfed.errors import InputError
+from kinfed.experiment.config import Config
+from kinfed.experiment.run import run
+from kinfed.methods import METHODS, Client, Memory, Message
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedper import FedPer
+from tests.experiment.test_run import files
+
+SMALL: dict[str, Any] = {"clients": 10, "rounds": 6, "checkpoint_every": 2, "participation": 0.5, "quiet": True}
+COMMAND = ["run", "fedper", "--clients", "10", "--rounds", "6", "--participation", "0.5"]
+
+
+def command(*arguments: str, largest: int | None = None) -> subprocess.CompletedProcess[str]:
+    """The command line, with a limit on how large a file may become: what a full disk does to a process."""
+    limit = None if largest is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+    return subprocess.run(
+        [sys.executable, "-m", "kinfed", *arguments], capture_output=True, text=True, check=False, preexec_fn=limit
+    )
+
+
+@pytest.mark.parametrize(
+    ("largest", "every", "named"), [(4_000, 6, "metrics.jsonl"), (40_000, 2, "checkpoints/round-000002.safetensors")]
+)
+def test_a_disk_that_is_full_stops_the_run_in_one_line_and_harms_nothing(
+    largest: int, every: int, named: str, tmp_path: Path
+) -> None:
+    out, straight = tmp_path / "out", tmp_path / "straight"
+    told = command(*COMMAND, "--checkpoint-every", str(every), "--out", str(out), largest=largest)
+    assert told.returncode == 1
+    assert "Traceback" not in told.stderr
+    last = told.stderr.splitlines()[-1]
+    assert last.startswith(f"kinfed: {out / named} cannot be written: ")
+    assert "File too large" in last
+    assert last.endswith(f"; what was saved stays, go on with: kinfed resume {out}")
+    kinfed.resume(out, quiet=True)
+    kinfed.run("fedper", out=straight, **{**SMALL, "checkpoint_every": every})
+    assert files(out) == files(straight)
+
+
+class Removing(Unwatched):
+    """Somebody deletes the run folder after round 3."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def round(self, line: dict[str, Any]) -> None:
+        if line["round"] == 3:
+            shutil.rmtree(self.path)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_a_run_whose_folder_is_deleted_ends_and_does_not_make_it_again(method: str, out: Path) -> None:
+    fields = {name: value for name, value in SMALL.items() if name != "quiet"}
+    config = Config.checked({"methods": (method,), **fields})
+    with pytest.raises(NotSaved, match=r"(metrics\.jsonl|errors\.log) cannot be written: No such file or directory"):
+        run(config, out, lambda *_: Removing(out))
+    assert not out.exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diverging(FedAvg):
+    """Its loss is no number."""
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        upload, kept = super().update(client, message, memory)
+        return Message(upload.tensors, {**upload.numbers, "loss": float("nan")}), kept
+
+
+def test_a_method_that_fails_does_not_keep_the_others_of_a_comparison_from_running(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "fedbabu", Diverging)
+    with pytest.raises(RoundsFailed, match=r"^fedbabu \(seed 0\): no client's work .* the first reason: loss is nan$"):
+        kinfed.compare(["fedbabu", "fedavg"], out=out, **SMALL)
+    assert [summary["method"] for summary in kinfed.open_result(out).summaries] == ["fedavg"]
+    assert "fedavg" in kinfed.open_result(out).report().read_text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreliable(FedPer):
+    """Client 3 is refused whenever it takes part, and client 4 cannot be tested."""
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        upload, kept = super().update(client, message, memory)
+        count = -1 if client.id == 3 else upload.numbers["samples"]
+        return Message(upload.tensors, {**upload.numbers, "samples": count}), kept
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Any]:
+        if client.id == 4:
+            raise MemoryError("no room for the model")
+        return super().evaluated(client, message, memory)
+
+
+def test_refusals_and_their_reasons_are_in_metrics_summary_and_report(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "fedper", Unreliable)
+    result = kinfed.run("fedper", out=out, **{**SMALL, "participation": 1.0})
+    reason = "the sample count is -1; it must be a whole number from 1 to 1272"
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["refused"] for line in lines] == [{"3": reason}] * 6
+    (summary,) = result.summaries
+    assert summary["refused"] == 6
+    assert summary["refusals"] == [{"reason": reason, "times": 6, "first": {"round": 1, "client": "3"}}]
+    assert summary["untested"] == 6
+    page = result.report().read_text()
+    assert f"6 uploads were refused; 6× {reason} (first: round 1, client 3)." in page
+    assert "6 tests of a model failed; 6× MemoryError: no room for the model (first: round 1, client 4)." in page
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(out: Path, tmp_path: Path) -> None:
+    kinfed.run("fedper", out=tmp_path / "straight", **SMALL)
+    kinfed.run("fedper", out=out, **SMALL)
+    (out / "summary.json").unlink()
+    last = out / "checkpoints" / "round-000006.safetensors"
+    last.write_bytes(last.read_bytes()[:-1] + b"\xff")
+    with pytest.warns(UserWarning, match=r"round-000006\.safetensors cannot be used: it is damaged"):
+        kinfed.resume(out, quiet=True)
+    assert files(out) == files(tmp_path / "straight")
+
+
+def changed(path: Path, **fields: Any) -> None:
+    text = path.read_text()
+    for name, value in fields.items():
+        (line,) = (line for line in text.splitlines() if line.startswith(f"{name} = "))
+        text = text.replace(line, f"{name} = {value}")
+    path.write_text(text)
+
+
+def test_a_run_whose_config_was_changed_is_not_resumed_but_how_it_is_carried_out_may_change(out: Path) -> None:
+    kinfed.run("fedper", out=out, **SMALL)
+    (out / "summary.json").unlink()
+    before = files(out)
+    changed(out / "config.toml", rounds=12)
+    with (
+        pytest.warns(UserWarning, match="another config"),
+        pytest.raises(InputError, match=r"belongs to another config, with rounds = 6 and not 12; .* starts anew"),
+    ):
+        kinfed.resume(out, quiet=True)
+    changed(out / "config.toml", rounds=6, checkpoint_every=5)
+    kinfed.resume(out, quiet=True)
+    changed(out / "config.toml", checkpoint_every=2)
+    assert files(out) == before
+
+
+def test_a_run_whose_data_changed_is_not_resumed(out: Path) -> None:
+    kinfed.run("fedper", out=out, **SMALL)
+    (out / "summary.json").unlink()
+    told = json.loads((out / "federation.json").read_text())
+    told["train"][0][0] += 1
+    (out / "federation.json").write_text(json.dumps(told) + "\n")
+    with pytest.raises(InputError, match=r"the clients are not those that the run in .* began with"):
+        kinfed.resume(out, quiet=True)
+
+
+def test_a_run_killed_before_its_federation_was_written_can_be_resumed_and_overwritten(out: Path) -> None:
+    kinfed.run("fedavg", out=out, **SMALL)
+    before = files(out)
+    for path in out.iterdir():
+        if path.name != "config.toml":
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+    kinfed.resume(out, quiet=True)
+    assert files(out) == before
+    kinfed.run("fedavg", out=out, overwrite=True, **SMALL)
+
+
+@pytest.mark.parametrize("every", [4, 7])
+def test_rounds_without_an_evaluation_change_nothing_else(every: int, tmp_path: Path) -> None:  # case 116
+    kinfed.run("fedper", out=tmp_path / "each", **SMALL)
+    kinfed.run("fedper", out=tmp_path / "some", evaluate_every=every, **SMALL)
+
+    def lines(name: str) -> list[Mapping[str, Any]]:
+        return [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+
+    for each, some in zip(lines("each"), lines("some"), strict=True):
+        tested = some["round"] % every == 0 or some["round"] == 6
+        assert some["train_loss"] == each["train_loss"]
+        assert some["client_acc"] == (each["client_acc"] if tested else {})
+    (run_folder,) = kinfed.report.folders.read_runs([tmp_path / "some"])
+    assert run_folder.series("personal_acc_weighted")[0] == ([4, 6] if every == 4 else [6])
+    assert kinfed.open_result(tmp_path / "some").report().is_file()
