@@ -34,6 +34,7 @@ from kinfed.engine.folder import clear_unfinished, write_whole
 from kinfed.engine.places import Place
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, model_shares, read_toml
+from kinfed.experiment.trackers import Tracked
 from kinfed.learning import SGD
 from kinfed.methods import METHODS
 from kinfed.models import Model, build, load_weights, suited
@@ -257,8 +258,9 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher) -> Non
         write_whole(out / CONFIG, config.toml())
     folder = RunFolder(out)
     (method,) = config.methods
-    with one_thread(), _place(config, workshop) as place:
-        run_rounds(workshop, place, folder, watcher(method, config.seed, config.rounds))
+    watch = watcher(method, config.seed, config.rounds)
+    with one_thread(), _place(config, workshop) as place, Tracked(config, folder, watch) as tracked:
+        run_rounds(workshop, place, folder, tracked)
     write_whole(out / SUMMARY, json.dumps(_summary(config, workshop, folder), indent=1) + "\n")
 
 

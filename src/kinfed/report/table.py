@@ -16,7 +16,7 @@ __all__ = ["Cell", "Table", "notes", "setting", "table", "verdict"]
 
 Summary = dict[str, Any]
 
-NO_BEARING = ("seed", "workers", "device", "checkpoint_every")  # on the numbers of a row
+NO_BEARING = ("seed", "workers", "device", "checkpoint_every", "log")  # on the numbers of a row
 SHARED = ("data", "rounds", "model")  # what runs must agree in to be compared
 
 
