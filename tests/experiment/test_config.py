@@ -43,6 +43,8 @@ def config(**fields: Any) -> Config:
         ({"augment": "mixup"}, "augment: 'mixup' is not allowed; must be 'none' or 'crop_flip'"),
         ({"lr_schedule": "linear"}, "lr_schedule: 'linear' is not allowed; must be 'constant', 'cosine' or 'step:'"),
         ({"device": "tpu"}, "device: 'tpu' is not available here"),
+        ({"log": "tensorboard,wandb"}, "log: 'wandb' is not known; allowed: tensorboard, mlflow"),
+        ({"log": "tensorbord"}, "log: 'tensorbord' is not known; .*; did you mean tensorboard?"),
         ({"channels": "2"}, "channels: 2 is not allowed; 1, 3"),
         ({"image_size": 0}, "image_size: 0 is not allowed; must be greater than or equal to 1"),
         ({"on_error": "ignore"}, "on_error: 'ignore' is not allowed; must be 'stop' or 'skip'"),
@@ -85,16 +87,9 @@ def test_every_field_is_written_except_those_that_are_not_given() -> None:
     written = config().toml()
     absent = {name for name in Config.model_fields if f"{name} = " not in written}
     assert absent == {
-        "channels",
-        "classes_per_client",
-        "client_timeout",
-        "image_size",
-        "model",
-        "models",
-        "head",
-        "weights",
+        "channels", "classes_per_client", "client_timeout", "image_size", "model", "models", "head", "weights", "log",
         "settings",
-    }
+    }  # fmt: skip
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ __all__ = ["EXECUTION", "MARK", "PARTITIONS", "SMALLEST_PROBE", "Config", "parse
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
 
 # What says how a run is carried out, and not what comes out.
-EXECUTION = {"workers", "client_timeout", "checkpoint_every", "seeds"}
+EXECUTION = {"workers", "client_timeout", "checkpoint_every", "seeds", "log"}
 
 MARK = "# a run of kinfed"  # the first line of its config
 
@@ -90,6 +90,7 @@ class Config(BaseModel):
         None, gt=0, description="seconds until a client's work counts as failed; needs --workers [no limit]"
     )
     device: str = Field("cpu", description="cpu, cuda, cuda:N or mps")
+    log: str | None = Field(None, description="tensorboard, mlflow, or both with a comma: log there too")
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="the methods' own fields, by method")
 
     @field_validator("methods")
@@ -171,6 +172,16 @@ class Config(BaseModel):
             raise InputError(f"device: {device!r} is not available here; cpu always is") from error
         return device
 
+    @field_validator("log")
+    @classmethod
+    def _known_trackers(cls, log: str | None) -> str | None:
+        from kinfed.experiment.trackers import TRACKERS, check_installed
+
+        for name in _listed(log):
+            _among("log", name, TRACKERS)
+            check_installed(name)
+        return log
+
     @field_validator("settings")
     @classmethod
     def _complete_settings(cls, settings: dict[str, dict[str, Any]], info: ValidationInfo) -> dict[str, dict[str, Any]]:
@@ -205,6 +216,11 @@ class Config(BaseModel):
         if self.models is not None and (self.model is not None or self.weights is not None):
             raise InputError("models: takes the place of model and goes with no weights; give one of them")
         return self
+
+    @property
+    def trackers(self) -> list[str]:
+        """The names in ``log``."""
+        return _listed(self.log)
 
     @classmethod
     def checked(cls, fields: Mapping[str, Any]) -> Self:
@@ -293,6 +309,11 @@ def model_shares(models: str) -> list[tuple[str, float]]:
     if shares and not (whole and all(name and 0 < share <= 1 for name, share in shares)):
         raise InputError(f"models: {models!r} must have the form NAME:SHARE,… with shares that sum to 1")
     return shares
+
+
+def _listed(names: str | None) -> list[str]:
+    """Of ``A,B``; nothing of None."""
+    return [] if names is None else [name.strip() for name in names.split(",")]
 
 
 def _method_fields(method: str, own: Mapping[str, Any]) -> dict[str, Any]:

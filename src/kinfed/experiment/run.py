@@ -33,6 +33,7 @@ from kinfed.engine import federate as run_rounds
 from kinfed.engine.files import clear_unfinished, write_whole
 from kinfed.errors import InputError
 from kinfed.experiment.config import EXECUTION, MARK, Config, model_shares, read_toml
+from kinfed.experiment.trackers import Tracked
 from kinfed.learning import SGD
 from kinfed.methods import METHODS
 from kinfed.models import Model, build, load_weights, suited
@@ -269,8 +270,9 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher) -> Non
         raise InputError(f"data: the clients are not those that the run in {str(out)!r} began with; the data changed")
     folder = RunFolder(out, config.model_dump(mode="json", exclude=EXECUTION))
     (method,) = config.methods
-    with one_thread(), _place(config, workshop, folder) as place:
-        run_rounds(workshop, place, folder, watcher(method, config.seed, config.rounds))
+    watch = watcher(method, config.seed, config.rounds)
+    with one_thread(), _place(config, workshop, folder) as place, Tracked(config, folder, watch) as tracked:
+        run_rounds(workshop, place, folder, tracked)
     write_whole(out / SUMMARY, json.dumps(_summary(config, workshop, folder), indent=1) + "\n")
 
 
