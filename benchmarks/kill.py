@@ -21,8 +21,8 @@ from kinfed.methods import METHODS
 
 TELL_THE_TIME = ("seconds.jsonl", "summary.json", "comparison.json", "report.html", "report.png")
 COMPARISON = [
-    "compare", *METHODS, "--clients", "8", "--partition", "iid", "--rounds", "6", "--participation", "0.5", "--checkpoint-every", "2",
-    "--augment", "crop_flip",
+    "compare", *METHODS, "--clients", "8", "--partition", "iid", "--rounds", "6", "--participation", "0.5",
+    "--checkpoint-every", "2", "--augment", "crop_flip",
 ]  # fmt: skip
 
 
