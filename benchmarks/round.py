@@ -2,11 +2,11 @@
 
 ``python benchmarks/round.py [--rounds R] [--quick]``
 
-CIFAR-10's first 10,000 training images over 10 clients, and over 100, with FedCKA's small CNN: one local epoch in batches
-of 50, then a test of the average on 2,000 images. Without CIFAR-10 in ``$KINFED_DATA`` the images are noise, which takes
-as long. kinfed runs its whole round loop and writes a run folder; the loops by hand train, average and test, and do
-nothing else. Every contestant is a process of its own with one thread (or two such processes), and they take turns, a
-round each, so that whatever else the machine does falls on all of them alike.
+CIFAR-10's first 10,000 training images over 10 clients, and over 100, with FedCKA's small CNN: one local epoch in
+batches of 50, then a test of the average on 2,000 images. Without CIFAR-10 in ``$KINFED_DATA`` the images are noise,
+which takes as long. kinfed runs its whole round loop and writes a run folder; the loops by hand train, average and
+test, and do nothing else. Every contestant is a process of its own with one thread (or two such processes), and they
+take turns, a round each, so that whatever else the machine does falls on all of them alike.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class ByHand:
 
     def __init__(self, clients: int) -> None:
         data = dataset()
-        self.train, self.test = (s.inputs.contiguous(memory_format=torch.channels_last) for s in (data.train, data.test))
+        self.train, self.test = (
+            s.inputs.contiguous(memory_format=torch.channels_last) for s in (data.train, data.test)
+        )
         self.train_labels, self.test_labels = data.train.labels, data.test.labels
         self.mean, self.std = (torch.tensor(v).view(1, 3, 1, 1) for v in vars(data.train.normalise).values())
         self.clients = torch.arange(TRAIN).split(TRAIN // clients)
