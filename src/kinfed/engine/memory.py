@@ -14,8 +14,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 def keep_freed_memory() -> None:
     """Let this process keep up to half a GiB that it has freed, where its C library is glibc; nothing elsewhere.
 
-    By default large blocks are given back to the system when they are freed, unless larger ones have been freed before: a
-    worker process that only trains would spend a quarter of its time on page faults for the same activations again.
+    By default large blocks are given back to the system when they are freed, unless larger ones have been freed before:
+    a worker process that only trains would spend a quarter of its time on page faults for the same activations again.
     """
     if sys.platform != "linux":
         return
