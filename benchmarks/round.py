@@ -260,12 +260,14 @@ def take_part(pipe: Connection, contestant: Contestant, clients: int, rounds: in
 def measured(clients: int, rounds: int) -> dict[str, tuple[float, float]]:
     """Median seconds a round of each contestant, of the wall and of the CPU; the first round warms up."""
     spawn = multiprocessing.get_context("spawn")
-    pipes, processes = {}, []
+    pipes: dict[str, Connection] = {}
+    processes: list[Any] = []
+    cpu: dict[str, float] = {}
     for name, contestant in CONTESTANTS.items():
         pipes[name], theirs = spawn.Pipe()
         processes.append(spawn.Process(target=take_part, args=(theirs, contestant, clients, rounds + 1)))
         processes[-1].start()
-        cpu = {**locals().get("cpu", {}), name: pipes[name].recv()}
+        cpu[name] = pipes[name].recv()
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
     for _ in range(rounds + 1):
         for name, pipe in pipes.items():
