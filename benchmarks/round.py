@@ -203,15 +203,16 @@ def workshop(clients: int, rounds: int) -> Workshop:
 
 
 @contextlib.contextmanager
-def inline(shop: Workshop, clients: int, rounds: int) -> Iterator[Place]:
+def inline(here: Inline, clients: int, rounds: int) -> Iterator[Place]:
     """In this process."""
-    yield Inline(shop)
+    yield here
 
 
 @contextlib.contextmanager
-def two_workers(shop: Workshop, clients: int, rounds: int) -> Iterator[Place]:
+def two_workers(here: Inline, clients: int, rounds: int) -> Iterator[Place]:
     """In two worker processes."""
-    workers = Workers(2, functools.partial(workshop, clients, rounds))
+    workers = Workers(2)
+    workers.take_on(functools.partial(workshop, clients, rounds), here)
     try:
         yield workers
     finally:
@@ -221,8 +222,10 @@ def two_workers(shop: Workshop, clients: int, rounds: int) -> Iterator[Place]:
 def kinfed(place_of: Callable[..., Any], clients: int, rounds: int, turn: Turn) -> None:
     """A whole run."""
     shop = workshop(clients, rounds)
-    with tempfile.TemporaryDirectory() as out, one_thread(), place_of(shop, clients, rounds) as place:
-        run_rounds(shop, place, RunFolder(Path(out)), Turns(turn))
+    with tempfile.TemporaryDirectory() as out:
+        folder = RunFolder(Path(out))
+        with one_thread(), place_of(Inline(shop, folder.memories), clients, rounds) as place:
+            run_rounds(shop, place, folder, Turns(turn))
 
 
 CONTESTANTS: dict[str, Contestant] = {

@@ -7,7 +7,9 @@ a queue and its lock can be broken by one kill, which is why none is used here.)
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import math
 import multiprocessing
 import os
 import shutil
@@ -29,6 +31,7 @@ from torch import Tensor
 
 from kinfed.engine.files import apart
 from kinfed.engine.memories import Memories
+from kinfed.engine.memory import keep_freed_memory
 from kinfed.engine.places import Done, Failure, Inline, Task
 from kinfed.engine.workshop import Verdict, Workshop
 from kinfed.learning.frozen import CHUNK
@@ -130,9 +133,10 @@ class Workers:
             yield job.id, answer if isinstance(answer, Failure) else _verdicts(_taken(answer).tensors)
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
-        """The global model on the pooled test set, whose chunks the workers share."""
+        """The global model on the pooled test set, which the workers share in whole chunks."""
         size = len(self._here.workshop.federation.tested[0])
-        chunks = [(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK)]
+        share = math.ceil(size / CHUNK / len(self._workers)) * CHUNK
+        chunks = [(start, min(start + share, size)) for start in range(0, size, share)]
         jobs = (_Job("test", self._outbox.post(Message(tensors)), rows=rows) for rows in chunks)
         hits: dict[tuple[int, int], Tensor | Failure] = {}
         for job, answer in self._answers(jobs):
@@ -313,17 +317,17 @@ def _posted(message: Message, path: Path) -> _Parcel:
     return _Parcel(str(path), message.numbers)
 
 
-def _opened(parcel: _Parcel) -> Message:
-    """A message whose tensors lie in its file."""
-    return Message(load_file(parcel.path), parcel.numbers)
+@functools.lru_cache(maxsize=1)
+def _tensors(path: str) -> Tensors:
+    """Those of a message that lies in its file; several clients in a row may get the same."""
+    return load_file(path)
 
 
 def _taken(parcel: _Parcel) -> Message:
     """A message in memory of its own; its file is deleted."""
-    message = _opened(parcel)
-    copied = {name: tensor.clone() for name, tensor in message.tensors.items()}
+    copied = {name: tensor.clone() for name, tensor in load_file(parcel.path).items()}
     Path(parcel.path).unlink()
-    return Message(copied, message.numbers)
+    return Message(copied, parcel.numbers)
 
 
 def _verdicts(tensors: Tensors) -> dict[str, Verdict]:
@@ -354,6 +358,7 @@ def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, args=(exchange,), daemon=True).start()
     torch.set_num_threads(1)
+    keep_freed_memory()
     here: Inline | None = None
     with contextlib.suppress(EOFError, OSError):  # the parent needs it no more
         for number in itertools.count():
@@ -380,7 +385,7 @@ def _end_with_parent(exchange: Path) -> None:
 
 def _do(here: Inline, job: _Job, answer: Path) -> Any:
     try:
-        message = _opened(job.parcel)
+        message = Message(_tensors(job.parcel.path), job.parcel.numbers)
         if job.kind == "test":
             hits = here.test_rows(message.tensors, *job.rows)
             return hits if isinstance(hits, Failure) else _posted(Message({HITS: hits}), answer)

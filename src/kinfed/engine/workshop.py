@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kinfed.data import Federation
-from kinfed.engine.memory import keep_freed_memory
 from kinfed.learning import SGD, hits
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import Client, ClientId, Memory, Message, Method, Server
@@ -61,7 +60,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Workshop:
-    """A method, the clients' data and a model to work with; the process that makes one is set up for training.
+    """A method, the clients' data and a model to work with.
 
     Attributes:
         method: What is done.
@@ -78,7 +77,6 @@ class Workshop:
     architectures: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        keep_freed_memory()
         for model in self.models:
             model.prefer_channels_last()
 

@@ -22,9 +22,19 @@ def sample_shares(uploads: Mapping[ClientId, Message]) -> Tensor:
 
 
 def weighted_mean(uploads: Mapping[ClientId, Message]) -> Tensors:
-    """Σ p_i w_i of every tensor; integer counters take the maximum."""
-    mixed = mix([upload.tensors for upload in uploads.values()], sample_shares(uploads)[None])
-    return {name: rows[0] for name, rows in mixed.items()}
+    """Σ p_i w_i of every tensor, added up in float64; integer counters take the maximum."""
+    shares = sample_shares(uploads).tolist()
+    mean = {}
+    for name, first in next(iter(uploads.values())).tensors.items():
+        own = [upload.tensors[name] for upload in uploads.values()]
+        if not first.is_floating_point():
+            mean[name] = torch.stack(own).amax(dim=0)
+            continue
+        total = torch.zeros(first.shape, dtype=torch.float64)
+        for share, tensor in zip(shares, own, strict=True):
+            total.add_(tensor, alpha=share)
+        mean[name] = total.to(first.dtype)
+    return mean
 
 
 def mix(tensors: Sequence[Tensors], weights: Tensor) -> Tensors:
