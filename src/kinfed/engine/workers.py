@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from kinfed.engine.files import apart
@@ -313,21 +313,22 @@ def _alike(a: Message, b: Message) -> bool:
 
 
 def _posted(message: Message, path: Path) -> _Parcel:
-    save_file(apart(message.tensors), path)
+    """Write a message, over the one that may lie there: memory that a file has need not be found again."""
+    with path.open("r+b" if path.exists() else "wb") as file:
+        file.write(save(apart(message.tensors)))
+        file.truncate()
     return _Parcel(str(path), message.numbers)
 
 
 @functools.lru_cache(maxsize=1)
 def _tensors(path: str) -> Tensors:
-    """Those of a message that lies in its file; several clients in a row may get the same."""
-    return load_file(path)
+    """Those of a message to a worker; several clients in a row may get the same."""
+    return load(Path(path).read_bytes())
 
 
 def _taken(parcel: _Parcel) -> Message:
-    """A message in memory of its own; its file is deleted."""
-    copied = {name: tensor.clone() for name, tensor in load_file(parcel.path).items()}
-    Path(parcel.path).unlink()
-    return Message(copied, parcel.numbers)
+    """A message from a worker."""
+    return Message(load(Path(parcel.path).read_bytes()), parcel.numbers)
 
 
 def _verdicts(tensors: Tensors) -> dict[str, Verdict]:
@@ -371,7 +372,8 @@ def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
                 except Exception as error:
                     pipe.send(_Ready(asked.number, Failure.of(error)))
             elif here is not None:
-                pipe.send(_do(here, asked, exchange / f"up-{os.getpid()}-{number}"))
+                # The parent may still read the last answer, but not the one before.
+                pipe.send(_do(here, asked, exchange / f"up-{os.getpid()}-{number % 2}"))
 
 
 def _end_with_parent(exchange: Path) -> None:
