@@ -45,6 +45,8 @@ def kinfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
         (["run", "fedavg", "--seeds", "2"], "run: takes one method and one seed"),
         (["run", "fedavg", "--set", "norm=sum"], "must have the form METHOD.FIELD=VALUE"),
         (["compare"], "methods: none is named"),
+        (["run", "fedavg", "--overwrite", "False"], "(False)"),  # case 109
+        (["compare", "fedavg", "--overwrite", "False"], "method: 'False' is not known"),
         (["resume", "nowhere"], "run: 'nowhere' is no run folder"),
         (["report", "nowhere"], "run: 'nowhere' is no run folder"),
         (["run", "fedavg", "--config", "nowhere.toml"], "config: 'nowhere.toml' cannot be read"),
