@@ -262,6 +262,29 @@ def test_a_run_that_goes_on_after_round_4_has_the_learning_rate_of_round_5(tmp_p
     assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.1, 0.01, 0.01, *[0.001] * 4])
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfNumPy(FedPer):
+    """FedPer that takes NumPy's and torch's numbers for numbers."""
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        upload, kept = super().update(client, message, memory)
+        told = {"loss": np.float32(1.5), "steps": torch.tensor(2), "skipped": np.int64(3)}
+        return Message(upload.tensors, {**upload.numbers, **told}), Memory(kept.tensors, {"best": np.float32(0.5)})
+
+    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+        numbers = {"best": np.float64(0.9), "gap": np.float32(0.25), "count": np.int64(4), "mu": torch.tensor(0.5)}
+        return State(super().aggregate(server, state, uploads).tensors, numbers)
+
+
+def test_numbers_of_numpy_and_torch_are_saved_as_the_numbers_that_they_are(tmp_path: Path) -> None:  # case 103
+    outcome = run(workshop(OfNumPy()), tmp_path / "out")
+    assert [(line["refused"], line["train_loss"], line["skipped_samples"]) for line in outcome.lines] == [
+        ({}, 1.5, 12)
+    ] * 3
+    assert outcome.state.numbers == {"best": 0.9, "gap": 0.25, "count": 4, "mu": 0.5}
+    assert [memory.numbers for memory in outcome.memories.values()] == [{"best": 0.5}] * 4
+
+
 def test_clients_without_test_samples_are_null_in_the_metrics(tmp_path: Path) -> None:
     from dataclasses import replace
 
