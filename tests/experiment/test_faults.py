@@ -161,6 +161,20 @@ def test_a_run_whose_config_was_changed_is_not_resumed_but_how_it_is_carried_out
     assert files(out) == before
 
 
+def test_a_run_begun_on_a_device_that_is_gone_goes_on_on_another(out: Path) -> None:  # case 102
+    kinfed.run("fedper", out=out, **SMALL, device="cpu:0")
+    changed(out / "config.toml", device='"cuda:99"')
+    (out / "summary.json").unlink()
+    for path in (out / "checkpoints" / "round-000006.safetensors", out / "models"):
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    with pytest.raises(InputError, match="device: 'cuda:99' is not available here; cpu always is"):
+        kinfed.resume(out, quiet=True)
+    changed(out / "config.toml", device='"cpu"')
+    kinfed.resume(out, quiet=True)
+    kinfed.run("fedper", out=out.with_name("straight"), **SMALL)
+    assert files(out) == files(out.with_name("straight"))
+
+
 def test_a_run_whose_data_changed_is_not_resumed(out: Path) -> None:
     kinfed.run("fedper", out=out, **SMALL)
     (out / "summary.json").unlink()
