@@ -203,13 +203,15 @@ def test_no_method_reads_test_data_outside_evaluation(name: str) -> None:  # MET
         shop.method.evaluated(shop.client(id, 3), messages[id], memories[id])
 
 
-def test_test_data_change_no_model(name: str, tmp_path: Path) -> None:
+def test_test_data_change_no_model(name: str, tmp_path: Path) -> None:  # case 117
     fed = federation()
     flipped = replace(fed.dataset.test, labels=fed.dataset.test.labels.flip(0))  # type: ignore[union-attr]
     other = replace(fed, dataset=replace(fed.dataset, test=flipped))
     first, second = run(workshop(name, fed), tmp_path / "a"), run(workshop(name, other), tmp_path / "b")
     assert first.lines[-1]["personal_acc_mean"] != second.lines[-1]["personal_acc_mean"]
     assert same(first.state, second.state)
+    for line, other in zip(first.lines, second.lines, strict=True):  # only what is called an accuracy is of test data
+        assert {n: v for n, v in line.items() if "acc" not in n} == {n: v for n, v in other.items() if "acc" not in n}
 
 
 def test_hyper_parameters_are_all_there_is_to_a_method(name: str) -> None:
