@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from kinfed.engine import Inline, RoundsFailed, Workers, WorkersFailed, Workshop, one_thread
 from kinfed.engine.memories import Memories
@@ -21,7 +23,8 @@ from kinfed.learning import SGD
 from kinfed.methods import METHODS, Client, Memory, Message, Method
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
-from tests.worlds import federation, run, same, workshop
+from kinfed.models import Model
+from tests.worlds import dataset, federation, run, same, workshop
 
 # -- the same bits, wherever clients run ------------------------------------------------------------------------------
 
@@ -45,11 +48,21 @@ WORLDS: dict[str, Callable[[], Workshop]] = {
 }
 
 
+def megabyte(shape: tuple[int, ...], classes: int) -> Model:
+    return Model({"flatten": nn.Flatten(), "fc": nn.Linear(64, 3300)}, nn.Linear(3300, classes), ["fc"])
+
+
+def many() -> Workshop:
+    """200 clients of a model of 1 MB, 50 of them in each of five rounds."""
+    fed = federation(clients=200, probe=0, data=dataset(400, 200))
+    return workshop("fedavg", fed, rounds=5, participation=0.25, model=f"{__name__}:megabyte")
+
+
 class Several(Workshop):
     """In a worker process: each message says which of the worlds it belongs to. Processes take long to start."""
 
     def _of(self, message: Message) -> Workshop:
-        (which,) = (name for name in message.numbers if name in WORLDS)
+        (which,) = (name for name in message.numbers if name in {*WORLDS, "many"})
         del message.numbers[which]
         return worlds(which)
 
@@ -62,7 +75,7 @@ class Several(Workshop):
 
 @functools.cache
 def worlds(name: str) -> Workshop:
-    return WORLDS[name]()
+    return {**WORLDS, "many": many}[name]()
 
 
 def several() -> Workshop:
@@ -233,6 +246,28 @@ def test_messages_in_shared_memory_are_deleted_as_soon_as_they_were_read(shared:
     run(workshop("fedshibu", fed), path, lambda _: Counting("fedshibu", workers))
     # at any time: a message down and one up for each of two workers, and the last one down
     assert 0 < most <= 2 * 2 + 1
+
+
+def test_rounds_of_many_clients_pile_up_neither_memory_nor_processes(shared: Any, tmp_path: Path) -> None:  # case 97
+    path, workers = shared
+    shutil.rmtree(path, ignore_errors=True)
+    resident, processes = [], []
+
+    def megabytes(pid: int) -> float:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    class Measuring(Marked):
+        def test(self, tensors: dict[str, torch.Tensor]):  # type: ignore[no-untyped-def]
+            working = multiprocessing.active_children()
+            processes.append(len(working))
+            resident.append(sum(megabytes(pid) for pid in (os.getpid(), *(child.pid for child in working))))
+            return super().test(tensors)
+
+    outcome = run(many(), path, lambda _: Measuring("many", workers))
+    assert not any(line["refused"] for line in outcome.lines)
+    assert processes == [2] * 5
+    assert resident[4] - resident[1] < 50
 
 
 # -- everything fails -------------------------------------------------------------------------------------------------
