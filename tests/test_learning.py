@@ -11,6 +11,7 @@ from kinfed.learning import SGD, Batch, Phase, features, hits, over_clients, tra
 from kinfed.learning.augmentation import crop_and_flip
 from kinfed.learning.schedule import lr_factor, parse_schedule
 from kinfed.models import BODY, HEAD, Model, build
+from kinfed.streams import forked_global_torch
 from tests.worlds import dataset, float_samples, same
 
 
@@ -304,3 +305,33 @@ def test_dropout_belongs_to_the_clients_stream(global_generators: None) -> None:
     with torch.random.fork_rng(devices=[]):
         assert torch.equal(trained(0), trained(0))
         assert not torch.allclose(trained(0), trained(1), atol=1e-3)
+
+
+def test_training_in_channels_last_is_training() -> None:
+    def trained(model: Model) -> dict[str, torch.Tensor]:
+        train(model, dataset(96).train, Phase(), SGD(lr=0.05, batch_size=16, weight_decay=1e-3), order())
+        return model.tensors()
+
+    plain, other = (build("tiny_cnn", (1, 8, 8), 10, 0) for _ in range(2))
+    other.prefer_channels_last()
+    expected, found = trained(plain), trained(other)
+    assert all(torch.allclose(expected[n], found[n], atol=1e-5) for n in expected)
+
+
+def test_training_is_plain_sgd_with_momentum() -> None:
+    model, other = (build("tiny_cnn", (1, 8, 8), 10, 0) for _ in range(2))
+    samples, sgd = dataset(48).train, SGD(lr=0.1, batch_size=16, weight_decay=1e-2)
+    train(model, samples, Phase(), sgd, order())
+    optimiser = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2, foreach=False)
+    for rows in torch.randperm(48, generator=order()).split(16):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(other(samples.batch(rows)), samples.labels[rows]).backward()  # type: ignore[index]
+        optimiser.step()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_seeding_leaves_no_notes_for_devices_that_are_not_in_use() -> None:
+    before = len(torch.cuda._queued_calls)  # type: ignore[attr-defined]
+    with forked_global_torch(1, torch.device("cpu")):
+        pass
+    assert len(torch.cuda._queued_calls) == before  # type: ignore[attr-defined]

@@ -318,3 +318,70 @@ def test_a_file_cannot_make_us_import_anything(tmp_path: Path) -> None:
     about = {"architecture": f"{__name__}:own", "bn": "track", "shape": [1, 8, 8], "classes": ["a"]}
     with pytest.raises(InputError, match="no model of one of the known architectures"):
         open_saved(saved(tmp_path / "m.safetensors", {"a": torch.ones(1)}, about))
+
+
+# -- computed in another order or layout than it is defined in ---------------------------------------------------------
+
+POOLED = {name: SHAPES[name] for name in ("tiny_cnn", "small_cnn", "cnn4", "mcmahan_cnn", "vgg16_bn")}
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def as_defined(model: Model) -> nn.Sequential:
+    """The same layers, with every ReLU where METHODS.md B.5 has it: before the pooling."""
+    layers: list[nn.Module] = []
+    for stage in model.body.children():
+        if layers and isinstance(stage, nn.Sequential) and isinstance(stage[0], nn.MaxPool2d):
+            layers += [nn.ReLU(), stage[0]]
+        else:
+            layers.append(stage)
+    return nn.Sequential(*layers, model.head)
+
+
+@pytest.mark.parametrize("name", POOLED)
+@pytest.mark.parametrize("mode", [True, False])
+def test_relu_after_pooling_gives_the_same_bits_and_gradients(name: str, mode: bool) -> None:
+    model, other = made(name).train(mode), made(name).train(mode)
+    x = noise(4, *POOLED[name])
+    logits, expected = model(x), as_defined(other)(x)
+    assert torch.equal(logits, expected)
+    nn.functional.cross_entropy(logits, torch.arange(4)).backward()
+    nn.functional.cross_entropy(expected, torch.arange(4)).backward()
+    pairs = list(zip(model.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a.grad, b.grad) for a, b in pairs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_a_convolutions_tap_is_read_after_its_relu_and_carries_gradient(name: str) -> None:
+    model = made(name).eval()
+    x, first = noise(2, *POOLED[name]), model.taps[0]
+    stage, runs = model.body.get_submodule(first), []
+    read = model.activations(x, [t for t in model.taps if t.startswith("conv")])
+    assert all((activation >= 0).all() and (activation == 0).any() for activation in read.values())
+    stage.register_forward_hook(lambda *_: runs.append(1))
+    both = model.activations(x, [first, "head"])
+    assert len(runs) == 1
+    assert torch.equal(both[first], stage(x).relu())
+    assert torch.equal(both["head"], model(x))
+    weight = next(stage.parameters())
+    (gradient,) = torch.autograd.grad(both[first].square().sum(), weight)
+    (expected,) = torch.autograd.grad(stage(x).relu().square().sum(), weight)
+    assert torch.equal(gradient, expected)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_channels_last_predicts_the_same_and_sends_plain_tensors(name: str) -> None:
+    plain, model = made(name).eval(), made(name).eval()
+    model.prefer_channels_last()
+    kernels = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d) and m.weight.shape[1] > 1]
+    kernels = [kernel for kernel in kernels if kernel.shape[2] > 1]  # of others, both layouts are one
+    assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
+    assert not any(kernel.is_contiguous() for kernel in kernels)
+    x = noise(2, *SHAPES[name])
+    with torch.no_grad():
+        assert torch.allclose(model(x), plain(x), atol=1e-5)
+    sent = model.tensors()
+    assert all(tensor.is_contiguous() for tensor in sent.values())
+    assert all(torch.equal(tensor, plain.tensors()[n]) for n, tensor in sent.items())

@@ -60,6 +60,8 @@ def forked_global_torch(seed: int, device: torch.device | None = None) -> Iterat
     """The same with a seed of torch's own kind; also for the generator of a CUDA device, if that is named."""
     import torch
 
+    accelerated = device is not None and device.type != "cpu"
     with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        # torch.manual_seed is for all devices: it keeps a note for each that is not in use yet, stack trace and all.
+        (torch.manual_seed if accelerated else torch.default_generator.manual_seed)(seed)
         yield

@@ -4,11 +4,10 @@ import contextlib
 import functools
 import multiprocessing
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ import torch
 from torch import nn
 
 from kinfed.engine import Inline, RoundsFailed, Workers, WorkersFailed, Workshop, one_thread
-from kinfed.engine.memories import Memories
-from kinfed.engine.places import Failure, Task
+from kinfed.engine.places import Task
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Client, Memory, Message, Method
 from kinfed.methods.fedavg import FedAvg
@@ -58,57 +56,10 @@ def many() -> Workshop:
     return workshop("fedavg", fed, rounds=5, participation=0.25, model=f"{__name__}:megabyte")
 
 
-class Several(Workshop):
-    """In a worker process: each message says which of the worlds it belongs to. Processes take long to start."""
-
-    def _of(self, message: Message) -> Workshop:
-        (which,) = (name for name in message.numbers if name in {*WORLDS, "many"})
-        del message.numbers[which]
-        return worlds(which)
-
-    def update(self, id: int, round: int, message: Message, memory: Memory) -> tuple[Message, Memory]:
-        return self._of(message).update(id, round, message, memory)
-
-    def evaluate(self, id: int, round: int, message: Message, memory: Memory):  # type: ignore[no-untyped-def]
-        return self._of(message).evaluate(id, round, message, memory)
-
-
-@functools.cache
-def worlds(name: str) -> Workshop:
-    return {**WORLDS, "many": many}[name]()
-
-
-def several() -> Workshop:
-    first = worlds("fedavg")
-    return Several(first.method, first.federation, first.models, first.plan)
-
-
-@dataclass(frozen=True)
-class Marked:
-    """A place that tells the workers which world a task belongs to."""
-
-    name: str
-    workers: Workers
-
-    def _marked(self, tasks: Iterable[Task]) -> Iterator[Task]:
-        for task in tasks:
-            numbers = {**task.message.numbers, self.name: 1.0}
-            yield replace(task, message=Message(task.message.tensors, numbers))
-
-    def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
-        return self.workers.update(self._marked(tasks))
-
-    def evaluate(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
-        return self.workers.evaluate(self._marked(tasks))
-
-    def test(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor | Failure:
-        return self.workers.test(tensors)
-
-
 @contextlib.contextmanager
-def working(build: Callable[[], Workshop], here: Inline, count: int = 2, timeout: float | None = None):  # type: ignore[no-untyped-def]
+def working(count: int = 2, timeout: float | None = None) -> Iterator[Workers]:
     """Worker processes, of which nothing is left after the block."""
-    workers = Workers(count, build, here, timeout)
+    workers = Workers(count, timeout)
     try:
         yield workers
     finally:
@@ -118,19 +69,26 @@ def working(build: Callable[[], Workshop], here: Inline, count: int = 2, timeout
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    """Two workers for many runs, and the run folder in which they keep memories."""
-    path = tmp_path_factory.mktemp("workers") / "out"
-    shop = several()
-    with working(several, Inline(shop, Memories(path / "memories"))) as workers:
-        yield path, workers
+def two_workers() -> Iterator[Workers]:
+    with working() as workers:
+        yield workers
+
+
+def taken_on(workers: Workers, build: Callable[[], Workshop]) -> Callable[[Inline], Workers]:
+    """The place for a run of this workshop."""
+
+    def place(here: Inline) -> Workers:
+        workers.take_on(build, here)
+        return workers
+
+    return place
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_worker_processes_give_the_same_bits_as_this_one(name: str, shared: Any, tmp_path: Path) -> None:  # 53, 55
-    path, workers = shared
-    shutil.rmtree(path, ignore_errors=True)
-    outside = run(WORLDS[name](), path, lambda _: Marked(name, workers))
+def test_worker_processes_give_the_same_bits_as_this_one(  # cases 53, 55
+    name: str, two_workers: Workers, tmp_path: Path
+) -> None:
+    outside = run(WORLDS[name](), tmp_path / "workers", taken_on(two_workers, WORLDS[name]))
     inside = run(WORLDS[name](), tmp_path / "inline")
     assert outside.lines == inside.lines
     assert len(inside.lines) == 3
@@ -139,8 +97,18 @@ def test_worker_processes_give_the_same_bits_as_this_one(name: str, shared: Any,
     assert outside.memories.keys() == inside.memories.keys()
     assert all(same(outside.memories[id], inside.memories[id]) for id in inside.memories)
     for kind in ("models", "pictures", "memories"):
-        saved = {p.relative_to(tmp_path / "inline"): p.read_bytes() for p in (tmp_path / "inline" / kind).rglob("*.s*")}
-        assert saved == {p.relative_to(path): p.read_bytes() for p in (path / kind).rglob("*.s*")}
+        saved = [
+            {path.name: path.read_bytes() for path in (tmp_path / where / kind).rglob("*.safetensors")}
+            for where in ("inline", "workers")
+        ]
+        assert saved[0] == saved[1]
+
+
+def test_workers_go_from_one_run_to_the_next(two_workers: Workers, tmp_path: Path) -> None:
+    before = [worker._process.pid for worker in two_workers._workers]
+    for name in ("fedper", "local"):
+        run(WORLDS[name](), tmp_path / name, taken_on(two_workers, WORLDS[name]))
+    assert [worker._process.pid for worker in two_workers._workers] == before
 
 
 def test_the_number_of_threads_is_one_inside_and_restored_after() -> None:
@@ -178,18 +146,14 @@ class Absent(FedAvg):
         return super().update(client, message, memory)
 
 
-def here(shop: Workshop, path: Path) -> Inline:
-    return Inline(shop, Memories(path / "out" / "memories"))
-
-
 def of(method: Method, **fields: Any) -> Workshop:
     return workshop(method, rounds=4, **fields)
 
 
 def test_a_round_goes_on_without_a_client_that_hangs_or_is_killed(tmp_path: Path) -> None:
-    shop = of(Deadly())
-    with working(functools.partial(of, Deadly()), here(shop, tmp_path), timeout=2) as workers:
-        outcome = run(shop, tmp_path / "out", lambda _: workers)
+    build = functools.partial(of, Deadly())
+    with working(timeout=2) as workers:
+        outcome = run(build(), tmp_path / "out", taken_on(workers, build))
     assert [line["refused"] for line in outcome.lines] == [
         {"1": "no answer within 2 s"},
         {"2": "its worker process was killed by SIGKILL"},
@@ -199,21 +163,23 @@ def test_a_round_goes_on_without_a_client_that_hangs_or_is_killed(tmp_path: Path
     assert same(outcome.state, run(of(Absent()), tmp_path / "absent").state)
 
 
+class Killing:
+    """Workers that are killed after every round, when they have nothing to do."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.evaluate, self.test, self.workers = workers.evaluate, workers.test, workers
+
+    def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
+        yield from self.workers.update(tasks)
+        for worker in self.workers._workers:
+            worker._process.kill()
+            worker._process.join()
+
+
 def test_a_worker_that_is_killed_while_idle_is_replaced_and_no_client_is_lost(tmp_path: Path) -> None:
-    shop = of(FedAvg())
-
-    class Killing:
-        def __init__(self, workers: Workers) -> None:
-            self.evaluate, self.test, self.workers = workers.evaluate, workers.test, workers
-
-        def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
-            yield from self.workers.update(tasks)
-            for worker in self.workers._workers:
-                worker._process.kill()
-                worker._process.join()
-
-    with working(functools.partial(of, FedAvg()), here(shop, tmp_path), 1) as workers:
-        outcome = run(replace(shop, plan=replace(shop.plan, rounds=2)), tmp_path / "out", lambda _: Killing(workers))
+    build = functools.partial(workshop, "fedavg", rounds=2)
+    with working(1) as workers:
+        outcome = run(build(), tmp_path / "out", lambda here: Killing(taken_on(workers, build)(here)))
     assert not any(line["refused"] or line["untested"] for line in outcome.lines)
 
 
@@ -221,53 +187,54 @@ def unbuildable() -> Workshop:
     raise OSError("the data are gone")
 
 
-def test_workers_that_cannot_start_end_the_run_with_the_reason(tmp_path: Path) -> None:
-    shop = of(FedAvg())
-    with (
-        working(unbuildable, here(shop, tmp_path), 1) as workers,
-        pytest.raises(WorkersFailed, match="cannot start: OSError: the data are gone"),
-    ):
-        run(shop, tmp_path / "out", lambda _: workers)
+def test_workers_that_cannot_start_end_the_run_with_the_reason(two_workers: Workers, tmp_path: Path) -> None:
+    with pytest.raises(WorkersFailed, match="cannot start: OSError: the data are gone"):
+        run(workshop("fedavg"), tmp_path / "out", taken_on(two_workers, unbuildable))
 
 
-def test_messages_in_shared_memory_are_deleted_as_soon_as_they_were_read(shared: Any, tmp_path: Path) -> None:
-    path, workers = shared
-    shutil.rmtree(path, ignore_errors=True)
-    most = 0
+class Counting:
+    """Counts the messages in shared memory whenever an answer has come."""
 
-    class Counting(Marked):
-        def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
-            nonlocal most
-            for answer in super().update(tasks):
-                most = max(most, sum(1 for _ in workers._outbox.folder.iterdir()))
-                yield answer
+    def __init__(self, workers: Workers) -> None:
+        self.evaluate, self.test, self.workers, self.most = workers.evaluate, workers.test, workers, 0
 
-    fed = federation(clients=12)
-    run(workshop("fedshibu", fed), path, lambda _: Counting("fedshibu", workers))
+    def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
+        for answer in self.workers.update(tasks):
+            self.most = max(self.most, sum(1 for _ in self.workers._outbox.folder.iterdir()))
+            yield answer
+
+
+def test_messages_in_shared_memory_are_deleted_as_soon_as_they_were_read(tmp_path: Path) -> None:
+    build = functools.partial(workshop, "fedshibu", federation(clients=12), rounds=2)
+    with working() as workers:
+        counting = Counting(workers)
+        run(build(), tmp_path / "out", lambda here: taken_on(workers, build)(here) and counting)
     # at any time: a message down and one up for each of two workers, and the last one down
-    assert 0 < most <= 2 * 2 + 1
+    assert 0 < counting.most <= 2 * 2 + 1
 
 
-def test_rounds_of_many_clients_pile_up_neither_memory_nor_processes(shared: Any, tmp_path: Path) -> None:  # case 97
-    path, workers = shared
-    shutil.rmtree(path, ignore_errors=True)
-    resident, processes = [], []
+class Measuring:
+    """Measures worker processes, and the resident memory of all of them and this one, whenever there is a test."""
 
-    def megabytes(pid: int) -> float:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    def __init__(self, workers: Workers) -> None:
+        self.update, self.evaluate, self.workers = workers.update, workers.evaluate, workers
+        self.processes: list[int] = []
+        self.resident: list[float] = []  # megabytes
 
-    class Measuring(Marked):
-        def test(self, tensors: dict[str, torch.Tensor]):  # type: ignore[no-untyped-def]
-            working = multiprocessing.active_children()
-            processes.append(len(working))
-            resident.append(sum(megabytes(pid) for pid in (os.getpid(), *(child.pid for child in working))))
-            return super().test(tensors)
+    def test(self, tensors: dict[str, torch.Tensor]):  # type: ignore[no-untyped-def]
+        working = multiprocessing.active_children()
+        self.processes.append(len(working))
+        told = [Path(f"/proc/{pid}/statm").read_text() for pid in (os.getpid(), *(child.pid for child in working))]
+        self.resident.append(sum(int(pages.split()[1]) for pages in told) * os.sysconf("SC_PAGE_SIZE") / 1e6)
+        return self.workers.test(tensors)
 
-    outcome = run(many(), path, lambda _: Measuring("many", workers))
+
+def test_many_clients_pile_up_neither_memory_nor_processes(two_workers: Workers, tmp_path: Path) -> None:  # case 97
+    measuring = Measuring(two_workers)
+    outcome = run(many(), tmp_path / "out", lambda here: taken_on(two_workers, many)(here) and measuring)
     assert not any(line["refused"] for line in outcome.lines)
-    assert processes == [2] * 5
-    assert resident[4] - resident[1] < 50
+    assert measuring.processes == [2] * 5
+    assert measuring.resident[4] - measuring.resident[1] < 50
 
 
 # -- everything fails -------------------------------------------------------------------------------------------------

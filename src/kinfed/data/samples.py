@@ -60,7 +60,8 @@ class Samples:
     def take(self, rows: np.ndarray | Sequence[int]) -> Samples:
         """A copy of some rows, in the order given."""
         index = torch.as_tensor(np.asarray(rows, dtype=np.int64))
-        return replace(self, inputs=self.inputs[index], labels=None if self.labels is None else self.labels[index])
+        labels = None if self.labels is None else self.labels[index]
+        return replace(self, inputs=self.inputs.index_select(0, index), labels=labels)
 
     def without_labels(self) -> Samples:
         """The same inputs, unlabelled."""
@@ -74,7 +75,8 @@ class Samples:
 
     def batch(self, rows: Tensor | slice) -> Tensor:
         """Some rows as the model sees them: float32, normalised."""
-        return self.normalise(self.inputs[rows])
+        # index_select copies an image at a time, indexing a byte at a time.
+        return self.normalise(self.inputs[rows] if isinstance(rows, slice) else self.inputs.index_select(0, rows))
 
 
 @dataclass(frozen=True)

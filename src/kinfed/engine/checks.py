@@ -31,7 +31,7 @@ def _faults(upload: Message, like: Mapping[str, Tensor], most: int) -> Iterator[
             yield f"{name} has the shape {tuple(tensor.shape)}, not {tuple(like[name].shape)}"
         if tensor.dtype != like[name].dtype:
             yield f"{name} has the type {tensor.dtype}, not {like[name].dtype}"
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
             yield f"{name} is not finite"
     yield from (f"{name} is {number}" for name, number in upload.numbers.items() if not math.isfinite(number))
     count = upload.numbers.get("samples", 0)

@@ -37,10 +37,9 @@ from kinfed.models import Tensors
 
 __all__ = ["Workers", "WorkersFailed"]
 
-SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; where there is none, files are as good
-COPIES = 8  # models that messages on their way may hold, a worker
+SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; where there is none, or little, files are as good
+ROOM = 2**30  # bytes that must be free there: two messages a worker are on their way at any time
 HITS = "hits"
-READY = "ready"
 
 
 class WorkersFailed(RuntimeError):
@@ -67,23 +66,54 @@ class _Job:
     rows: tuple[int, int] = (0, 0)
 
 
+@dataclass(frozen=True)
+class _Setup:
+    """Which workshop a worker is to work in from now on."""
+
+    number: int
+    build: Callable[[], Workshop]
+    memories: Memories
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A worker is set up, or cannot be."""
+
+    number: int
+    failure: Failure | None = None
+
+
 class Workers:
-    """In ``count`` worker processes, each of which builds its own workshop once.
+    """``count`` worker processes; they take seconds to start, and then serve as many runs as one likes.
 
     Args:
         count: Processes, ≥ 1.
-        build: Importable function (or a `functools.partial` of one) that builds the workshop there.
-        here: The same workshop in this process.
         timeout: Seconds after which a client's work counts as failed and its process is replaced; None waits for ever.
     """
 
-    def __init__(self, count: int, build: Callable[[], Workshop], here: Inline, timeout: float | None = None) -> None:
-        self._build, self._here, self._timeout = build, here, timeout
-        self._outbox = _Outbox(_exchange(count, here.workshop))
+    def __init__(self, count: int, timeout: float | None = None) -> None:
+        self._timeout = timeout
+        self._outbox = _Outbox(_exchange())
+        self._setup: _Setup | None = None
         self._workers = [self._started() for _ in range(count)]
 
+    def take_on(self, build: Callable[[], Workshop], here: Inline) -> None:
+        """From now on, work on this run.
+
+        Args:
+            build: Importable function (or a `functools.partial` of one) that builds its workshop in a worker process.
+            here: The same workshop in this process.
+        """
+        self._here = here
+        self._setup = _Setup(self._setup.number + 1 if self._setup else 0, build, here.memories)
+        for worker in self._workers:
+            worker.set_up(self._setup)
+
     def _started(self) -> _Worker:
-        return _Worker(self._build, self._here.memories, self._outbox.folder)
+        worker = _Worker(self._outbox.folder)
+        if self._setup is not None:
+            worker.set_up(self._setup)
+        return worker
 
     def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
         """Local work of several clients."""
@@ -159,16 +189,17 @@ class Workers:
 class _Worker:
     """One process, and the job that it is at."""
 
-    def __init__(self, build: Callable[[], Workshop], memories: Memories, exchange: Path) -> None:
+    def __init__(self, exchange: Path) -> None:
         context: SpawnContext = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, build, memories, exchange), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, exchange), daemon=True)
         self._process.start()
         theirs.close()
         self.job: _Job | None = None
         self.deadline: float | None = None  # of time.monotonic()
         self.lost = False
         self._ready = False
+        self._setup: _Setup | None = None
         self._timeout: float | None = None
 
     @property
@@ -180,6 +211,12 @@ class _Worker:
     def overdue(self) -> bool:
         """Whether it should have answered by now."""
         return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def set_up(self, setup: _Setup) -> None:
+        """Let it build another workshop."""
+        self._setup, self._ready = setup, False
+        with contextlib.suppress(OSError):  # it has died, and will be replaced
+            self.pipe.send(setup)
 
     def give(self, job: _Job, timeout: float | None) -> None:
         """Let it begin."""
@@ -202,14 +239,19 @@ class _Worker:
             self.job, self.lost = None, True
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             return Failure(f"its worker process {how}")
-        if answer == READY:
-            self._ready = True
-            self._set_deadline()
+        if isinstance(answer, _Ready):
+            self._be_ready(answer)
             return None
-        if not self._ready:
-            raise WorkersFailed(f"a worker process cannot start: {answer.reason}")
         self.job = self.deadline = None
         return answer
+
+    def _be_ready(self, told: _Ready) -> None:
+        if self._setup is None or told.number != self._setup.number:
+            return  # for an earlier run, in which this worker had nothing to do
+        if told.failure is not None:
+            raise WorkersFailed(f"a worker process cannot start: {told.failure.reason}")
+        self._ready = True
+        self._set_deadline()
 
     def _set_deadline(self) -> None:
         """The time that a process takes to start does not count."""
@@ -298,31 +340,33 @@ def _packed(verdicts: dict[str, Verdict]) -> Message:
     return Message(tensors | {f"{name}/{HITS}": verdict.hits for name, verdict in verdicts.items()})
 
 
-def _exchange(count: int, workshop: Workshop) -> Path:
-    """A new folder for messages, in shared memory if there is room for them."""
-    model = max(sum(t.nbytes for t in model.state_dict().values()) for model in workshop.models)
-    room = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
-    return Path(tempfile.mkdtemp(prefix="kinfed-", dir=SHARED_MEMORY if room > COPIES * (count + 1) * model else None))
+def _exchange() -> Path:
+    """A new folder for messages, in shared memory if there is room."""
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    return Path(tempfile.mkdtemp(prefix="kinfed-", dir=SHARED_MEMORY if free > ROOM else None))
 
 
 # -- in a worker process ----------------------------------------------------------------------------------------------
 
 
-def _serve(pipe: Connection[Any, Any], build: Callable[[], Workshop], memories: Memories, exchange: Path) -> None:
+def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
     """Do jobs until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, args=(exchange,), daemon=True).start()
     torch.set_num_threads(1)
-    numbers = itertools.count()
+    here: Inline | None = None
     with contextlib.suppress(EOFError, OSError):  # the parent needs it no more
-        try:
-            here = Inline(build(), memories)
-        except Exception as error:
-            pipe.send(Failure.of(error))
-            return
-        pipe.send(READY)
-        while True:
-            pipe.send(_do(here, pipe.recv(), exchange / f"up-{os.getpid()}-{next(numbers)}"))
+        for number in itertools.count():
+            asked = pipe.recv()
+            if isinstance(asked, _Setup):
+                here = None  # before the next one takes memory
+                try:
+                    here = Inline(asked.build(), asked.memories)
+                    pipe.send(_Ready(asked.number))
+                except Exception as error:
+                    pipe.send(_Ready(asked.number, Failure.of(error)))
+            elif here is not None:
+                pipe.send(_do(here, asked, exchange / f"up-{os.getpid()}-{number}"))
 
 
 def _end_with_parent(exchange: Path) -> None:

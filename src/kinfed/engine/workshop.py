@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kinfed.data import Federation
+from kinfed.engine.memory import keep_freed_memory
 from kinfed.learning import SGD, hits
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import Client, ClientId, Memory, Message, Method, Server
@@ -60,7 +61,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Workshop:
-    """A method, the clients' data and a model to work with.
+    """A method, the clients' data and a model to work with; the process that makes one is set up for training.
 
     Attributes:
         method: What is done.
@@ -75,6 +76,11 @@ class Workshop:
     models: tuple[Model, ...]
     plan: Plan
     architectures: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        keep_freed_memory()
+        for model in self.models:
+            model.prefer_channels_last()
 
     @cached_property
     def _initial(self) -> list[Tensors]:

@@ -28,7 +28,7 @@ from kinfed.data import (
     sort,
 )
 from kinfed.data.federation import Recipe
-from kinfed.engine import Inline, Place, Plan, RoundsFailed, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
+from kinfed.engine import Inline, Plan, RoundsFailed, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.files import clear_unfinished, write_whole
 from kinfed.errors import InputError
@@ -169,7 +169,8 @@ def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool
     _check_room(out, overwrite)
     workshop = workshop_of(config)
     _clear(out)
-    _run(config, workshop, out, watcher)
+    with _workers(config) as workers:
+        _run(config, workshop, out, watcher, workers)
 
 
 def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
@@ -186,7 +187,8 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
     _clear(out)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / COMPARISON, config.toml())
-    _compare(config, out, watcher)
+    with _workers(config) as workers:
+        _compare(config, out, watcher, workers)
 
 
 def resume(out: Path, watcher: Watcher = nobody) -> None:
@@ -200,10 +202,10 @@ def resume(out: Path, watcher: Watcher = nobody) -> None:
             f"run: {str(out)!r} is no run folder; it has neither {COMPARISON} nor {CONFIG} and {FEDERATION}"
         )
     clear_unfinished(out)
-    if (out / COMPARISON).is_file():
-        _compare(Config.checked(read_toml(out / COMPARISON)), out, watcher)
-    else:
-        _run_the_rest(Config.checked(read_toml(out / CONFIG)), out, watcher)
+    several = (out / COMPARISON).is_file()
+    config = Config.checked(read_toml(out / (COMPARISON if several else CONFIG)))
+    with _workers(config) as workers:
+        (_compare if several else _run_the_rest)(config, out, watcher, workers)
 
 
 def _is_ours(out: Path) -> bool:
@@ -231,13 +233,13 @@ def _clear(out: Path) -> None:
         shutil.rmtree(out)
 
 
-def _compare(config: Config, out: Path, watcher: Watcher) -> None:
+def _compare(config: Config, out: Path, watcher: Watcher, workers: Workers | None) -> None:
     """Every run that is still to do. One that fails does not keep the others from being done."""
     failed = []
     for seed in range(config.seed, config.seed + config.seeds):
         for method in config.methods:
             try:
-                _run_the_rest(config.of(method, seed), out / f"{method}-seed{seed}", watcher)
+                _run_the_rest(config.of(method, seed), out / f"{method}-seed{seed}", watcher, workers)
             except RoundsFailed as error:
                 failed.append(f"{method} (seed {seed}): {error}")
             summaries = [json.loads(path.read_text()) for path in _in_order(config, out)]
@@ -253,12 +255,12 @@ def _in_order(config: Config, out: Path) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def _run_the_rest(config: Config, out: Path, watcher: Watcher) -> None:
+def _run_the_rest(config: Config, out: Path, watcher: Watcher, workers: Workers | None) -> None:
     if not (out / SUMMARY).is_file():
-        _run(config, workshop_of(config), out, watcher)
+        _run(config, workshop_of(config), out, watcher, workers)
 
 
-def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher) -> None:
+def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, workers: Workers | None) -> None:
     """All rounds that are still to do, then the summary."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / CONFIG).is_file():
@@ -270,23 +272,23 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher) -> Non
         raise InputError(f"data: the clients are not those that the run in {str(out)!r} began with; the data changed")
     folder = RunFolder(out, config.model_dump(mode="json", exclude=EXECUTION))
     (method,) = config.methods
-    watch = watcher(method, config.seed, config.rounds)
-    with one_thread(), _place(config, workshop, folder) as place, Tracked(config, folder, watch) as tracked:
-        run_rounds(workshop, place, folder, tracked)
+    here = Inline(workshop, folder.memories)
+    if workers is not None:
+        workers.take_on(functools.partial(workshop_of, config), here)
+    with one_thread(), Tracked(config, folder, watcher(method, config.seed, config.rounds)) as watch:
+        run_rounds(workshop, workers or here, folder, watch)
     write_whole(out / SUMMARY, json.dumps(_summary(config, workshop, folder), indent=1) + "\n")
 
 
 @contextlib.contextmanager
-def _place(config: Config, workshop: Workshop, folder: RunFolder) -> Iterator[Place]:
-    here = Inline(workshop, folder.memories)
-    if not config.workers:
-        yield here
-        return
-    workers = Workers(config.workers, functools.partial(workshop_of, config), here, config.client_timeout)
+def _workers(config: Config) -> Iterator[Workers | None]:
+    """The worker processes of a run, or of all runs of a comparison; None where clients run in this one."""
+    workers = Workers(config.workers, config.client_timeout) if config.workers else None
     try:
         yield workers
     finally:
-        workers.close()
+        if workers is not None:
+            workers.close()
 
 
 def _about(federation: Federation) -> dict[str, Any]:

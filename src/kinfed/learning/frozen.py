@@ -10,7 +10,7 @@ from kinfed.models import Model
 
 __all__ = ["features"]
 
-CHUNK = 512  # samples a forward pass; without gradients this is bounded by activations alone
+CHUNK = 128  # samples a forward pass: so few that the activations stay in the cache
 
 
 @torch.no_grad()
@@ -23,5 +23,5 @@ def features(model: Model, samples: Samples, tap: str = "body") -> Tensor:
         tap: A tap point of the model; ``"body"`` is the representation n×d, ``"head"`` the logits n×classes.
     """
     model.eval()
-    rows = torch.arange(len(samples), device=samples.inputs.device)
-    return torch.cat([model.activations(samples.batch(part), [tap])[tap] for part in rows.split(CHUNK)])
+    batches = map(samples.normalise, samples.inputs.split(CHUNK))
+    return torch.cat([model.activations(batch, [tap])[tap] for batch in batches])

@@ -124,8 +124,9 @@ def train(
         model.freeze_all_but(phase.train)
     needs_two = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
     parameters = [p for p in model.parameters() if p.requires_grad]
+    one_call = "fused" if samples.inputs.device.type in ("cpu", "cuda") else "foreach"  # for all tensors, in a step
     optimiser = torch.optim.SGD(
-        parameters, lr=phase.lr or sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay, foreach=True
+        parameters, phase.lr or sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay, **{one_call: True}
     )
     steps = skipped = seen = 0
     total = torch.zeros((), dtype=torch.float64, device=samples.inputs.device)
@@ -149,4 +150,4 @@ def train(
 
 def _augmented(samples: Samples, stream: torch.Generator, rows: Tensor) -> Tensor:
     """Some rows as `Samples.batch`, but augmented before they are normalised, so that the margin is black."""
-    return samples.normalise(crop_and_flip(samples.inputs[rows], stream))
+    return samples.normalise(crop_and_flip(samples.inputs.index_select(0, rows), stream))

@@ -10,6 +10,8 @@ import math
 
 from torch import nn
 
+from kinfed.models.model import BeforeReLU
+
 __all__ = ["cnn4", "mcmahan_cnn", "mlp", "small_cnn", "tiny_cnn"]
 
 Stages = dict[str, nn.Module]
@@ -17,7 +19,11 @@ Shape = tuple[int, ...]
 
 
 def _conv(inputs: int, outputs: int, kernel: int, padding: int = 0) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.ReLU())
+    return BeforeReLU(nn.Conv2d(inputs, outputs, kernel, padding=padding))
+
+
+def _pool() -> nn.Module:
+    return nn.Sequential(nn.MaxPool2d(2), nn.ReLU(inplace=True))
 
 
 def _dense(inputs: int, outputs: int) -> nn.Module:
@@ -29,9 +35,9 @@ def tiny_cnn(shape: Shape) -> Stages:
     channels, height, width = shape
     return {
         "conv1": _conv(channels, 16, 3, padding=1),
-        "pool1": nn.MaxPool2d(2),
+        "pool1": _pool(),
         "conv2": _conv(16, 32, 3, padding=1),
-        "pool2": nn.MaxPool2d(2),
+        "pool2": _pool(),
         "flatten": nn.Flatten(),
         "fc64": _dense(32 * (height // 4) * (width // 4), 64),
     }
@@ -46,9 +52,9 @@ def small_cnn(shape: Shape) -> Stages:
     height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
     return {
         "conv1": _conv(channels, 16, 5),
-        "pool1": nn.MaxPool2d(2),
+        "pool1": _pool(),
         "conv2": _conv(16, 32, 5),
-        "pool2": nn.MaxPool2d(2),
+        "pool2": _pool(),
         "flatten": nn.Flatten(),
         "fc120": _dense(32 * height * width, 120),
         "fc84": _dense(120, 84),
@@ -64,8 +70,8 @@ def cnn4(shape: Shape) -> Stages:
     """
     stages: Stages = {}
     for i, inputs in enumerate((shape[0], 64, 64, 64), start=1):
-        stages[f"conv{i}"] = nn.Sequential(nn.Conv2d(inputs, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
-        stages[f"pool{i}"] = nn.MaxPool2d(2)
+        stages[f"conv{i}"] = BeforeReLU(nn.Conv2d(inputs, 64, 3, padding=1), nn.BatchNorm2d(64))
+        stages[f"pool{i}"] = _pool()
     return {**stages, "flatten": nn.Flatten()}
 
 
@@ -74,9 +80,9 @@ def mcmahan_cnn(shape: Shape) -> Stages:
     channels, height, width = shape
     return {
         "conv1": _conv(channels, 32, 5, padding=2),
-        "pool1": nn.MaxPool2d(2),
+        "pool1": _pool(),
         "conv2": _conv(32, 64, 5, padding=2),
-        "pool2": nn.MaxPool2d(2),
+        "pool2": _pool(),
         "flatten": nn.Flatten(),
         "fc512": _dense(64 * (height // 4) * (width // 4), 512),
     }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from kinfed.errors import InputError
 
-__all__ = ["ALL", "BODY", "HEAD", "NOTHING", "Model", "Part", "Tensors", "select"]
+__all__ = ["ALL", "BODY", "HEAD", "NOTHING", "BeforeReLU", "Model", "Part", "Tensors", "select"]
 
 Tensors = dict[str, Tensor]
 Part = tuple[str, ...]  # prefixes of tensor names
@@ -23,6 +24,13 @@ NOTHING: Part = ()
 def select(tensors: Mapping[str, Tensor], part: Part) -> Tensors:
     """The tensors of one part of a model, by the prefixes of their names."""
     return {name: tensor for name, tensor in tensors.items() if name.startswith(part)}
+
+
+class BeforeReLU(nn.Sequential):
+    """A stage whose ReLU comes after the pooling that follows; its tap is nevertheless read after a ReLU.
+
+    ReLU and max pooling commute, in values and gradients, and after pooling a quarter of the elements is left.
+    """
 
 
 class Model(nn.Module):
@@ -73,7 +81,7 @@ class Model(nn.Module):
                 break
             x = stage(x)
             if name in wanted:
-                read[name] = x
+                read[name] = x.relu() if isinstance(stage, BeforeReLU) else x
         if "body" in wanted:
             read["body"] = x
         if "head" in wanted:
@@ -81,8 +89,12 @@ class Model(nn.Module):
         return {tap: read[tap] for tap in taps}
 
     def tensors(self, part: Part = ALL) -> Tensors:
-        """A copy of the parameters and buffers of one part, by name, on the CPU: what travels and what is saved."""
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in select(self.state_dict(), part).items()}
+        """A copy of the parameters and buffers of one part, by name, on the CPU: what travels and what is saved.
+
+        Contiguous, whatever the layout here.
+        """
+        plain = partial(Tensor.to, device="cpu", copy=True, memory_format=torch.contiguous_format)
+        return {name: plain(tensor) for name, tensor in select(self.state_dict(), part).items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the given tensors in, by name; the others stay as they are."""
@@ -90,6 +102,15 @@ class Model(nn.Module):
         with torch.no_grad():
             for name, tensor in tensors.items():
                 mine[name].copy_(tensor)
+
+    def prefer_channels_last(self) -> None:
+        """Store the weights of convolutions in the layout that makes them fast, which their outputs then follow.
+
+        Not on MPS, where backward passes of that layout have failed (pytorch/pytorch#140902, #188371).
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d) and module.weight.device.type != "mps":
+                module.to(memory_format=torch.channels_last)
 
     def freeze_all_but(self, part: Part) -> None:
         """Let only one part be trained; what is frozen is in evaluation mode, its BatchNorm statistics untouched."""

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torchvision import models as torchvision_models
 
+from kinfed.models.model import BeforeReLU
 from kinfed.models.resnet import SMALL_IMAGE
 
 __all__ = ["vgg16", "vgg16_bn"]
@@ -40,14 +41,15 @@ def _stages(make: Callable[[], Any], shape: Shape) -> Stages:
     stages: Stages = {}
     block, conv, pending = 1, 1, []
     for layer in net.features:
-        if isinstance(layer, nn.MaxPool2d):
-            stages[f"pool{block}"] = layer
-            block, conv = block + 1, 1
-            continue
         pending.append(layer)
         if isinstance(layer, nn.ReLU):
             stages[f"conv{block}_{conv}"] = nn.Sequential(*pending)
             conv, pending = conv + 1, []
+        elif isinstance(layer, nn.MaxPool2d):
+            name, stage = stages.popitem()
+            *before, relu = stage.children()
+            stages |= {name: BeforeReLU(*before), f"pool{block}": nn.Sequential(layer, relu)}
+            block, conv, pending = block + 1, 1, []
     if max(sides) <= SMALL_IMAGE:
         return {**stages, "gap": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     first, relu, drop, second, relu2, drop2, _ = net.classifier

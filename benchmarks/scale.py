@@ -1,0 +1,148 @@
+"""What many clients cost: memory and time with 10,000 clients that keep a head each, and FedSHIBU's mixing.
+
+``python benchmarks/scale.py`` runs both and prints tables; ``--quick`` takes a tenth of the clients and bodies.
+
+Federations: FedPer, the same 20,000 images dealt to 100 and to 10,000 clients, so that each federation holds the same
+data; 1 % of the clients a round (1 and 100 of them), evaluation after the last round only. Each runs in a process of
+its own, whose peak memory is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+MIB = 2**20
+IMAGES, TESTED = 20_000, 2_000
+
+
+def peak() -> float:
+    """Of this process's resident memory so far, MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def resident() -> float:
+    """Present resident memory, MiB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / MIB
+
+
+def federation(clients: int, rounds: int) -> dict[str, Any]:
+    """Run one federation in this process, and tell what it took."""
+    from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples
+    from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workshop, federate, one_thread
+    from kinfed.learning import SGD
+    from kinfed.methods import METHODS
+    from kinfed.models import build
+
+    rng = np.random.default_rng(0)
+
+    def samples(count: int) -> Samples:
+        images = torch.from_numpy(rng.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8))
+        return Samples(images, torch.arange(count) % 10, Normalisation((127.5,) * 3, (74.0,) * 3))
+
+    data = Dataset("random", samples(IMAGES), samples(TESTED), tuple("0123456789"))
+    cut = Partition(*(np.array_split(np.arange(count), clients) for count in (IMAGES, TESTED)))
+    shop = Workshop(
+        METHODS["fedper"](),
+        Federation(data, cut, np.arange(0)),
+        (build("small_cnn", (3, 32, 32), 10, 0),),
+        Plan(
+            rounds=rounds, sgd=SGD(lr=0.01, batch_size=16), lr_schedule="constant", participation=0.01, seed=0,
+            checkpoint_every=5, evaluate_every=rounds + 1,
+        ),
+    )  # fmt: skip
+    last = {"now": time.perf_counter()}
+    seconds: list[float] = []
+
+    class Timed(Unwatched):
+        def round(self, line: dict[str, Any]) -> None:
+            now = time.perf_counter()
+            seconds.append((now - last["now"]) / len(line["clients"]))
+            last["now"] = now
+
+    with tempfile.TemporaryDirectory() as path, one_thread():
+        folder = RunFolder(Path(path))
+        before = resident()
+        federate(shop, Inline(shop, folder.memories), folder, Timed())
+        files = [p.stat().st_size for p in folder.memories.folder.rglob("*.safetensors")]
+    trained = {"peak": peak(), "before": before, "client seconds": statistics.median(seconds[:-1])}
+    return {"clients": clients, **trained, "memories": len(files), "memory bytes": sum(files)}
+
+
+def mixing(bodies: int) -> dict[str, Any]:
+    """FedSHIBU's mixing of ResNet-18 bodies against one bare product of as many numbers, in this process."""
+    from kinfed.methods.aggregation import mix
+    from kinfed.models import BODY, build
+
+    torch.set_num_threads(1)
+    weights = torch.rand(bodies, bodies, dtype=torch.float64)
+    weights /= weights.sum(dim=1, keepdim=True)
+    body = build("resnet18", (3, 32, 32), 10, 0).tensors(BODY)
+    clients = [{name: tensor.clone() for name, tensor in body.items()} for _ in range(bodies)]
+    numbers = sum(tensor.numel() for tensor in body.values())
+    before = resident()
+    took: dict[str, list[float]] = {"mix": [], "float32": [], "float64": []}
+    columns = min(numbers, 1 << 21)  # of the bare product, whose time is scaled to all of them
+    for _ in range(3):
+        began = time.process_time()
+        mixed = mix(clients, weights)
+        took["mix"].append(time.process_time() - began)
+        top = peak()
+        del mixed
+        for kind in (torch.float32, torch.float64):
+            given, w = torch.rand(bodies, columns, dtype=kind), weights.to(kind)
+            began = time.process_time()
+            w @ given
+            took[str(kind).removeprefix("torch.")].append((time.process_time() - began) * numbers / columns)
+    seconds = {name: statistics.median(values) for name, values in took.items()}
+    return {"bodies": bodies, "GiB": bodies * numbers * 4 / 2**30, "more GiB": (top - before) / 1024, **seconds}
+
+
+def alone(*arguments: str) -> dict[str, Any]:
+    """The same script in a new process."""
+    told = subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True, text=True)
+    return json.loads(told.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Print the two tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--federation", type=int, help="one federation of so many clients, as JSON")
+    parser.add_argument("--mixing", type=int, help="the mixing of so many bodies, as JSON")
+    given = parser.parse_args()
+    if given.federation:
+        print(json.dumps(federation(given.federation, rounds=21)))
+        return
+    if given.mixing:
+        print(json.dumps(mixing(given.mixing)))
+        return
+    few, many, bodies = (100, 1_000, 10) if given.quick else (100, 10_000, 100)
+    print(f"{'clients':>8}{'before, MiB':>13}{'peak, MiB':>12}{'ms a client':>13}{'memories':>10}{'on disk, MiB':>14}")
+    runs = [alone("--federation", str(clients)) for clients in (few, many)]
+    for run in runs:
+        print(
+            f"{run['clients']:>8}{run['before']:>13.0f}{run['peak']:>12.0f}{1000 * run['client seconds']:>13.1f}"
+            f"{run['memories']:>10}{run['memory bytes'] / MIB:>14.1f}"
+        )
+    print(f"peak memory of {many} clients: {runs[1]['peak'] / runs[0]['peak']:.3f} times that of {few}\n")
+    m = alone("--mixing", str(bodies))
+    print(f"mixing {m['bodies']} ResNet-18 bodies ({m['GiB']:.2f} GiB): {m['mix']:.2f} s")
+    for kind in ("float32", "float64"):
+        print(f"bare product in {kind}: {m[kind]:.2f} s, so that mixing takes {m['mix'] / m[kind]:.2f} times as long")
+    print(f"{m['more GiB']:.2f} GiB more at the peak, of which the mixtures are {m['GiB']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
