@@ -187,9 +187,13 @@ def unbuildable() -> Workshop:
     raise OSError("the data are gone")
 
 
-def test_workers_that_cannot_start_end_the_run_with_the_reason(two_workers: Workers, tmp_path: Path) -> None:
+def test_workers_that_cannot_start_end_the_run_with_the_reason_and_serve_the_next(
+    two_workers: Workers, tmp_path: Path
+) -> None:
     with pytest.raises(WorkersFailed, match="cannot start: OSError: the data are gone"):
         run(workshop("fedavg"), tmp_path / "out", taken_on(two_workers, unbuildable))
+    build = functools.partial(workshop, "fedavg", rounds=1)
+    assert run(build(), tmp_path / "next", taken_on(two_workers, build)).lines[0]["refused"] == {}
 
 
 class Counting:
