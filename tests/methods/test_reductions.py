@@ -20,12 +20,7 @@ from kinfed.methods.fedshibu import FedSHIBU, row_weights
 from kinfed.methods.local import Local
 from kinfed.models import BODY, HEAD, Model, Part, Tensors, build, select
 from kinfed.streams import torch_stream
-from tests.worlds import dataset, federation, float_samples, run, same, workshop
-
-
-def close(a: Tensors, b: Tensors) -> bool:
-    assert a.keys() == b.keys()
-    return all(torch.allclose(a[n].double(), b[n].double(), rtol=0, atol=1e-6) for n in a)
+from tests.worlds import close, dataset, federation, float_samples, run, same, workshop
 
 
 def equal_sizes(clients: int = 4) -> Federation:

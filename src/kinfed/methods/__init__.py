@@ -4,6 +4,7 @@ from kinfed.methods.central import Central
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedper import FedPer
+from kinfed.methods.fedprox import FedProx
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.methods.local import Local
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
@@ -12,6 +13,7 @@ __all__ = ["METHODS", "Client", "ClientId", "Memory", "Message", "Method", "Serv
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
+    "fedprox": FedProx,
     "fedper": FedPer,
     "fedbabu": FedBABU,
     "fedshibu": FedSHIBU,
