@@ -8,12 +8,14 @@ from kinfed.methods.fedprox import FedProx
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.methods.local import Local
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
+from kinfed.methods.scaffold import SCAFFOLD
 
 __all__ = ["METHODS", "Client", "ClientId", "Memory", "Message", "Method", "Server", "State"]
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "scaffold": SCAFFOLD,
     "fedper": FedPer,
     "fedbabu": FedBABU,
     "fedshibu": FedSHIBU,
