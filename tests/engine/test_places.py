@@ -261,6 +261,7 @@ def test_three_rounds_of_failures_are_three_whether_or_not_the_run_was_stopped_b
     assert lines_after(9, tmp_path / "a") == 3
     assert lines_after(2, tmp_path / "b") == 2
     assert lines_after(9, tmp_path / "b") == 3
+    assert lines_after(9, tmp_path / "b") == 4  # one more try, whoever asks for it
 
 
 def test_the_first_traceback_of_each_reason_is_kept(tmp_path: Path) -> None:  # case 95

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,10 +67,10 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
     watch.started(start.round)
     with Interrupt() as interrupt:
         for round in range(start.round + 1, plan.rounds + 1):
-            clock, told = _Clock(), _Told(watch, interrupt, round)
+            clock, present = _Clock(), _Round(round, workshop, place, folder, _Told(watch, interrupt, round))
             with clock("train"):
                 ids = sampled(len(workshop.trained), participation, plan.seed, round)
-                answers = _collect(workshop, place, folder, state, ledger.now, ids, round, told)
+                answers = present.train(ids, state, ledger.now)
             with clock("aggregate"):
                 if answers.uploads:
                     state = method.aggregate(workshop.server(round), state, answers.uploads)
@@ -89,7 +89,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
             }
             with clock("evaluate"):
                 if round % plan.evaluate_every == 0 or round == plan.rounds:
-                    line |= _evaluate(workshop, place, folder, state, ledger.now, round, told)
+                    line |= present.evaluate(state, ledger.now)
                 else:
                     line |= {"global_acc": None, "untested": {}, "client_acc": {}}
             with clock("save"):
@@ -98,12 +98,12 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
                 if regular:
                     folder.save_pictures(round, method.pictures(state))
                 failed = 0 if answers.uploads else failed + 1
-                if regular or interrupt.asked or failed == FAILED_ROUNDS:
+                if regular or interrupt.asked or failed >= FAILED_ROUNDS:
                     ledger.sync()
                     ledger.saved(round, folder.save_checkpoint(Checkpoint(round, state, ledger.now)))
             folder.append(SECONDS, {"round": round, **clock.seconds})
             watch.round(line)
-            if failed == FAILED_ROUNDS:
+            if failed >= FAILED_ROUNDS:
                 reason = next(iter(answers.refused.values()), "nobody was sampled")
                 raise RoundsFailed(
                     f"no client's work could be used in {failed} rounds in a row; the first reason: {reason}"
@@ -164,40 +164,89 @@ class _Answers:
     down_bytes: int = 0
 
 
-def _collect(
-    workshop: Workshop,
-    place: Place,
-    folder: RunFolder,
-    state: State,
-    kept: Kept,
-    ids: Sequence[ClientId],
-    round: int,
-    told: _Told,
-) -> _Answers:
-    """Have the sampled clients work, and check what comes back."""
-    method = workshop.method
-    like, most = method.upload_like(workshop.server(round)), workshop.samples
-    answers = _Answers()
+@dataclass(frozen=True)
+class _Round:
+    """One round: the clients' work, and the tests after it."""
 
-    def tasks() -> Iterable[Task]:
-        for id in ids:
-            message = method.download(state, id)
-            answers.down_bytes += message.nbytes
-            yield Task(id, round, message, kept.get(id))
+    number: int
+    workshop: Workshop
+    place: Place
+    folder: RunFolder
+    told: _Told
 
-    for done, (id, answer) in enumerate(place.update(tasks()), start=1):
-        if isinstance(answer, Failure):
-            folder.note_failure(answer, f"round {round}, client {id}")
-            answers.refused[str(id)] = answer.reason
-        elif reason := fault(answer.upload, like, most):
-            answers.refused[str(id)] = reason
-        else:
-            answers.uploads[id] = answer.upload
-            answers.keeping |= {id} if answer.keeps else set()
-        told("training", done, len(ids))
-    answers.uploads = dict(sorted(answers.uploads.items()))
-    answers.refused = dict(sorted(answers.refused.items(), key=lambda item: int(item[0])))
-    return answers
+    def train(self, ids: Sequence[ClientId], state: State, kept: Kept) -> _Answers:
+        """Have the sampled clients work, and check what comes back."""
+        method = self.workshop.method
+        like, most = method.upload_like(self.workshop.server(self.number)), self.workshop.samples
+        answers = _Answers()
+
+        def tasks() -> Iterator[Task]:
+            for id in ids:
+                message = method.download(state, id)
+                answers.down_bytes += message.nbytes
+                yield Task(id, self.number, message, kept.get(id))
+
+        for done, (id, answer) in enumerate(self.place.update(tasks()), start=1):
+            if isinstance(answer, Failure):
+                answers.refused[str(id)] = self._noted(answer, f"client {id}")
+            elif reason := fault(answer.upload, like, most):
+                answers.refused[str(id)] = reason
+            else:
+                answers.uploads[id] = answer.upload
+                answers.keeping |= {id} if answer.keeps else set()
+            self.told("training", done, len(ids))
+        answers.uploads = dict(sorted(answers.uploads.items()))
+        answers.refused = dict(sorted(answers.refused.items(), key=lambda item: int(item[0])))
+        return answers
+
+    def evaluate(self, state: State, kept: Kept) -> Line:
+        """The global model on the test set, and each client's own models on its own samples (METHODS.md G.1).
+
+        Where a client has no model of its own, the global one is what serves it. After the last round the models are
+        saved. A test that fails leaves its accuracies out and is told as ``untested``.
+        """
+        method, federation = self.workshop.method, self.workshop.federation
+        last = self.number == self.workshop.plan.rounds
+        _, rows = federation.tested
+        accuracies: dict[str, list[float | None]] = {}
+        untested: dict[str, str] = {}
+        global_acc = None
+        tensors = method.global_model(self.workshop.server(self.number), state)
+        if tensors is not None:
+            if last:
+                self.folder.save_model("global", tensors, self.workshop.about_model())
+            right = self.place.test(tensors)
+            if isinstance(right, Failure):
+                untested["global"] = self._noted(right, "test of the global model")
+            else:
+                global_acc = _share(right)
+                accuracies["personal"] = [_share(right[own]) for own in rows]
+        if method.personal:
+            everybody = range(len(federation))
+            tasks = (Task(id, self.number, method.download(state, id), kept.get(id)) for id in everybody)
+            for done, (id, verdicts) in enumerate(self.place.evaluate(tasks), start=1):
+                if isinstance(verdicts, Failure):
+                    untested[str(id)] = self._noted(verdicts, f"test of client {id}")
+                    verdicts = {}  # noqa: PLW2901
+                for name, verdict in verdicts.items():
+                    own = accuracies.setdefault(name, [None] * len(federation))
+                    own[id] = _share(verdict.hits)
+                    if last:
+                        self.folder.save_model(
+                            f"client-{id:05d}-{name}", verdict.tensors, self.workshop.about_model(id)
+                        )
+                self.told("evaluation", done, len(federation))
+        line: Line = {"global_acc": global_acc}
+        accuracies = dict(sorted(accuracies.items(), key=lambda item: (item[0] != "personal", item[0])))
+        for name, of_clients in accuracies.items():
+            spread = over_clients(of_clients, [len(own) for own in rows])
+            line |= {f"{name}_{quantity}": value for quantity, value in spread.items()}
+        return {**line, "untested": dict(sorted(untested.items())), "client_acc": accuracies}
+
+    def _noted(self, failure: Failure, where: str) -> str:
+        """The reason; the traceback is written down."""
+        self.folder.note_failure(failure, f"round {self.number}, {where}")
+        return failure.reason
 
 
 def _totals(uploads: Mapping[ClientId, Message]) -> Line:
@@ -220,59 +269,6 @@ def _traffic(workshop: Workshop, answers: _Answers) -> Line:
         "down_bytes": answers.down_bytes,
         "up_bytes": sum(upload.nbytes for upload in answers.uploads.values()),
     }
-
-
-def _evaluate(
-    workshop: Workshop,
-    place: Place,
-    folder: RunFolder,
-    state: State,
-    kept: Kept,
-    round: int,
-    told: _Told,
-) -> Line:
-    """The global model on the test set, and each client's own models on its own test samples (METHODS.md G.1).
-
-    Where a client has no model of its own, the global one is what serves it. After the last round the models are saved.
-    A test that fails leaves its accuracies out and is told as ``untested``.
-    """
-    method, federation = workshop.method, workshop.federation
-    last = round == workshop.plan.rounds
-    _, rows = federation.tested
-    accuracies: dict[str, list[float | None]] = {}
-    untested: dict[str, str] = {}
-    global_acc = None
-    tensors = method.global_model(workshop.server(round), state)
-    if tensors is not None:
-        if last:
-            folder.save_model("global", tensors, workshop.about_model())
-        right = place.test(tensors)
-        if isinstance(right, Failure):
-            folder.note_failure(right, f"round {round}, test of the global model")
-            untested["global"] = right.reason
-        else:
-            global_acc = _share(right)
-            accuracies["personal"] = [_share(right[own]) for own in rows]
-    if method.personal:
-        everybody = range(len(federation))
-        tasks = (Task(id, round, method.download(state, id), kept.get(id)) for id in everybody)
-        for done, (id, verdicts) in enumerate(place.evaluate(tasks), start=1):
-            if isinstance(verdicts, Failure):
-                folder.note_failure(verdicts, f"round {round}, test of client {id}")
-                untested[str(id)] = verdicts.reason
-                verdicts = {}  # noqa: PLW2901
-            for name, verdict in verdicts.items():
-                own = accuracies.setdefault(name, [None] * len(federation))
-                own[id] = _share(verdict.hits)
-                if last:
-                    folder.save_model(f"client-{id:05d}-{name}", verdict.tensors, workshop.about_model(id))
-            told("evaluation", done, len(federation))
-    line: Line = {"global_acc": global_acc}
-    accuracies = dict(sorted(accuracies.items(), key=lambda item: (item[0] != "personal", item[0])))
-    for name, of_clients in accuracies.items():
-        spread = over_clients(of_clients, [len(own) for own in rows])
-        line |= {f"{name}_{quantity}": value for quantity, value in spread.items()}
-    return {**line, "untested": untested, "client_acc": accuracies}
 
 
 def _share(right: Tensor) -> float | None:
