@@ -12,7 +12,7 @@ from kinfed.models import Tensors
 
 __all__ = ["mix", "sample_shares", "weighted_mean"]
 
-CHUNK = 1 << 20  # entries of all clients together that are mixed at once; in float64 they fit into the cache
+CHUNK = 1 << 18  # entries of all clients together that are mixed at once; in float64 they fit into the cache
 
 
 def sample_shares(uploads: Mapping[ClientId, Message]) -> Tensor:
@@ -55,10 +55,17 @@ def mix(tensors: Sequence[Tensors], weights: Tensor) -> Tensors:
             most = torch.stack([client[name] for client in tensors]).amax(dim=0)
             mixed[name] = most.expand(len(weights), *first.shape).clone()
             continue
-        columns = max(CHUNK // len(tensors), 1)
+        columns = min(max(CHUNK // len(tensors), 1), max(first.numel(), 1))
         parts = [client[name].reshape(-1).split(columns) for client in tensors]
         rows = first.new_empty(len(weights), first.numel())
+        # Buffers for all chunks: memory that is got anew for each costs as much as the product.
+        stacked = first.new_empty(len(tensors), columns)
+        given, made = stacked.double(), weights.new_empty(len(weights), columns)
         for result, of_clients in zip(rows.split(columns, dim=1), zip(*parts, strict=True), strict=True):
-            result.copy_(weights @ torch.stack(of_clients).double())
+            if (left := result.shape[1]) < columns:
+                stacked, given, made = (buffer.new_empty(len(buffer), left) for buffer in (stacked, given, made))
+            torch.stack(of_clients, out=stacked)
+            given.copy_(stacked)
+            result.copy_(torch.mm(weights, given, out=made))
         mixed[name] = rows.reshape(len(weights), *first.shape)
     return mixed
