@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from kinfed.data.samples import Samples
 from kinfed.learning.augmentation import Augmentation, crop_and_flip
-from kinfed.learning.frozen import features
+from kinfed.learning.frozen import store
 from kinfed.models import ALL, BODY, Model, Part
 from kinfed.streams import forked_global_torch
 
@@ -30,6 +30,7 @@ class SGD:
         momentum: In [0, 1).
         weight_decay: Times the weights, added to their gradients.
         augment: What is done to the images of a batch.
+        feature_cache_mb: The most MiB of what frozen models make of a client's samples that are stored.
     """
 
     lr: float
@@ -38,6 +39,7 @@ class SGD:
     momentum: float = 0.9
     weight_decay: float = 0.0
     augment: Augmentation = "none"
+    feature_cache_mb: float = 1024.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +121,11 @@ def train(
         read = partial(_augmented, samples, order)
     elif not BODY[0].startswith(phase.train):
         # A frozen body says the same of a sample in every epoch.
-        representations = features(model, samples)
-        model, read = Model({}, model.head, ()), representations.__getitem__
-        model.freeze_all_but(phase.train)
+        body = model.body
+        stored = store(lambda inputs: [body(inputs)], samples, sgd.feature_cache_mb)
+        if stored is not None:
+            model, read = Model({}, model.head, ()), stored[0].__getitem__
+            model.freeze_all_but(phase.train)
     needs_two = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
     parameters = [p for p in model.parameters() if p.requires_grad]
     one_call = "fused" if samples.inputs.device.type in ("cpu", "cuda") else "foreach"  # for all tensors, in a step

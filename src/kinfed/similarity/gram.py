@@ -130,6 +130,13 @@ def _times_own_transpose(x: Tensor) -> Tensor:
     return gram
 
 
+def unit_gram(gram: Tensor, kernel: Kernel, bandwidth: float, *, debiased: bool) -> Tensor:
+    """Linear Grams (…×n×n, centred somewhere, up to a factor) as what `Gram.unit` is, in their own precision."""
+    if kernel == "rbf":
+        gram = rbf(gram, bandwidth)
+    return unit(centred_gram(gram, debiased), 0.0)
+
+
 def gram_of_features(x: Array, kernel: Kernel, bandwidth: float, *, debiased: bool, center: bool) -> Tensor:
     """`gram_of` activations as a user has them."""
     (rows,), _ = one_precision(x)
