@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kinfed.data.samples import Samples
 from kinfed.models import NOTHING, Model
-from kinfed.similarity.gram import gram_of
+from kinfed.similarity.gram import gram_of, times_own_transpose
+from kinfed.similarity.inputs import magnitude
 
 if TYPE_CHECKING:
     from kinfed.learning.training import SGD, Batch
@@ -87,16 +88,21 @@ def frozen_rows(function: Function, samples: Samples, sgd: SGD) -> Reader:
 
 
 def frozen_grams(function: Function, samples: Samples, sgd: SGD) -> Reader:
-    """The same for a function that gives m matrices at once, b×m×p: their linear Grams of a batch, m×b×b.
+    """The same for the linear Grams of a batch, b×b, of what a function gives, b×p.
 
-    Each is centred on some common row, not necessarily the batch's mean, and known up to a factor.
+    Each is of rows minus some common row, not necessarily the batch's mean, and known up to a factor.
     """
     stored = _stored(function, samples, sgd)
-    if stored is not None and len(samples) < sgd.epochs * sgd.batch_size:  # all pairs are fewer than all batches'
-        grams = [gram_of(x.transpose(0, 1)) for x in stored]
-        return lambda batch: [gram.index_select(1, batch.rows).index_select(2, batch.rows) for gram in grams]
+    if stored is None:
+        read = _reader(function, None)
+        return lambda batch: [gram_of(x) for x in read(batch)]
+    for x in stored:  # once, so that products of any rows keep their digits
+        x.sub_(x.mean(dim=0)).div_(magnitude(x))
+    if len(samples) < sgd.epochs * sgd.batch_size:  # all pairs of samples are fewer than those of all batches
+        grams = [times_own_transpose(x) for x in stored]
+        return lambda batch: [gram.index_select(0, batch.rows).index_select(1, batch.rows) for gram in grams]
     read = _reader(function, stored)
-    return lambda batch: [gram_of(x.transpose(0, 1)) for x in read(batch)]
+    return lambda batch: [times_own_transpose(x) for x in read(batch)]
 
 
 def _stored(function: Function, samples: Samples, sgd: SGD) -> list[Tensor] | None:

@@ -63,9 +63,9 @@ class FedCKA(Contrast):
         taps = [client.model.pooled(n) if self.tap == "pool" else n for n in client.model.layers[: self.layers]]
 
         def activations(inputs: Tensor) -> Sequence[Tensor]:
-            """p_n and g_n of the first layers, each b×2×features."""
-            p, g = (model.activations(inputs, taps) for model in frozen)
-            return [torch.stack([_matrix(p[tap]), _matrix(g[tap])], dim=1) for tap in taps]
+            """p_1 … p_M, g_1 … g_M, each b×features."""
+            read = [model.activations(inputs, taps) for model in frozen]
+            return [_matrix(of_model[tap]) for of_model in read for tap in taps]
 
         read = (frozen_rows if self.metric in ENTRYWISE else frozen_grams)(activations, client.train, client.sgd)
 
@@ -73,28 +73,28 @@ class FedCKA(Contrast):
             if len(batch.rows) < FEWEST:
                 return cross_entropy(model, batch)
             a = model.activations(batch.inputs, [*taps, "head"])
+            of_frozen = read(batch)
+            p, g = of_frozen[: len(taps)], of_frozen[len(taps) :]
             # -log(e^g / (e^g + e^p)) = log(1 + e^(p - g))
-            terms = [
-                functional.softplus(self._gap(_matrix(a[tap]), of_frozen))
-                for tap, of_frozen in zip(taps, read(batch), strict=True)
-            ]
+            terms = [functional.softplus(self._gap(_matrix(a[tap]), p[n], g[n])) for n, tap in enumerate(taps)]
             return functional.cross_entropy(a["head"], batch.labels) + self.mu * torch.stack(terms).mean()
 
         return loss
 
-    def _gap(self, a: Tensor, of_frozen: Tensor) -> Tensor:
+    def _gap(self, a: Tensor, p: Tensor, g: Tensor) -> Tensor:
         """s(a, p) - s(a, g).
 
         Args:
             a: b×features.
-            of_frozen: p and g, b×2×features, or their linear Grams, 2×b×b.
+            p: The same of the previous model, or its linear Gram, b×b.
+            g: Of the global model.
         """
         if self.metric in ENTRYWISE:
             similarity = ENTRYWISE[self.metric]
-            return similarity(a, of_frozen[:, 0]) - similarity(a, of_frozen[:, 1])
+            return similarity(a, p) - similarity(a, g)
         kernel: Literal["linear", "rbf"] = "rbf" if self.metric == "rbf" else "linear"
         debiased = self.metric == "debiased"
-        p, g = unit_gram(of_frozen, kernel, BANDWIDTH, debiased=debiased)
+        p, g = unit_gram(torch.stack([p, g]), kernel, BANDWIDTH, debiased=debiased)
         return cka_gap(a, p - g, kernel=kernel, bandwidth=BANDWIDTH, debiased=debiased)
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfed.similarity.gram import Alignment, Gram, Kernel, gram_of, gram_of_features
+from kinfed.similarity.gram import Alignment, Gram, Kernel, LinearGap, gram_of, gram_of_features
 from kinfed.similarity.inputs import (
     Array,
     centred,
@@ -135,8 +135,14 @@ def cka_gap(
     Returns:
         A number in [-2, 2], 0 without a gradient if ``x`` is constant.
     """
-    gram = gram_of_features(x, kernel, bandwidth, debiased=debiased, center=True)
-    difference: Tensor = Alignment.apply(gram, gap.to(gram.dtype))
+    difference: Tensor
+    if kernel == "linear" and not debiased:
+        (rows,), _ = one_precision(x)
+        with full_precision(rows):
+            difference = LinearGap.apply(flatten(rows), gap.to(rows.dtype))
+    else:
+        gram = gram_of_features(x, kernel, bandwidth, debiased=debiased, center=True)
+        difference = Alignment.apply(gram, gap.to(gram.dtype))
     return difference
 
 
