@@ -81,6 +81,9 @@ class Config(BaseModel):
     lr_schedule: str = Field("step:0.75", description="constant, cosine, or step:F,…: a tenth after each fraction F")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of SGD")
+    feature_cache_mb: float = Field(
+        1024.0, ge=0, description="MiB a process that stored activations of frozen models may take (moon, fedcka)"
+    )
     probe: int = Field(128, ge=0, description="training images that the server holds and no client has")
     seed: int = Field(0, ge=0, description="seed, the first if there are several")
     seeds: int = Field(1, ge=1, description="how many seeds a comparison runs")

@@ -130,6 +130,7 @@ def workshop_of(config: Config) -> Workshop:
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             augment=config.augment,
+            feature_cache_mb=config.feature_cache_mb,
         ),
         lr_schedule=config.lr_schedule,
         participation=config.participation,

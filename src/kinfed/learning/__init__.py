@@ -1,7 +1,7 @@
 """What happens at one client: training in phases, frozen features, evaluation."""
 
 from kinfed.learning.evaluation import hits, over_clients
-from kinfed.learning.frozen import features
+from kinfed.learning.frozen import features, frozen_copy, frozen_grams, frozen_rows
 from kinfed.learning.training import SGD, AfterStep, Batch, BeforeStep, Objective, Phase, Tally, cross_entropy, train
 
 __all__ = [
@@ -14,6 +14,9 @@ __all__ = [
     "Tally",
     "cross_entropy",
     "features",
+    "frozen_copy",
+    "frozen_grams",
+    "frozen_rows",
     "hits",
     "over_clients",
     "train",

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from kinfed.data.samples import Samples
 from kinfed.learning.augmentation import Augmentation, crop_and_flip
-from kinfed.learning.frozen import features
+from kinfed.learning.frozen import store
 from kinfed.models import ALL, BODY, Model, Part
 from kinfed.streams import forked_global_torch
 
@@ -30,6 +30,7 @@ class SGD:
         momentum: In [0, 1).
         weight_decay: Times the weights, added to their gradients.
         augment: What is done to the images of a batch.
+        feature_cache_mb: The most MiB of what frozen models make of a client's samples that are stored.
     """
 
     lr: float
@@ -38,6 +39,7 @@ class SGD:
     momentum: float = 0.9
     weight_decay: float = 0.0
     augment: Augmentation = "none"
+    feature_cache_mb: float = 1024.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +132,13 @@ def train(
         read = partial(_augmented, samples, order)
     elif not BODY[0].startswith(phase.train):
         # A frozen body says the same of a sample in every epoch.
-        representations = features(model, samples)
-        model, read = Model({}, model.head, ()), representations.__getitem__
-        model.freeze_all_but(phase.train)
+        body = model.body
+        stored = store(lambda inputs: [body(inputs)], samples, sgd.feature_cache_mb)
+        if stored is not None:
+            model, read = Model({}, model.head, ()), stored[0].__getitem__
+            model.freeze_all_but(phase.train)
     needs_two = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
+    fewest = 2 if needs_two else 1
     parameters = [p for p in model.parameters() if p.requires_grad]
     weights = [p.detach() for p in parameters]  # the same memory, outside autograd
     one_call = "fused" if samples.inputs.device.type in ("cpu", "cuda") else "foreach"  # for all tensors, in a step
@@ -147,8 +152,8 @@ def train(
         for _ in range(epochs):
             shuffled = torch.randperm(len(samples), generator=order).to(samples.inputs.device)
             for rows in shuffled.split(sgd.batch_size):
-                if needs_two and len(rows) == 1:
-                    skipped += 1
+                if len(rows) < fewest:
+                    skipped += len(rows)
                     continue
                 optimiser.zero_grad(set_to_none=True)
                 loss = objective(model, Batch(read(rows), samples.labels[rows], rows))

@@ -3,11 +3,13 @@
 from kinfed.methods.central import Central
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedbabu import FedBABU
+from kinfed.methods.fedcka import FedCKA
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.fedprox import FedProx
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.methods.local import Local
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
+from kinfed.methods.moon import MOON
 from kinfed.methods.scaffold import SCAFFOLD
 
 __all__ = ["METHODS", "Client", "ClientId", "Memory", "Message", "Method", "Server", "State"]
@@ -16,6 +18,8 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "scaffold": SCAFFOLD,
+    "moon": MOON,
+    "fedcka": FedCKA,
     "fedper": FedPer,
     "fedbabu": FedBABU,
     "fedshibu": FedSHIBU,

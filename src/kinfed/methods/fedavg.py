@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kinfed.learning import AfterStep, BeforeStep, Phase, cross_entropy, train
+from kinfed.learning import AfterStep, BeforeStep, Objective, Phase, cross_entropy, train
 from kinfed.methods.aggregation import weighted_mean
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
 from kinfed.models import ALL, NOTHING, Part, Tensors, select
@@ -52,7 +52,12 @@ class FedAvg(Method):
         return Message(client.model.tensors(self.shared), numbers), Memory(client.model.tensors(self.kept))
 
     def local_training(
-        self, client: Client, *, before_step: BeforeStep | None = None, after_step: AfterStep | None = None
+        self,
+        client: Client,
+        objective: Objective = cross_entropy,
+        *,
+        before_step: BeforeStep | None = None,
+        after_step: AfterStep | None = None,
     ) -> dict[str, float]:
         """Train the client's model in place, phase after phase; what an upload tells of it."""
         tallies = [
@@ -62,7 +67,7 @@ class FedAvg(Method):
                 phase,
                 client.sgd,
                 client.stream(f"batches {i}"),
-                cross_entropy,
+                objective,
                 before_step=before_step,
                 after_step=after_step,
             )

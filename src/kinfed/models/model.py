@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -72,7 +73,8 @@ class Model(nn.Module):
         Raises:
             InputError: If a name is no tap point of this model; the message lists those it has.
         """
-        if unknown := [tap for tap in taps if tap not in self.taps]:
+        readable = {*self.taps, *map(self.pooled, self.taps)}
+        if unknown := [tap for tap in taps if tap not in readable]:
             raise InputError(f"tap: {unknown[0]!r} is no tap point of this model; it has {', '.join(self.taps)}")
         wanted = set(taps)
         read: Tensors = {}
@@ -87,6 +89,12 @@ class Model(nn.Module):
         if "head" in wanted:
             read["head"] = self.head(x)
         return {tap: read[tap] for tap in taps}
+
+    def pooled(self, tap: str) -> str:
+        """The pooling stage that directly follows a tap point, or the tap point itself; `activations` reads both."""
+        stages = [*dict(self.body.named_children())]
+        following = dict(itertools.pairwise(stages)).get(tap, tap)
+        return following if following.startswith("pool") else tap
 
     def tensors(self, part: Part = ALL) -> Tensors:
         """A copy of the parameters and buffers of one part, by name, on the CPU: what travels and what is saved.

@@ -5,7 +5,7 @@ that all of them follow: what they take, in which precision they compute, what t
 """
 
 from kinfed.similarity.cca import canonical_correlations, cca, kept_dimensions, pwcca, svcca
-from kinfed.similarity.cka import cka
+from kinfed.similarity.cka import cka, cka_gap
 from kinfed.similarity.emd import emd, emd_distance
 from kinfed.similarity.entrywise import cosine, frobenius, frobenius_distance
 from kinfed.similarity.gram import Gram, Kernel, median_square_distance
@@ -27,6 +27,7 @@ __all__ = [
     "canonical_correlations",
     "cca",
     "cka",
+    "cka_gap",
     "class_mean",
     "class_means",
     "compare_layers",

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfed.similarity.gram import Alignment, Gram, Kernel, gram_of, gram_of_features
+from kinfed.similarity.gram import Alignment, Gram, Kernel, LinearGap, gram_of, gram_of_features
 from kinfed.similarity.inputs import (
     Array,
     centred,
@@ -28,7 +28,7 @@ from kinfed.similarity.inputs import (
     warn_undefined,
 )
 
-__all__ = ["cka"]
+__all__ = ["cka", "cka_gap"]
 
 # Entries of the activations worked on at a time (they should stay in the cache), and of the Grams held at a time.
 CHUNK_ENTRIES = 2**18
@@ -118,6 +118,32 @@ def cka(
     if not live and value.isnan():
         warn_undefined("cka", sides)
     return value if all(isinstance(side, Tensor | Gram) for side in (x, y)) else value.item()
+
+
+def cka_gap(
+    x: Tensor, gap: Tensor, *, kernel: Kernel = "linear", bandwidth: float = 0.5, debiased: bool = False
+) -> Tensor:
+    """``cka(x, p) - cka(x, g)`` with two sides that are not trained, from one Gram of ``x``; for a loss.
+
+    Args:
+        x: Activations, n×p or n×c×h×w.
+        gap: ``p.unit - g.unit`` of the Grams of the two sides, n×n: CKA is linear in them.
+        kernel: Of ``x``, like the arguments below; see `cka`.
+        bandwidth: Of the RBF kernel.
+        debiased: As the two Grams are.
+
+    Returns:
+        A number in [-2, 2], 0 without a gradient if ``x`` is constant.
+    """
+    difference: Tensor
+    if kernel == "linear" and not debiased:
+        (rows,), _ = one_precision(x)
+        with full_precision(rows):
+            difference = LinearGap.apply(flatten(rows), gap.to(rows.dtype))
+    else:
+        gram = gram_of_features(x, kernel, bandwidth, debiased=debiased, center=True)
+        difference = Alignment.apply(gram, gap.to(gram.dtype))
+    return difference
 
 
 def alignment_matrix(

@@ -18,6 +18,9 @@ __all__ = ["Gram", "Kernel", "median_square_distance"]
 
 Kernel = Literal["linear", "rbf"]
 
+# Has no public name for tensors in the usual layout; `torch.compile` calls it so.
+ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
 
 @dataclass(frozen=True)
 class Gram:
@@ -67,11 +70,11 @@ class _LinearGram(torch.autograd.Function):
             x = x - x[..., :1, :]  # as in `inputs.centred`
             x -= x.mean(dim=-2, keepdim=True)
         scale = None
-        gram = _times_own_transpose(x)
+        gram = times_own_transpose(x)
         if not _keeps_its_digits(gram):
             scale = magnitude(x)
             x = x / scale
-            gram = _times_own_transpose(x)
+            gram = times_own_transpose(x)
         ctx.center, ctx.scale = center, scale
         ctx.save_for_backward(x)
         return gram
@@ -85,8 +88,7 @@ class _LinearGram(torch.autograd.Function):
             grad = grad / ctx.scale
         if ctx.center:
             grad = grad - grad.mean(dim=-2, keepdim=True)
-        product: Tensor = grad @ x
-        return product, None
+        return _product(grad, x), None
 
 
 class Alignment(torch.autograd.Function):
@@ -112,22 +114,80 @@ class Alignment(torch.autograd.Function):
         return (unit_gram - gram * (value * inverse)) * scaled, of_unit
 
 
+class LinearGap(torch.autograd.Function):
+    """``<K, D> / |K|`` of the centred linear Gram K of X and a centred D, a difference of unit Grams; 0 if K is 0.
+
+    `_LinearGram` and `Alignment` in one. X is not centred but K, which is small (n×n), and the derivative in K is
+    centred as it is.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gap: Tensor) -> Tensor:
+        ctx.scale = 1.0
+        gram, kept = _recentred(times_own_transpose(x))
+        if not kept:  # rows that are nearly equal, very large or very small: their products have too few digits
+            x = centred(x)
+            ctx.scale = magnitude(x)
+            x = x / ctx.scale
+            gram, _ = _recentred(times_own_transpose(x))
+        norm = torch.linalg.vector_norm(gram)
+        inverse = torch.where(norm == 0, 0, 1 / norm)
+        value = torch.dot(gram.flatten(), gap.flatten()) * inverse
+        ctx.save_for_backward(x, gap, gram, value, inverse)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, gap, gram, value, inverse = ctx.saved_tensors
+        of_gram = (gap - gram * (value * inverse)) * (2 * grad * inverse / ctx.scale)
+        return _product(of_gram, x), None
+
+
+def _recentred(product: Tensor) -> tuple[Tensor, bool]:
+    """``X Xᵀ``, n×n, of X minus its column means, and whether single precision holds it well."""
+    means = product.mean(dim=0)
+    gram = product - means - (means - means.mean())[:, None]
+    before, after = torch.linalg.vector_norm(product).item(), torch.linalg.vector_norm(gram).item()
+    return gram, 1e-12 < before < 1e12 and after > 0.01 * before
+
+
 def _keeps_its_digits(gram: Tensor) -> bool:
     """Whether a Gram's entries are of a size whose squares and fourth roots single precision can hold."""
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
     return bool(((trace > 1e-12) & (trace < 1e12)).all())
 
 
-def _times_own_transpose(x: Tensor) -> Tensor:
+def times_own_transpose(x: Tensor) -> Tensor:
     """``X Xᵀ`` by strips of rows, which leave out most of the lower triangle and copy it: down to 5/8 of the work."""
     n = x.shape[-2]
     gram = x.new_empty(*x.shape[:-1], n)
-    height = max(32, -(-n // 4))
+    height = max(64 if _by_onednn(x) else 32, -(-n // 4))
     for top in range(0, n, height):
         bottom = top + height
-        gram[..., top:bottom, top:] = x[..., top:bottom, :] @ x[..., top:, :].mT
+        gram[..., top:bottom, top:] = _product(x[..., top:bottom, :], x[..., top:, :].mT)
         gram[..., bottom:, top:bottom] = gram[..., top:bottom, bottom:].mT
     return gram
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``A B``. In float32 on the CPU by oneDNN, which uses all of an AMD processor, and MKL (``@``) half of it."""
+    if not (_by_onednn(a) and b.ndim == 2):
+        return a @ b
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.mT, None, "none", [], "")
+    return product
+
+
+def _by_onednn(x: Tensor) -> bool:
+    """Whether it is of use here; rows that are not next to each other take it a thousand times as long."""
+    return ONEDNN and x.ndim == 2 and x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
+
+
+def unit_gram(gram: Tensor, kernel: Kernel, bandwidth: float, *, debiased: bool) -> Tensor:
+    """Linear Grams (…×n×n, centred somewhere, up to a factor) as what `Gram.unit` is, in their own precision."""
+    if kernel == "rbf":
+        gram = rbf(gram, bandwidth)
+    return unit(centred_gram(gram, debiased), 0.0)
 
 
 def gram_of_features(x: Array, kernel: Kernel, bandwidth: float, *, debiased: bool, center: bool) -> Tensor:

@@ -1,0 +1,106 @@
+"""FedCKA: Son, Kim and Chung 2022, Comparisons Where It Matters: Using Layer-Wise Regularization.
+
+https://arxiv.org/abs/2112.00407
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+from torch.nn import functional
+
+from kinfed.errors import InputError
+from kinfed.learning import Batch, Objective, cross_entropy, frozen_copy, frozen_grams, frozen_rows
+from kinfed.methods.contrast import Contrast
+from kinfed.methods.method import Client, Message, Server, State
+from kinfed.models import Model, Tensors
+from kinfed.similarity import cka_gap, cosine, frobenius
+from kinfed.similarity.gram import unit_gram
+
+__all__ = ["FedCKA"]
+
+FEWEST = 4  # rows of a batch; a similarity of fewer says nothing
+BANDWIDTH = 0.5  # of the RBF kernel (METHODS.md A.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCKA(Contrast):
+    """FedAvg whose clients keep their first layers alike to the global model's, unlike their own former ones.
+
+    Attributes:
+        mu: Weight of the term (the paper: 3, 5 or 10).
+        layers: M, how many of the model's first layers it compares.
+        tap: Where a layer that is pooled is read: after its ReLU, or after the pooling, which has a quarter of the
+            features and costs a quarter.
+        metric: The similarity: CKA with the linear or the RBF kernel, debiased linear CKA, minus the mean squared
+            difference, or the cosine of all activations of a batch.
+    """
+
+    mu: Annotated[float, Ge(0)] = 3.0
+    layers: Annotated[int, Ge(1)] = 2
+    tap: Literal["relu", "pool"] = "relu"
+    metric: Literal["linear", "rbf", "debiased", "frobenius", "cosine"] = "linear"
+
+    def init(self, server: Server) -> State:
+        """As FedAvg.
+
+        Raises:
+            InputError: If the model has fewer layers than asked for.
+        """
+        has = server.model.layers
+        if self.layers > len(has):
+            raise InputError(f"fedcka.layers: {self.layers} is too many; the model has {len(has)}: {', '.join(has)}")
+        return super().init(server)
+
+    def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
+        """CE + μ/M Σ_n −log(e^{s(a_n, g_n)} / (e^{s(a_n, g_n)} + e^{s(a_n, p_n)})), equations 1 and 2."""
+        frozen = [frozen_copy(client.model, tensors) for tensors in (previous, message.tensors)]
+        taps = [client.model.pooled(n) if self.tap == "pool" else n for n in client.model.layers[: self.layers]]
+
+        def activations(inputs: Tensor) -> Sequence[Tensor]:
+            """p_1 … p_M, g_1 … g_M, each b×features."""
+            read = [model.activations(inputs, taps) for model in frozen]
+            return [_matrix(of_model[tap]) for of_model in read for tap in taps]
+
+        read = (frozen_rows if self.metric in ENTRYWISE else frozen_grams)(activations, client.train, client.sgd)
+
+        def loss(model: Model, batch: Batch) -> Tensor:
+            if len(batch.rows) < FEWEST:
+                return cross_entropy(model, batch)
+            a = model.activations(batch.inputs, [*taps, "head"])
+            of_frozen = read(batch)
+            p, g = of_frozen[: len(taps)], of_frozen[len(taps) :]
+            # -log(e^g / (e^g + e^p)) = log(1 + e^(p - g))
+            terms = [functional.softplus(self._gap(_matrix(a[tap]), p[n], g[n])) for n, tap in enumerate(taps)]
+            return functional.cross_entropy(a["head"], batch.labels) + self.mu * torch.stack(terms).mean()
+
+        return loss
+
+    def _gap(self, a: Tensor, p: Tensor, g: Tensor) -> Tensor:
+        """s(a, p) - s(a, g).
+
+        Args:
+            a: b×features.
+            p: The same of the previous model, or its linear Gram, b×b.
+            g: Of the global model.
+        """
+        if self.metric in ENTRYWISE:
+            similarity = ENTRYWISE[self.metric]
+            return similarity(a, p) - similarity(a, g)
+        kernel: Literal["linear", "rbf"] = "rbf" if self.metric == "rbf" else "linear"
+        debiased = self.metric == "debiased"
+        p, g = unit_gram(torch.stack([p, g]), kernel, BANDWIDTH, debiased=debiased)
+        return cka_gap(a, p - g, kernel=kernel, bandwidth=BANDWIDTH, debiased=debiased)
+
+
+ENTRYWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"frobenius": frobenius, "cosine": cosine}
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """Activations as b×features, channels last: the order that maps have in memory, so nothing is copied."""
+    return x.movedim(1, -1).flatten(1)
