@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,8 @@ def kinfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
         (["run", "fedavg", "--seeds", "2"], "run: takes one method and one seed"),
         (["run", "fedavg", "--set", "norm=sum"], "must have the form METHOD.FIELD=VALUE"),
         (["compare"], "methods: none is named"),
+        (["run", "fedavg", "--overwrite", "False"], "(False)"),  # case 109
+        (["compare", "fedavg", "--overwrite", "False"], "method: 'False' is not known"),
         (["resume", "nowhere"], "run: 'nowhere' is no run folder"),
         (["report", "nowhere"], "run: 'nowhere' is no run folder"),
         (["run", "fedavg", "--config", "nowhere.toml"], "config: 'nowhere.toml' cannot be read"),
@@ -121,6 +124,34 @@ def test_run_resume_and_report_end_with_the_table_and_the_page(kinfed, tmp_path:
         assert code == 0
         assert "fedavg" in out
         assert page.is_file()
+
+
+FAILING = """
+from torch import nn
+
+class Failing(nn.Linear):
+    def forward(self, x):
+        if self.training:
+            raise ArithmeticError("the sensor is broken")
+        return super().forward(x)
+
+def model(shape, classes):
+    return nn.Sequential(nn.Flatten(), Failing(64, 8), nn.Linear(8, classes))
+"""
+
+
+def test_a_run_in_which_all_clients_fail_ends_with_the_reason_and_leaves_no_process(kinfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # case 95
+    (tmp_path / "failing.py").write_text(FAILING)
+    before = multiprocessing.active_children()
+    options = ["--model", "failing:model", "--head", "2", "--clients", "10", "--workers", "1", "--out", "o"]
+    code, _, err = kinfed("run", "fedavg", *options)
+    assert code == 1
+    reason = "in 3 rounds in a row; the first reason: ArithmeticError: the sensor is broken; what was saved stays"
+    assert reason in err.splitlines()[-1]
+    log = (tmp_path / "o" / "errors.log").read_text()
+    assert log.startswith("round 1, client ")
+    assert log.count("Traceback") == 1
+    assert multiprocessing.active_children() == before
 
 
 def test_without_out_a_new_folder_is_made_every_time(kinfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -119,6 +119,20 @@ def test_what_a_phase_does_not_train_stays_bit_equal(name: str, trained: tuple, 
     assert not same(before[trained], model.tensors(trained))
 
 
+def test_a_weight_that_is_frozen_after_a_step_with_momentum_stays_where_it_was() -> None:  # case 61
+    body, head = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    for layer in (body, head):
+        nn.init.ones_(layer.weight)
+    model, (samples, objective) = Model({"scale": body}, head, []), gradient_of([1.0])
+    sgd = SGD(lr=0.1, momentum=0.9, weight_decay=0.01)
+    train(model, samples, Phase(train=BODY), sgd, order(), objective)  # type: ignore[arg-type]
+    before = body.weight.detach().clone()
+    assert before.item() == pytest.approx(0.899)
+    train(model, samples, Phase(train=HEAD), sgd, order(), objective)  # type: ignore[arg-type]
+    assert torch.equal(body.weight, before)
+    assert head.weight.item() == pytest.approx(1 - 0.1 * (0.899 + 0.01))
+
+
 def test_a_head_trained_on_stored_features_is_the_head_trained_through_the_frozen_body() -> None:
     samples = dataset(48).train
     stored, through = (build("tiny_cnn", (1, 8, 8), 10, 0) for _ in range(2))

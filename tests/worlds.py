@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from torch import nn
 
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
 from kinfed.engine import Inline, Place, Plan, RunFolder, Unwatched, Workshop, federate, one_thread
 from kinfed.engine.folder import Checkpoint
-from kinfed.learning import SGD
-from kinfed.methods import METHODS, Memory, Message, Method, State
+from kinfed.learning import SGD, Batch, train
+from kinfed.methods import METHODS, Memory, Message, Method, State, fedavg
 from kinfed.models import Model, Tensors, build
 
 
@@ -93,6 +95,28 @@ def same(a: Tensors | Message, b: Tensors | Message) -> bool:
     return a.keys() == b.keys() and all(equal)
 
 
+def close(a: Tensors, b: Tensors) -> bool:
+    assert a.keys() == b.keys()
+    return all(torch.allclose(a[n].double(), b[n].double(), rtol=0, atol=1e-6) for n in a)
+
+
 def float_samples(inputs: torch.Tensor, labels: list[int] | torch.Tensor) -> Samples:
     identity = Normalisation((0.0,) * inputs.shape[1], (1.0,) * inputs.shape[1])
     return Samples(inputs, torch.as_tensor(labels), identity)
+
+
+def parabolas(
+    method: Method, centres: list[float], monkeypatch: pytest.MonkeyPatch, *, start: float = 0.0, sgd: SGD, **plan: Any
+) -> Workshop:
+    """The model is one weight; client i has one sample, and its loss is (w − m_i)²/2 whatever the method says."""
+    samples = float_samples(torch.tensor(centres)[:, None], [0] * len(centres))
+    own = [np.array([i]) for i in range(len(centres))]
+    fed = Federation(Dataset("parabolas", samples, samples, ("0", "1")), Partition(own, own), np.arange(0))
+    model = Model({"same": nn.Identity()}, nn.Linear(1, 1, bias=False), [])
+    nn.init.constant_(model.head.weight, start)
+
+    def parabola(model: Model, batch: Batch) -> torch.Tensor:
+        return ((model.head.weight - batch.inputs) ** 2 / 2).mean()
+
+    monkeypatch.setattr(fedavg, "train", lambda *given, **hooks: train(*given[:5], parabola, **hooks))
+    return workshop(method, fed, sgd=sgd, model="mlp", wrap=lambda _: model, **plan)

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
+import signal
+import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from kinfed.engine.files import save_tensors, write_whole
+from kinfed.engine.files import clear_unfinished, read_tensors, save_tensors, write_whole
 from kinfed.engine.folder import Checkpoint, RunFolder
 from kinfed.engine.memories import Ledger, Memories
 from kinfed.errors import InputError
 from kinfed.methods import Memory, Message, State
+from kinfed.models import build
 from tests.worlds import same
 
 MEMORY = Memory({"head.w": torch.arange(3.0)}, {"d": 2.5})
@@ -193,6 +199,52 @@ def test_what_a_kill_left_half_written_is_never_chosen(tmp_path: Path) -> None: 
     whole = (tmp_path / "checkpoints" / "round-000001.safetensors").read_bytes()
     (tmp_path / "checkpoints" / "round-000002.safetensors.unfinished").write_bytes(whole[:100])
     assert folder.last_checkpoint().round == 1  # type: ignore[union-attr]
+
+
+def test_a_run_killed_while_it_saves_always_has_a_whole_checkpoint(tmp_path: Path) -> None:  # case 107
+    folder, moments = RunFolder(tmp_path), random.Random(0)
+
+    def state(round: int) -> Checkpoint:
+        return Checkpoint(round, State({"w": torch.full((250_000,), float(round))}), {})
+
+    save(folder, 1)
+    last, half_written = 1, 0
+    for _ in range(20):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads; the child uses none of them
+            child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException):
+                for round in range(last + 1, last + 1000):
+                    folder.append("metrics.jsonl", {"round": round})
+                    folder.save_checkpoint(state(round))
+            os._exit(1)
+        time.sleep(moments.uniform(0.005, 0.03))
+        os.kill(child, signal.SIGKILL)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+        half_written += len([*(tmp_path / "checkpoints").iterdir()]) - len(folder._checkpoints())
+        found = folder.last_checkpoint()  # a warning that one is damaged would fail the test
+        assert found is not None
+        assert found.round >= last
+        assert found.round == 1 or same(found.state, state(found.round).state)
+        last = found.round
+        folder.forget_after(last)
+        clear_unfinished(tmp_path)
+    assert half_written
+
+
+def test_a_checkpoint_holds_the_weights_of_its_round_whatever_training_did_since(tmp_path: Path) -> None:  # case 104
+    folder, model, states = RunFolder(tmp_path), build("mlp", (1, 2, 2), 2, 0), []
+    for round, accuracy in ((1, 0.5), (2, 0.9), (3, 0.6)):
+        torch.nn.init.constant_(model.head.weight, round)
+        states.append(State(model.tensors()))
+        folder.append("metrics.jsonl", {"round": round, "global_acc": accuracy})
+        folder.save_checkpoint(Checkpoint(round, states[-1], {}))
+    torch.nn.init.constant_(model.head.weight, 4.0)
+    assert [float(state.tensors["head.weight"].mean()) for state in states] == [1, 2, 3]
+    best = max(folder.lines("metrics.jsonl"), key=lambda line: line["global_acc"])["round"]
+    read, _ = read_tensors(tmp_path / "checkpoints" / f"round-{best:06d}.safetensors")
+    assert (read["head.weight"] == 2).all()
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:

@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from kinfed.data import federate, natural
+from kinfed.engine import Inline
 from kinfed.engine.checks import fault
 from kinfed.engine.loop import RoundsFailed, sampled
-from kinfed.methods import Client, ClientId, Memory, Message
+from kinfed.engine.places import Task
+from kinfed.learning import SGD
+from kinfed.methods import Client, ClientId, Memory, Message, Server, State
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
-from tests.worlds import federation, run, same, workshop
+from kinfed.models import Tensors
+from tests.worlds import dataset, federation, run, same, workshop
 
 # -- who takes part ---------------------------------------------------------------------------------------------------
 
@@ -36,6 +41,14 @@ def test_all_clients_are_as_likely() -> None:
 )
 def test_the_fraction_is_rounded_down_to_one_at_least(clients: int, fraction: float, count: int) -> None:  # case 71
     assert len(sampled(clients, fraction, 0, 1)) == count
+
+
+def test_where_fewer_clients_are_there_than_asked_for_those_take_part(tmp_path: Path) -> None:  # case 94
+    data = dataset()
+    who = tuple(np.arange(len(part)) % 3 for part in (data.train, data.test))
+    three = federate(replace(data, columns={"who": who}), natural, clients=5, probe=24, seed=0, by="who")
+    lines = run(workshop("fedavg", three, rounds=2), tmp_path / "out").lines
+    assert [(line["clients"], line["refused"]) for line in lines] == [([0, 1, 2], {})] * 2
 
 
 def test_all_methods_sample_the_same_clients(tmp_path: Path) -> None:
@@ -103,8 +116,8 @@ class Faulty(FedPer):
     [("raises", "OSError: the disk of this client is full"), ("nan", "body.conv1.0.weight is not finite")],
 )
 def test_a_round_goes_on_without_a_client_that_fails(how: str, reason: str, tmp_path: Path) -> None:  # case 95
-    outcome = run(workshop(Faulty(who=(2,), when=(2,), how=how)), tmp_path / "out")
-    assert [line["refused"] for line in outcome.lines] == [{}, {"2": reason}, {}]
+    outcome = run(workshop(Faulty(who=(2,), when=(2,), how=how), rounds=5), tmp_path / "out")
+    assert [line["refused"] for line in outcome.lines] == [{}, {"2": reason}, {}, {}, {}]
     one_round = run(workshop(FedPer(), rounds=1), tmp_path / "one")
     two = run(workshop(Faulty(who=(2,), when=(2,), how=how), rounds=2), tmp_path / "two")
     assert same(two.memories[2], one_round.memories[2])  # what it kept is as if it had not taken part
@@ -119,6 +132,56 @@ def test_the_others_are_averaged_as_if_it_had_not_been_there(tmp_path: Path) -> 
     state = shop.method.init(shop.server(0))
     uploads = {id: shop.update(id, 1, shop.method.download(state, id), Memory())[0] for id in range(3)}
     assert same(faulty.state, shop.method.aggregate(shop.server(1), state, uploads))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sending(FedAvg):
+    """Client i sends the i-th vector and its sample count; where there is none, it dies."""
+
+    sends: tuple[tuple[list[float], float] | None, ...]
+
+    def init(self, server: Server) -> State:
+        return State(self.upload_like(server))
+
+    def upload_like(self, server: Server) -> Tensors:
+        return {"w": torch.zeros(len(self.sends[0][0]))}  # type: ignore[index]
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        sent = self.sends[client.id]
+        if sent is None:
+            raise ConnectionError("it is gone")
+        return Message({"w": torch.tensor(sent[0])}, {"samples": sent[1]}), Memory()
+
+    def global_model(self, server: Server, state: State) -> None:
+        return None
+
+
+def test_clients_that_all_count_no_samples_are_refused_and_leave_the_state_as_it_was(tmp_path: Path) -> None:  # case 63
+    sends = (([1.0, 2.0], 0), ([3.0, 4.0], 0))
+    outcome = run(workshop(Sending(sends=sends), federation(clients=2), rounds=1), tmp_path / "out")
+    reason = "the sample count is 0; it must be a whole number from 1 to 216"
+    assert outcome.lines[0]["refused"] == {"0": reason, "1": reason}
+    assert outcome.state.tensors["w"].tolist() == [0, 0]
+
+
+def test_a_client_that_dies_does_not_count_in_the_divisor(tmp_path: Path) -> None:  # case 73
+    sends = (([1.0], 10), ([4.0], 20), None)
+    outcome = run(workshop(Sending(sends=sends), federation(clients=3), rounds=1), tmp_path / "out")
+    assert outcome.lines[0]["refused"] == {"2": "ConnectionError: it is gone"}
+    assert outcome.state.tensors["w"].item() == 3.0
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedbabu", "fedshibu", "local"])
+def test_a_client_with_nothing_to_train_on_is_refused_and_changes_nothing(name: str, tmp_path: Path) -> None:  # case 62
+    fed = federation()
+    idle = replace(fed.partition, train=[np.arange(0), *fed.partition.train[1:]])
+    outcome = run(workshop(name, replace(fed, partition=idle), rounds=2), tmp_path / "out")
+    assert [[*line["refused"]] for line in outcome.lines] == [["0"]] * 2
+    assert all(line["train_loss"] > 0 and line["zero_step_clients"] == 0 for line in outcome.lines)
+    sent = [
+        t for message in (outcome.state, *outcome.memories.values()) for n, t in message.tensors.items() if n != "crsm"
+    ]
+    assert all(tensor.isfinite().all() for tensor in sent)
 
 
 def test_a_round_that_brings_nothing_leaves_the_state_as_it_was(tmp_path: Path) -> None:
@@ -180,6 +243,46 @@ def test_the_training_loss_weighs_clients_by_their_samples(tmp_path: Path) -> No
 def test_the_learning_rate_of_a_round_follows_the_schedule(tmp_path: Path) -> None:  # case 105
     lines = run(workshop("fedavg", rounds=4, lr_schedule="step:0.5"), tmp_path / "out").lines
     assert [line["lr"] for line in lines] == pytest.approx([0.05, 0.05, 0.005, 0.005])
+
+
+def test_a_run_that_goes_on_after_round_4_has_the_learning_rate_of_round_5(tmp_path: Path) -> None:  # case 105
+    class Stops(Inline):
+        def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
+            for task in tasks:
+                if task.round == 5:
+                    raise InterruptedError
+                yield task.id, self.update_one(task)
+
+    sgd = SGD(lr=0.1, batch_size=16)
+    shop = workshop("fedavg", rounds=8, sgd=sgd, lr_schedule="step:0.25,0.5", checkpoint_every=4)
+    with pytest.raises(InterruptedError):
+        run(shop, tmp_path / "out", lambda here: Stops(here.workshop, here.memories))
+    lines = run(shop, tmp_path / "out").lines
+    assert [line["round"] for line in lines] == [*range(1, 9)]
+    assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.1, 0.01, 0.01, *[0.001] * 4])
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfNumPy(FedPer):
+    """FedPer that takes NumPy's and torch's numbers for numbers."""
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        upload, kept = super().update(client, message, memory)
+        told = {"loss": np.float32(1.5), "steps": torch.tensor(2), "skipped": np.int64(3)}
+        return Message(upload.tensors, {**upload.numbers, **told}), Memory(kept.tensors, {"best": np.float32(0.5)})
+
+    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+        numbers = {"best": np.float64(0.9), "gap": np.float32(0.25), "count": np.int64(4), "mu": torch.tensor(0.5)}
+        return State(super().aggregate(server, state, uploads).tensors, numbers)
+
+
+def test_numbers_of_numpy_and_torch_are_saved_as_the_numbers_that_they_are(tmp_path: Path) -> None:  # case 103
+    outcome = run(workshop(OfNumPy()), tmp_path / "out")
+    assert [(line["refused"], line["train_loss"], line["skipped_samples"]) for line in outcome.lines] == [
+        ({}, 1.5, 12)
+    ] * 3
+    assert outcome.state.numbers == {"best": 0.9, "gap": 0.25, "count": 4, "mu": 0.5}
+    assert [memory.numbers for memory in outcome.memories.values()] == [{"best": 0.5}] * 4
 
 
 def test_clients_without_test_samples_are_null_in_the_metrics(tmp_path: Path) -> None:

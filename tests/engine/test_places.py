@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from kinfed.engine import Inline, RoundsFailed, Workers, WorkersFailed, Workshop, one_thread
 from kinfed.engine.places import Task
@@ -19,7 +21,8 @@ from kinfed.learning import SGD
 from kinfed.methods import METHODS, Client, Memory, Message, Method
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
-from tests.worlds import federation, run, same, workshop
+from kinfed.models import Model
+from tests.worlds import dataset, federation, run, same, workshop
 
 # -- the same bits, wherever clients run ------------------------------------------------------------------------------
 
@@ -41,6 +44,16 @@ WORLDS: dict[str, Callable[[], Workshop]] = {
     "augmented": functools.partial(workshop, "fedavg", sgd=AUGMENTED),
     "broken": functools.partial(workshop, Broken()),
 }
+
+
+def megabyte(shape: tuple[int, ...], classes: int) -> Model:
+    return Model({"flatten": nn.Flatten(), "fc": nn.Linear(64, 3300)}, nn.Linear(3300, classes), ["fc"])
+
+
+def many() -> Workshop:
+    """200 clients of a model of 1 MB, 50 of them in each of five rounds."""
+    fed = federation(clients=200, probe=0, data=dataset(400, 200))
+    return workshop("fedavg", fed, rounds=5, participation=0.25, model=f"{__name__}:megabyte")
 
 
 @contextlib.contextmanager
@@ -174,9 +187,13 @@ def unbuildable() -> Workshop:
     raise OSError("the data are gone")
 
 
-def test_workers_that_cannot_start_end_the_run_with_the_reason(two_workers: Workers, tmp_path: Path) -> None:
+def test_workers_that_cannot_start_end_the_run_with_the_reason_and_serve_the_next(
+    two_workers: Workers, tmp_path: Path
+) -> None:
     with pytest.raises(WorkersFailed, match="cannot start: OSError: the data are gone"):
         run(workshop("fedavg"), tmp_path / "out", taken_on(two_workers, unbuildable))
+    build = functools.partial(workshop, "fedavg", rounds=1)
+    assert run(build(), tmp_path / "next", taken_on(two_workers, build)).lines[0]["refused"] == {}
 
 
 class Counting:
@@ -198,6 +215,30 @@ def test_messages_in_shared_memory_do_not_pile_up(tmp_path: Path) -> None:
         run(build(), tmp_path / "out", lambda here: taken_on(workers, build)(here) and counting)
     # at any time: a message down and two up for each of two workers, and the last one down
     assert 0 < counting.most <= 2 * 3 + 1
+
+
+class Measuring:
+    """Measures worker processes, and the resident memory of all of them and this one, whenever there is a test."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.update, self.evaluate, self.workers = workers.update, workers.evaluate, workers
+        self.processes: list[int] = []
+        self.resident: list[float] = []  # megabytes
+
+    def test(self, tensors: dict[str, torch.Tensor]):  # type: ignore[no-untyped-def]
+        working = multiprocessing.active_children()
+        self.processes.append(len(working))
+        told = [Path(f"/proc/{pid}/statm").read_text() for pid in (os.getpid(), *(child.pid for child in working))]
+        self.resident.append(sum(int(pages.split()[1]) for pages in told) * os.sysconf("SC_PAGE_SIZE") / 1e6)
+        return self.workers.test(tensors)
+
+
+def test_many_clients_pile_up_neither_memory_nor_processes(two_workers: Workers, tmp_path: Path) -> None:  # case 97
+    measuring = Measuring(two_workers)
+    outcome = run(many(), tmp_path / "out", lambda here: taken_on(two_workers, many)(here) and measuring)
+    assert not any(line["refused"] for line in outcome.lines)
+    assert measuring.processes == [2] * 5
+    assert measuring.resident[4] - measuring.resident[1] < 50
 
 
 # -- everything fails -------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,15 @@ import pytest
 
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, parse_settings, read_toml
+from kinfed.methods import METHODS
+from kinfed.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balanced(FedAvg):
+    """FedAvg with a flag."""
+
+    balanced: bool = True
 
 
 def config(**fields: Any) -> Config:
@@ -75,6 +85,17 @@ def test_a_methods_own_fields_are_complete_and_in_their_types() -> None:
     assert read.settings["fedshibu"] == {
         "norm": "sum", "ft_epochs": 3, "ft_lr": 1e-3, "ft_part": "full", "kernel": "linear",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "read"), [("False", "false"), ("no", "false"), ("true", "true"), ("1", "true")])
+def test_a_methods_flag_is_what_was_typed_and_is_told_in_the_config(
+    typed: str, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # case 109
+    monkeypatch.setitem(METHODS, "fedavg", Balanced)
+    written = config(settings=parse_settings([f"fedavg.balanced={typed}"])).toml()
+    assert written.endswith(f"[fedavg]\nbalanced = {read}\n")
+    with pytest.raises(InputError, match=r"fedavg\.balanced: 'maybe' is not allowed"):
+        config(settings=parse_settings(["fedavg.balanced=maybe"]))
 
 
 def test_a_config_survives_its_file(tmp_path: Path) -> None:

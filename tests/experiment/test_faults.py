@@ -161,6 +161,20 @@ def test_a_run_whose_config_was_changed_is_not_resumed_but_how_it_is_carried_out
     assert files(out) == before
 
 
+def test_a_run_begun_on_a_device_that_is_gone_goes_on_on_another(out: Path) -> None:  # case 102
+    kinfed.run("fedper", out=out, **SMALL, device="cpu:0")
+    changed(out / "config.toml", device='"cuda:99"')
+    (out / "summary.json").unlink()
+    for path in (out / "checkpoints" / "round-000006.safetensors", out / "models"):
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    with pytest.raises(InputError, match="device: 'cuda:99' is not available here; cpu always is"):
+        kinfed.resume(out, quiet=True)
+    changed(out / "config.toml", device='"cpu"')
+    kinfed.resume(out, quiet=True)
+    kinfed.run("fedper", out=out.with_name("straight"), **SMALL)
+    assert files(out) == files(out.with_name("straight"))
+
+
 def test_a_run_whose_data_changed_is_not_resumed(out: Path) -> None:
     kinfed.run("fedper", out=out, **SMALL)
     (out / "summary.json").unlink()
@@ -182,18 +196,21 @@ def test_a_run_killed_before_its_federation_was_written_can_be_resumed_and_overw
     kinfed.run("fedavg", out=out, overwrite=True, **SMALL)
 
 
-@pytest.mark.parametrize("every", [4, 7])
-def test_rounds_without_an_evaluation_change_nothing_else(every: int, tmp_path: Path) -> None:  # case 116
-    kinfed.run("fedper", out=tmp_path / "each", **SMALL)
-    kinfed.run("fedper", out=tmp_path / "some", evaluate_every=every, **SMALL)
+@pytest.mark.parametrize(("rounds", "every", "tested"), [(20, 5, [5, 10, 15, 20]), (6, 4, [4, 6]), (6, 7, [6])])
+def test_rounds_without_an_evaluation_change_nothing_else(
+    rounds: int, every: int, tested: list[int], tmp_path: Path
+) -> None:  # case 116
+    fields = {**SMALL, "rounds": rounds}
+    kinfed.run("fedper", out=tmp_path / "each", **fields)
+    kinfed.run("fedper", out=tmp_path / "some", evaluate_every=every, **fields)
 
     def lines(name: str) -> list[Mapping[str, Any]]:
         return [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
 
     for each, some in zip(lines("each"), lines("some"), strict=True):
-        tested = some["round"] % every == 0 or some["round"] == 6
         assert some["train_loss"] == each["train_loss"]
-        assert some["client_acc"] == (each["client_acc"] if tested else {})
+        assert some["client_acc"] == (each["client_acc"] if some["round"] in tested else {})
     (run_folder,) = kinfed.report.folders.read_runs([tmp_path / "some"])
-    assert run_folder.series("personal_acc_weighted")[0] == ([4, 6] if every == 4 else [6])
+    for quantity in ("weighted", "mean", "std", "worst_tenth"):
+        assert run_folder.series(f"personal_acc_{quantity}")[0] == tested
     assert kinfed.open_result(tmp_path / "some").report().is_file()

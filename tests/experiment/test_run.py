@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import kinfed
 from kinfed.errors import InputError
 from kinfed.report.folders import read_runs
+from tests.worlds import same
 
 pytestmark = pytest.mark.usefixtures("global_generators")
 
@@ -157,14 +159,12 @@ def test_clients_with_different_architectures_each_train_their_own(out: Path) ->
 def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:  # case 96
     kinfed.run("fedavg", out=tmp_path / "first", **{**SMALL, "rounds": 12})
     weights = str(tmp_path / "first" / "models" / "global.safetensors")
-    fields = {**SMALL, "rounds": 1, "lr": 1e-9}
+    fields = {**SMALL, "rounds": 1, "lr": 1e-60}  # nought in the weights' own precision
     kinfed.run("fedavg", out=tmp_path / "on", weights=weights, **fields)
     kinfed.run("fedavg", out=tmp_path / "anew", **fields)
-    first, on, anew = (
-        read_runs([tmp_path / name])[0].summary["metrics"]["global_acc"] for name in ("first", "on", "anew")
-    )
-    assert on == pytest.approx(first, abs=0.01)
-    assert anew < first - 0.1
+    first, on, anew = (load_file(tmp_path / name / "models" / "global.safetensors") for name in ("first", "on", "anew"))
+    assert same(on, first)
+    assert not same(anew, first)
 
 
 def test_arrays_are_data_and_the_run_can_be_resumed(out: Path) -> None:

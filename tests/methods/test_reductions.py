@@ -20,12 +20,7 @@ from kinfed.methods.fedshibu import FedSHIBU, row_weights
 from kinfed.methods.local import Local
 from kinfed.models import BODY, HEAD, Model, Part, Tensors, build, select
 from kinfed.streams import torch_stream
-from tests.worlds import dataset, federation, float_samples, run, same, workshop
-
-
-def close(a: Tensors, b: Tensors) -> bool:
-    assert a.keys() == b.keys()
-    return all(torch.allclose(a[n].double(), b[n].double(), rtol=0, atol=1e-6) for n in a)
+from tests.worlds import close, dataset, federation, float_samples, run, same, workshop
 
 
 def equal_sizes(clients: int = 4) -> Federation:
@@ -297,7 +292,22 @@ def test_rows_become_weights() -> None:
 
 
 @pytest.mark.parametrize("norm", ["minmax", "sum"])
-def test_an_undefined_similarity_weighs_nothing(norm: fedshibu.Norm) -> None:
+@pytest.mark.filterwarnings("ignore:.*constant")
+def test_a_body_of_zeros_cannot_be_compared_and_stays_alone(norm: fedshibu.Norm) -> None:  # case 72
+    shop = workshop(FedSHIBU(norm=norm))
+    state = shop.method.init(shop.server(0))
+    uploads = {id: shop.update(id, 1, shop.method.download(state, id), Memory())[0] for id in range(4)}
+    zeros = {n: torch.zeros_like(t) for n, t in uploads[0].tensors.items()}
+    bodies = shop.method.aggregate(shop.server(1), state, {**uploads, 0: Message(zeros, uploads[0].numbers)}).tensors
+    for name, rows in bodies.items():
+        if name != "crsm":
+            assert rows.isfinite().all()
+            assert not rows[0].any()
+            assert all(rows[id].any() for id in (1, 2, 3))
+
+
+@pytest.mark.parametrize("norm", ["minmax", "sum"])
+def test_an_undefined_similarity_weighs_nothing(norm: fedshibu.Norm) -> None:  # case 72
     similarity = torch.tensor([[1.0, torch.nan, 0.5], [torch.nan] * 3, [0.5, torch.nan, 1.0]], dtype=torch.float64)
     weights = row_weights(similarity, norm)
     assert weights[0, 1] == weights[2, 1] == 0

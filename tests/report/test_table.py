@@ -29,7 +29,8 @@ def made(method: str, own: float | None, seed: int = 0, **more: Any) -> Run:
         "zero_step_clients": 0,
     } | more.pop("summary", {})  # fmt: skip
     config = {"methods": [method], "seed": seed, "lr": 0.1} | more.pop("config", {})
-    return Run(Path(more.pop("folder", f"{method}-seed{seed}")), config, summary, [], {"classes": ["a", "b"]}, {})
+    lines = more.pop("lines", [{"round": 3, "client_acc": {}}])
+    return Run(Path(more.pop("folder", f"{method}-seed{seed}")), config, summary, lines, {"classes": ["a", "b"]}, {})
 
 
 def column(runs: list[Run], heading: str) -> list[tuple[str, str, bool]]:
@@ -116,6 +117,29 @@ def test_the_setting_names_data_clients_partition_rounds_and_model() -> None:
 def test_what_a_reader_must_know_is_said(summary: dict[str, Any], note: str) -> None:
     assert any(note in said for said in notes([made("fedavg", 0.5, summary=summary)]))
     assert notes([made("fedavg", 0.5)]) == []
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "note"),
+    [
+        ([0.9, 0.5, None], "2 of 3 clients were tested; the means are over these."),  # case 115
+        ([0.75, None], "1 of 2 clients were tested; the means are over these."),  # case 113
+    ],
+)
+def test_means_say_over_how_many_clients_they_are(accuracies: list[float | None], note: str) -> None:
+    lines = [{"round": 3, "client_acc": {"personal": accuracies}}]
+    assert notes([made("fedavg", 0.5, lines=lines)]) == [f"fedavg, seed 0: {note}"]
+    assert notes([made("fedavg", 0.5, lines=[{"round": 3, "client_acc": {"personal": [0.9, 0.5]}}])]) == []
+
+
+def test_every_accuracy_names_the_samples_the_model_and_the_clients_it_is_of() -> None:  # cases 114, 117
+    shown = table([made("fedavg", 0.7, global_acc=0.4), made("fedper", 0.7)])
+    means = dict(zip(shown.headings, shown.meanings, strict=True))
+    assert means["own test"] == "accuracy on the clients' own test samples, weighted by their number"
+    assert means["clients' mean"] == "the same, plain mean over clients"
+    assert means["clients' sd"] == "its spread over clients (population standard deviation)"
+    assert means["pooled test"] == "accuracy of the one global model on the pooled test set"
+    assert [row[1].text for row in shown.rows] == ["global", "global"]
 
 
 def test_images_that_were_left_out_are_counted_and_named() -> None:  # case 48

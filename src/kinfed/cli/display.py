@@ -68,7 +68,7 @@ class RunDisplay:
         took, self._last = now - self._last, now
         self._pace = took if self._pace is None else 0.7 * self._pace + 0.3 * took
         accuracy = line.get("personal_acc_weighted")
-        shown = "" if accuracy is None else f"accuracy {accuracy:.3f}  "
+        shown = "" if accuracy is None else f"own test {accuracy:.3f}  "
         self._told = f"{shown}{self._pace:.2f} s/round"
         self._bars.update(self._bar, completed=line["round"], told=self._told)
         every = max(1, self._rounds // PLAIN_LINES)

@@ -46,14 +46,15 @@ def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, last
     Args:
         path: Final name.
         tensors: By name; any layout, and they may share memory.
-        about: Anything JSON.
+        about: Anything JSON; a number of NumPy's or torch's is written as the number that it is.
         lasting: Whether it must be on the disk before this returns; if not, `sync` does that later.
     """
     unfinished = path.with_name(path.name + UNFINISHED)
     whole = apart(tensors)
+    text = json.dumps({**about, "crc32": _crc32(whole)}, default=lambda number: number.item())
     with saving(path):
         path.parent.mkdir(exist_ok=True)
-        save_file(whole, unfinished, {"about": json.dumps({**about, "crc32": _crc32(whole)})})
+        save_file(whole, unfinished, {"about": text})
         if lasting:
             sync(unfinished)
         unfinished.replace(path)

@@ -204,10 +204,11 @@ def _totals(uploads: Mapping[ClientId, Message]) -> Line:
     """What the clients say of their training: loss weighted by samples, steps and samples left out."""
     numbers = [upload.numbers for upload in uploads.values()]
     told = [n for n in numbers if "loss" in n]
-    return {
-        "train_loss": sum(n["loss"] * n["samples"] for n in told) / sum(n["samples"] for n in told) if told else None,
+    loss = sum(n["loss"] * n["samples"] for n in told) / sum(n["samples"] for n in told) if told else None
+    return {  # in Python's own numbers, whatever the method reckons with
+        "train_loss": None if loss is None else float(loss),
         "skipped_samples": int(sum(n.get("skipped", 0) for n in numbers)),
-        "zero_step_clients": sum(n.get("steps", 1) == 0 for n in numbers),
+        "zero_step_clients": int(sum(n.get("steps", 1) == 0 for n in numbers)),
     }
 
 

@@ -109,8 +109,13 @@ class Workers:
         """
         self._here = here
         self._setup = _Setup(self._setup.number + 1 if self._setup else 0, build, here.memories)
-        for worker in self._workers:
-            worker.set_up(self._setup)
+        for at, worker in enumerate(self._workers):
+            if worker.job is None:
+                worker.set_up(self._setup)
+            else:  # of a run that ended amid a round
+                worker.let_go()
+                worker.join()
+                self._workers[at] = self._started()
 
     def _started(self) -> _Worker:
         worker = _Worker(self._outbox.folder)

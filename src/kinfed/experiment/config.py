@@ -30,8 +30,9 @@ __all__ = ["EXECUTION", "MARK", "PARTITIONS", "SMALLEST_PROBE", "Config", "parse
 
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
 
-# What says how a run is carried out, and not what comes out.
-EXECUTION = {"workers", "client_timeout", "checkpoint_every", "seeds", "log"}
+# What says how a run is carried out, and not what comes out: of the device, that is true but for rounding, and a run
+# that was begun on one that is gone must be able to go on elsewhere.
+EXECUTION = {"workers", "client_timeout", "checkpoint_every", "seeds", "log", "device"}
 
 MARK = "# a run of kinfed"  # the first line of its config
 

@@ -2,11 +2,13 @@
 
 from kinfed.learning.evaluation import hits, over_clients
 from kinfed.learning.frozen import features
-from kinfed.learning.training import SGD, Batch, Objective, Phase, Tally, cross_entropy, train
+from kinfed.learning.training import SGD, AfterStep, Batch, BeforeStep, Objective, Phase, Tally, cross_entropy, train
 
 __all__ = [
     "SGD",
+    "AfterStep",
     "Batch",
+    "BeforeStep",
     "Objective",
     "Phase",
     "Tally",

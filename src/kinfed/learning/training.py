@@ -16,7 +16,7 @@ from kinfed.learning.frozen import features
 from kinfed.models import ALL, BODY, Model, Part
 from kinfed.streams import forked_global_torch
 
-__all__ = ["SGD", "Batch", "Objective", "Phase", "Tally", "cross_entropy", "train"]
+__all__ = ["SGD", "AfterStep", "Batch", "BeforeStep", "Objective", "Phase", "Tally", "cross_entropy", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,12 @@ class Batch:
 
 Objective = Callable[[Model, Batch], Tensor]
 
+BeforeStep = Callable[[list[Tensor], list[Tensor]], None]
+"""Changes the gradients, the second list, in place; the first are the trained weights, in the model's order."""
+
+AfterStep = Callable[[list[Tensor]], None]
+"""Changes the trained weights in place."""
+
 
 def cross_entropy(model: Model, batch: Batch) -> Tensor:
     """Mean cross-entropy of the logits over the batch."""
@@ -100,6 +106,9 @@ def train(
     sgd: SGD,
     order: torch.Generator,
     objective: Objective = cross_entropy,
+    *,
+    before_step: BeforeStep | None = None,
+    after_step: AfterStep | None = None,
 ) -> Tally:
     """Train one part of a model in place.
 
@@ -111,6 +120,8 @@ def train(
         order: The stream that shuffles the samples, once an epoch, and augments them. What draws from the global
             generator (dropout) draws from one that belongs to this stream, too.
         objective: Loss of a batch, a mean over its samples.
+        before_step: What is done to the gradients before each optimiser step.
+        after_step: What is done to the weights after it.
     """
     assert samples.labels is not None
     model.freeze_all_but(phase.train)
@@ -124,6 +135,7 @@ def train(
         model.freeze_all_but(phase.train)
     needs_two = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
     parameters = [p for p in model.parameters() if p.requires_grad]
+    weights = [p.detach() for p in parameters]  # the same memory, outside autograd
     one_call = "fused" if samples.inputs.device.type in ("cpu", "cuda") else "foreach"  # for all tensors, in a step
     optimiser = torch.optim.SGD(
         parameters, phase.lr or sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay, **{one_call: True}
@@ -141,7 +153,11 @@ def train(
                 optimiser.zero_grad(set_to_none=True)
                 loss = objective(model, Batch(read(rows), samples.labels[rows], rows))
                 loss.backward()
+                if before_step:
+                    before_step(weights, [p.grad for p in parameters if p.grad is not None])
                 optimiser.step()
+                if after_step:
+                    after_step(weights)
                 steps += 1
                 seen += len(rows)
                 total += loss.detach() * len(rows)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kinfed.learning import Phase, cross_entropy, train
+from kinfed.learning import AfterStep, BeforeStep, Phase, cross_entropy, train
 from kinfed.methods.aggregation import weighted_mean
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
 from kinfed.models import ALL, NOTHING, Part, Tensors, select
@@ -47,10 +47,25 @@ class FedAvg(Method):
 
     def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
         """Load what came and what was kept, train, send back the one and keep the other."""
-        model = client.model
-        model.load({**message.tensors, **memory.tensors})
+        client.model.load({**message.tensors, **memory.tensors})
+        numbers = self.local_training(client)
+        return Message(client.model.tensors(self.shared), numbers), Memory(client.model.tensors(self.kept))
+
+    def local_training(
+        self, client: Client, *, before_step: BeforeStep | None = None, after_step: AfterStep | None = None
+    ) -> dict[str, float]:
+        """Train the client's model in place, phase after phase; what an upload tells of it."""
         tallies = [
-            train(model, client.train, phase, client.sgd, client.stream(f"batches {i}"), cross_entropy)
+            train(
+                client.model,
+                client.train,
+                phase,
+                client.sgd,
+                client.stream(f"batches {i}"),
+                cross_entropy,
+                before_step=before_step,
+                after_step=after_step,
+            )
             for i, phase in enumerate(self.phases())
         ]
         numbers = {
@@ -61,7 +76,7 @@ class FedAvg(Method):
         }
         if math.isnan(numbers["loss"]):  # no step was made; there is no loss to tell
             del numbers["loss"]
-        return Message(model.tensors(self.shared), numbers), Memory(model.tensors(self.kept))
+        return numbers
 
     def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
         """W ← Σ n_k w_k / Σ n_k."""

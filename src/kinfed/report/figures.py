@@ -32,11 +32,10 @@ def colours(methods: Sequence[str]) -> dict[str, str]:
 
 
 def mean_series(group: Sequence[Run], name: str) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
-    """Rounds, mean over the seeds, and half the range over the seeds, of a quantity."""
-    rounds = group[0].series(name)[0]
-    values = np.array([run.series(name)[1] for run in group])
-    if not rounds:
-        return [], np.zeros(0), np.zeros(0)
+    """Rounds in which every seed has a quantity, its mean over the seeds, and half its range over the seeds."""
+    series = [dict(zip(*run.series(name), strict=True)) for run in group]
+    rounds = sorted(set.intersection(*map(set, series)))
+    values = np.array([[of_run[round] for round in rounds] for of_run in series])
     return rounds, values.mean(axis=0), (values.max(axis=0) - values.min(axis=0)) / 2
 
 
@@ -233,8 +232,9 @@ def save_picture(runs: Sequence[Run], path: Path) -> None:
             alpha=0.7,
             linewidth=0,
         )
-        right.hlines(np.nanmean(accuracies), i - 0.3, i + 0.3, color=colour[method], linewidth=2)
-    right.set(title="Every client after the last round (line: mean)", ylim=(-0.02, 1.04))
+        if not np.isnan(accuracies).all():
+            right.hlines(np.nanmean(accuracies), i - 0.3, i + 0.3, color=colour[method], linewidth=2)
+    right.set(title="Own test accuracy of every client after the last round (line: mean)", ylim=(-0.02, 1.04))
     right.set_xticks(range(len(grouped)), [*grouped], rotation=20)
     right.grid(alpha=0.25, axis="y")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rich.table import Table as RichTable
 
 from kinfed.report.folders import Run
@@ -199,6 +200,9 @@ def notes(runs: Sequence[Run]) -> list[str]:
         ):
             if count:
                 said.append(f"{name}: {count} {what}.")
+        tested = ~np.isnan(run.client_accuracies())
+        if not tested.all():
+            said.append(f"{name}: {tested.sum()} of {len(tested)} clients were tested; the means are over these.")
         if skipped := run.federation.get("skipped", 0):
             first = ", ".join(run.federation["skipped_names"])
             said.append(f"{name}: {skipped} images could not be decoded and were left out; the first: {first}.")

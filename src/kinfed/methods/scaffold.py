@@ -1,0 +1,99 @@
+"""SCAFFOLD: Karimireddy et al. 2020, Stochastic Controlled Averaging for Federated Learning (option II).
+
+https://arxiv.org/abs/1910.06378
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Gt
+
+from kinfed.methods.aggregation import weighted_mean
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
+from kinfed.models import ALL, Tensors, select
+
+__all__ = ["SCAFFOLD"]
+
+CONTROL = "control."  # c at the server and on the way down, c_i in a client's memory
+CHANGE, CONTROL_CHANGE = "change.", "control_change."  # Δy_i and Δc_i, on the way up
+
+
+@dataclass(frozen=True, kw_only=True)
+class SCAFFOLD(FedAvg):
+    """FedAvg, but each client's steps are corrected by c − c_i: how everybody's gradients differ from its own.
+
+    Attributes:
+        mode: ``niid`` (NIID-Bench) keeps the run's momentum and shifts the weights by −η(c − c_i) after each step;
+            ``paper`` adds c − c_i to the gradients and trains without momentum.
+        denom: What x − y_i is divided by to estimate a client's gradient: ``effective`` K_i η / (1 − momentum), since
+            so much further does momentum carry; ``steps`` K_i η (NIID-Bench). Without momentum they are the same.
+        server_lr: η_g.
+    """
+
+    mode: Literal["niid", "paper"] = "niid"
+    denom: Literal["effective", "steps"] = "effective"
+    server_lr: Annotated[float, Gt(0)] = 1.0
+
+    def init(self, server: Server) -> State:
+        """x⁰, and c = 0 for every parameter."""
+        x = server.model.tensors()
+        c = {name: torch.zeros_like(x[name]) for name, _ in server.model.named_parameters()}
+        return State({**x, **_named(CONTROL, c)})
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """K_i steps y ← y − η(g(y) − c_i + c), then c_i ← c_i − c + (x − y)/(K_i η); without a step nothing changes."""
+        model, sgd = client.model, client.sgd
+        x, c = select(message.tensors, ALL), _under(CONTROL, message.tensors)
+        c_i = _under(CONTROL, memory.tensors) or {name: torch.zeros_like(tensor) for name, tensor in c.items()}
+        model.load(x)
+        correction = [torch.empty_like(p).copy_(c[name] - c_i[name]) for name, p in model.named_parameters()]
+        if self.mode == "paper":
+            sgd = replace(sgd, momentum=0.0)
+            numbers = self.local_training(
+                replace(client, sgd=sgd), before_step=lambda _, gradients: torch._foreach_add_(gradients, correction)
+            )
+        else:
+            numbers = self.local_training(
+                client, after_step=lambda weights: torch._foreach_sub_(weights, correction, alpha=sgd.lr)
+            )
+        y = model.tensors()
+        k_eta = numbers["steps"] * sgd.lr / (1 - sgd.momentum if self.denom == "effective" else 1)
+        dy = {name: y[name] - x[name] for name in c}
+        dc = {name: -c[name] - dy[name] / k_eta if k_eta else torch.zeros_like(c[name]) for name in c}
+        buffers = {name: tensor for name, tensor in y.items() if name not in c}
+        upload = {**buffers, **_named(CHANGE, dy), **_named(CONTROL_CHANGE, dc)}
+        return Message(upload, numbers), Memory(_named(CONTROL, {name: c_i[name] + dc[name] for name in c}))
+
+    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+        """Take the steps x ← x + η_g Σ p_i Δy_i and c ← c + (1/N) Σ Δc_i; buffers are averaged."""
+        sent = {id: replace(upload, tensors=select(upload.tensors, (*ALL, CHANGE))) for id, upload in uploads.items()}
+        mean = weighted_mean(sent)
+        x, dy = select(state.tensors, ALL), _under(CHANGE, mean)
+        c, dcs = _under(CONTROL, state.tensors), [_under(CONTROL_CHANGE, upload.tensors) for upload in uploads.values()]
+        x = {name: x[name] + self.server_lr * dy[name] if name in dy else mean[name] for name in x}
+        c = {name: c[name] + torch.stack([dc[name] for dc in dcs]).sum(dim=0) / server.clients for name in c}
+        return State({**x, **_named(CONTROL, c)})
+
+    def upload_like(self, server: Server) -> Tensors:
+        """Δy_i, Δc_i, and the buffers as they are."""
+        tensors, parameters = server.model.state_dict(), dict(server.model.named_parameters())
+        buffers = {name: tensor for name, tensor in tensors.items() if name not in parameters}
+        return {**buffers, **_named(CHANGE, parameters), **_named(CONTROL_CHANGE, parameters)}
+
+    def global_model(self, server: Server, state: State) -> Tensors | None:
+        """The model x, without c."""
+        del server
+        return select(state.tensors, ALL)
+
+
+def _named(prefix: str, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def _under(prefix: str, tensors: Tensors) -> Tensors:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
