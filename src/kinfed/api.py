@@ -1,4 +1,4 @@
-"""The same from Python: ``kinfed.run``, ``kinfed.compare``, ``kinfed.resume``."""
+"""The same from Python: ``kinfed.run``, ``kinfed.compare``, ``kinfed.resume``, ``kinfed.reproduce``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kinfed.experiment.config import Config
 if TYPE_CHECKING:
     from kinfed.experiment.run import Watcher
 
-__all__ = ["Result", "compare", "new_folder", "open_result", "resume", "run"]
+__all__ = ["Result", "compare", "new_folder", "open_result", "reproduce", "resume", "run"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,21 @@ def resume(path: str | Path, *, quiet: bool = False) -> Result:
     with _watching(quiet) as watcher:
         resume_folder(Path(path), watcher)
     return Result(Path(path))
+
+
+def reproduce(
+    table: str, *, scale: str = "small", out: str | Path | None = None, quiet: bool = False, **fields: Any
+) -> Path:
+    """Run a table of one of the papers, or go on with it; the fields overrule those of the table.
+
+    Returns:
+        A Markdown file that has the paper's numbers beside ours.
+    """
+    from kinfed.experiment.reproduce import reproduce as reproduce_table
+
+    path = Path(out) if out is not None else Path("runs") / f"{table}-{scale}"
+    with _watching(quiet) as watcher:
+        return reproduce_table(table, scale, path, fields, watcher)
 
 
 def open_result(path: str | Path) -> Result:

@@ -111,7 +111,7 @@ def run(
     fields = _fields([method], config, assignments, given)
     fields.pop("methods")
     out = out or api.new_folder(method)
-    with _resumable(out):
+    with _resumable(f"kinfed resume {out}"):
         _show(api.run(method, out=out, overwrite=overwrite, **fields))
 
 
@@ -130,7 +130,7 @@ def compare(
 
     fields = _fields(methods or [], config, assignments, given)
     out = out or api.new_folder("compare")
-    with _resumable(out):
+    with _resumable(f"kinfed resume {out}"):
         _show(api.compare(fields.pop("methods"), out=out, overwrite=overwrite, **fields))
 
 
@@ -139,8 +139,24 @@ def resume(path: RunPath) -> None:
     """Go on with a run or a comparison where it stopped."""
     from kinfed import api
 
-    with _resumable(path):
+    with _resumable(f"kinfed resume {path}"):
         _show(api.resume(path))
+
+
+@app.command()
+@with_config_options
+def reproduce(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="a table of a paper, as fedcka-table2")],
+    scale: Annotated[str, typer.Option("--scale", help="small, or paper: as much as the paper ran")] = "small",
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder [runs/TABLE-SCALE]")] = None,
+    given: Mapping[str, str] = {},
+) -> None:
+    """Run a table of one of the papers, its numbers beside ours; again, it goes on. Options overrule the table's."""
+    from kinfed import api
+
+    out = out or Path("runs") / f"{table}-{scale}"
+    with _resumable("the same command"):
+        typer.echo(api.reproduce(table, scale=scale, out=out, **cast(dict[str, Any], given)).read_text())
 
 
 @app.command()
@@ -232,17 +248,17 @@ def _first_line(documented: type) -> str:
 
 
 @contextlib.contextmanager
-def _resumable(path: Path) -> Iterator[None]:
-    """Where a run ends early, say how to go on with it."""
+def _resumable(command: str) -> Iterator[None]:
+    """Where a run ends early, say which command goes on with it."""
     from kinfed.engine import NotSaved, RoundsFailed, WorkersFailed
 
     try:
         yield
     except KeyboardInterrupt:
-        _complain(f"stopped; what was saved stays, go on with: kinfed resume {path}")
+        _complain(f"stopped; what was saved stays, go on with: {command}")
         raise typer.Exit(INTERRUPTED) from None
     except (RoundsFailed, WorkersFailed, NotSaved) as error:
-        _complain(f"{error}; what was saved stays, go on with: kinfed resume {path}")
+        _complain(f"{error}; what was saved stays, go on with: {command}")
         raise typer.Exit(FAILED) from error
 
 
