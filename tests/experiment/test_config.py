@@ -139,3 +139,10 @@ def test_a_run_of_a_comparison_has_one_method_one_seed_and_its_own_settings() ->
     one = whole.of("fedbabu", 2)
     assert (one.methods, one.seed, one.seeds) == (("fedbabu",), 2, 1)
     assert one.settings == {"fedbabu": {"ft_epochs": 2, "ft_lr": 1e-3, "ft_part": "full"}}
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("False", False), ("true", True), ("0", False)])
+def test_a_flag_is_what_was_typed_and_is_told_in_the_config(typed: str, meant: bool) -> None:  # case 109
+    flagged = config(save_local=typed)
+    assert flagged.save_local is meant
+    assert f"save_local = {str(meant).lower()}" in flagged.toml()

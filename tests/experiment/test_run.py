@@ -167,6 +167,19 @@ def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:  # case 96
     assert not same(anew, first)
 
 
+def test_the_models_that_clients_sent_last_are_saved_if_asked_for(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    kinfed.run("fedavg", out=tmp_path / "a", save_local=True, **SMALL)
+    models = tmp_path / "a" / "models"
+    sent = [load_file(path) for path in sorted(models.glob("client-*-local.safetensors"))]
+    shares = np.array(json.loads((tmp_path / "a" / "federation.json").read_text())["train"]).sum(axis=1)
+    mean = sum(float(n) * model["head.weight"].double() for n, model in zip(shares, sent, strict=True)) / shares.sum()
+    assert torch.allclose(mean.float(), load_file(models / "global.safetensors")["head.weight"], atol=1e-6)
+    kinfed.run("fedper", out=tmp_path / "b", save_local=True, **SMALL)  # sends bodies, no models
+    assert not [*(tmp_path / "b" / "models").glob("*-local.safetensors")]
+
+
 def test_arrays_are_data_and_the_run_can_be_resumed(out: Path) -> None:
     rng = np.random.default_rng(0)
     labels = np.array(["no", "yes"])[rng.integers(0, 2, 300)]

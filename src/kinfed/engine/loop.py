@@ -194,6 +194,7 @@ class _Round:
             else:
                 answers.uploads[id] = answer.upload
                 answers.keeping |= {id} if answer.keeps else set()
+                self._save_local(id, answer.upload)
             self.told("training", done, len(ids))
         answers.uploads = dict(sorted(answers.uploads.items()))
         answers.refused = dict(sorted(answers.refused.items(), key=lambda item: int(item[0])))
@@ -242,6 +243,12 @@ class _Round:
             spread = over_clients(of_clients, [len(own) for own in rows])
             line |= {f"{name}_{quantity}": value for quantity, value in spread.items()}
         return {**line, "untested": dict(sorted(untested.items())), "client_acc": accuracies}
+
+    def _save_local(self, id: ClientId, upload: Message) -> None:
+        """For who wants to compare what the clients made of the model in the last round (`kinfed similarity`)."""
+        plan = self.workshop.plan
+        if plan.save_local and self.number == plan.rounds and upload.tensors.keys() == self.workshop.tensor_names(id):
+            self.folder.save_model(f"client-{id:05d}-local", upload.tensors, self.workshop.about_model(id))
 
     def _noted(self, failure: Failure, where: str) -> str:
         """The reason; the traceback is written down."""

@@ -30,6 +30,7 @@ class Plan:
         seed: Of the run.
         checkpoint_every: Rounds between two checkpoints.
         evaluate_every: Rounds between two evaluations; there is always one after the last round.
+        save_local: Whether the whole models that clients send in the last round are saved.
     """
 
     rounds: int
@@ -39,6 +40,7 @@ class Plan:
     seed: int
     checkpoint_every: int
     evaluate_every: int = 1
+    save_local: bool = False
 
     def sgd_in(self, round: int) -> SGD:
         """Local training in one round."""
@@ -103,6 +105,10 @@ class Workshop:
         """What it takes to build a client's model again (`kinfed.models.open_saved`)."""
         data = self.federation.dataset
         return {**self.models[self._architecture(id)].recipe, "shape": data.shape, "classes": data.classes}
+
+    def tensor_names(self, id: ClientId) -> set[str]:
+        """Of all parameters and buffers of a client's model."""
+        return {*self.models[self._architecture(id)].state_dict()}
 
     def _architecture(self, id: ClientId) -> int:
         return self.architectures[id] if self.architectures else 0

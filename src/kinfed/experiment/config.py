@@ -32,7 +32,7 @@ SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
 
 # What says how a run is carried out, and not what comes out: of the device, that is true but for rounding, and a run
 # that was begun on one that is gone must be able to go on elsewhere.
-EXECUTION = {"workers", "client_timeout", "checkpoint_every", "seeds", "log", "device"}
+EXECUTION = {"workers", "client_timeout", "checkpoint_every", "save_local", "seeds", "log", "device"}
 
 MARK = "# a run of kinfed"  # the first line of its config
 
@@ -89,6 +89,9 @@ class Config(BaseModel):
     seeds: int = Field(1, ge=1, description="how many seeds a comparison runs")
     evaluate_every: int = Field(1, ge=1, description="rounds between two evaluations; the last round always has one")
     checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")
+    save_local: bool = Field(
+        False, description="true saves the clients' models of the last round as they sent them, where those are whole"
+    )
     workers: int = Field(0, ge=0, description="worker processes; 0 runs the clients in this one")
     client_timeout: float | None = Field(
         None, gt=0, description="seconds until a client's work counts as failed; needs --workers [no limit]"

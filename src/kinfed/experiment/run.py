@@ -137,6 +137,7 @@ def workshop_of(config: Config) -> Workshop:
         seed=config.seed,
         checkpoint_every=config.checkpoint_every,
         evaluate_every=config.evaluate_every,
+        save_local=config.save_local,
     )
     method = METHODS[name](**config.settings[name])
     return Workshop(method, federation, models, plan, _dealt([share for _, share in shares], len(federation)))

@@ -18,7 +18,7 @@ __all__ = ["Cell", "Table", "notes", "setting", "table", "verdict"]
 Summary = dict[str, Any]
 
 # What has no bearing on the numbers of a row.
-NO_BEARING = ("seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "log")
+NO_BEARING = ("seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "save_local", "log")
 SHARED = ("data", "rounds", "model")  # what runs must agree in to be compared
 
 
