@@ -5,8 +5,8 @@
 One of 10 clients of CIFAR-10 makes a round's ten local epochs in batches of 128 with FedCKA's small CNN, by every
 method in turn, so that whatever else the machine does falls on all alike. Every image costs the same, so a client
 of 1,408 images, 11 batches, stands for one of 5,000; one of fewer than 1,280 gets its frozen Grams cheaper. Without
-CIFAR-10 in ``$KINFED_DATA`` the images are noise, which takes as long. With ``--resnet``: ResNet-50 on 64×64 noise, two
-batches of 4.
+CIFAR-10 in ``$KINFED_DATA`` the images are noise, which takes as long. With ``--resnet``: ResNet-50 on 64×64 noise, one
+batch of 4.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def cifar(images: int) -> Scale:
 
 def resnet() -> Scale:
     """A network whose first two layers are little of it."""
-    return Scale("resnet50", noise(8, 64), SGD(lr=0.01, epochs=10, batch_size=4, weight_decay=1e-5))
+    return Scale("resnet50", noise(4, 64), SGD(lr=0.01, epochs=10, batch_size=4, weight_decay=1e-5))
 
 
 def noise(count: int, side: int) -> Samples:
