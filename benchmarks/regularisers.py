@@ -1,12 +1,12 @@
 """CPU seconds of local training with a regulariser, against FedAvg's.
 
-``python benchmarks/regularisers.py [--repeats R] [--images N] [--resnet]``
+``python benchmarks/regularisers.py [--repeats R] [--images N] [--only WORD...] [--resnet]``
 
 One of 10 clients of CIFAR-10 makes a round's ten local epochs in batches of 128 with FedCKA's small CNN, by every
 method in turn, so that whatever else the machine does falls on all alike. Every image costs the same, so a client
 of 1,408 images, 11 batches, stands for one of 5,000; one of fewer than 1,280 gets its frozen Grams cheaper. Without
-CIFAR-10 in ``$KINFED_DATA`` the images are noise, which takes as long. With ``--resnet``: ResNet-50 on 64×64 noise, two
-batches of 4.
+CIFAR-10 in ``$KINFED_DATA`` the images are noise, which takes as long. With ``--resnet``: ResNet-50 on 64×64 noise, one
+batch of 4.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 import os
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ import torch
 from kinfed.data import Normalisation, Samples, load
 from kinfed.engine.memory import keep_freed_memory
 from kinfed.learning import SGD
-from kinfed.methods import METHODS, Client, Memory, Message, Method
+from kinfed.methods import METHODS, Client, Memory, Method, Server
 from kinfed.models import build
 
 
@@ -52,21 +52,19 @@ def methods() -> dict[str, Method]:
     return {label: METHODS[name](**fields) for label, (name, fields) in wanted.items() if name in METHODS}
 
 
-def cifar(images: int, batch: int, cache: float) -> Scale:
+def cifar(images: int) -> Scale:
     """FedCKA's experiment."""
     samples = (
         load("cifar10").train.take(range(images))
         if (Path(os.environ.get("KINFED_DATA", "")) / "cifar10").is_dir()
         else noise(images, 32)
     )
-    return Scale(
-        "small_cnn", samples, SGD(lr=0.01, epochs=10, batch_size=batch, weight_decay=1e-5, feature_cache_mb=cache)
-    )
+    return Scale("small_cnn", samples, SGD(lr=0.01, epochs=10, batch_size=128, weight_decay=1e-5))
 
 
 def resnet() -> Scale:
     """A network whose first two layers are little of it."""
-    return Scale("resnet50", noise(8, 64), SGD(lr=0.01, epochs=10, batch_size=4, weight_decay=1e-5))
+    return Scale("resnet50", noise(4, 64), SGD(lr=0.01, epochs=10, batch_size=4, weight_decay=1e-5))
 
 
 def noise(count: int, side: int) -> Samples:
@@ -82,15 +80,20 @@ def measured(scale: Scale, compared: dict[str, Method], repeats: int) -> dict[st
     shape = tuple(scale.samples.inputs.shape[1:])
     model = build(scale.model, shape, 10, 0)
     model.prefer_channels_last()
-    message, previous = model.tensors(), build(scale.model, shape, 10, 1).tensors()
+    initial = model.tensors()
     client = Client(model=model, seed=0, round=2, rounds=10, id=0, train=scale.samples, sgd=scale.sgd)
+    received, kept = {}, {}
+    for name, method in compared.items():
+        model.load(initial)
+        server = Server(model=model, seed=0, round=0, rounds=10, clients=10, probe=None)
+        received[name] = method.download(method.init(server), 0)
+        earlier = replace(client, round=1, sgd=replace(scale.sgd, epochs=1))
+        _, kept[name] = method.update(earlier, received[name], Memory())
     seconds: dict[str, list[float]] = {name: [] for name in compared}
     for _ in range(repeats):
         for name, method in compared.items():
-            state = Message(dict(message))
-            memory = Memory(dict(previous)) if name not in ("fedavg", "fedprox", "scaffold") else Memory()
             began = time.process_time()
-            method.update(client, state, memory)
+            method.update(client, received[name], kept[name])
             seconds[name].append(time.process_time() - began)
     return seconds
 
@@ -98,22 +101,23 @@ def measured(scale: Scale, compared: dict[str, Method], repeats: int) -> dict[st
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--images", type=int, default=1408)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--cache", type=float, default=1024)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--images", type=int, default=1408, help="of the client (CIFAR-10)")
+    parser.add_argument("--only", nargs="*", default=[], help="words in the names of those to compare")
     parser.add_argument("--resnet", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    scale = resnet() if arguments.resnet else cifar(arguments.images, arguments.batch, arguments.cache)
-    compared = {n: m for n, m in methods().items() if n == "fedavg" or arguments.only in n}
+    scale = resnet() if arguments.resnet else cifar(arguments.images)
+    only = arguments.only or [""]
+    compared = {n: m for n, m in methods().items() if n == "fedavg" or any(word in n for word in only)}
+    print(f"torch {torch.__version__}, {scale.model}, {arguments.repeats} repeats")
+    print(f"  {'':30}{'CPU seconds':>12}{'ratio':>8}{'range':>14}")
     seconds = measured(scale, compared, arguments.repeats)
     for name, own in seconds.items():
-        ratios = [a / b for a, b in zip(own, seconds["fedavg"], strict=True)]
-        least = min(own) / min(seconds["fedavg"])
-        print(f"  {name:30}{statistics.median(own):8.2f} s{statistics.median(ratios):8.2f}{least:8.2f}")
+        ratios = sorted(a / b for a, b in zip(own, seconds["fedavg"], strict=True))
+        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+        print(f"  {name:30}{statistics.median(own):12.2f}{statistics.median(ratios):8.2f}{spread:>14}")
 
 
 if __name__ == "__main__":

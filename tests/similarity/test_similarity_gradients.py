@@ -175,3 +175,31 @@ def test_grams_must_match():
         s.cka(x[:5], s.Gram.of_features(y))
     with pytest.raises(ValueError, match="square"):
         s.Gram.of_matrix(np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("shift", [0.0, 10.0, 1e4])
+@pytest.mark.parametrize("options", [{}, {"kernel": "rbf"}, {"debiased": True}], ids=str)
+def test_the_gap_of_two_frozen_sides_is_the_difference_of_their_cka(options: dict, shift: float) -> None:  # type: ignore[type-arg]
+    stream = torch.Generator().manual_seed(0)
+    x, noise, more = (torch.randn(70, 300, generator=stream) for _ in range(3))
+    x = x.relu() + shift
+    p, g = (s.Gram.of_features(x + other, **options) for other in (noise, more))
+    exact = x.double().requires_grad_()
+    expected = s.cka(exact, p, **options) - s.cka(exact, g, **options)
+    expected.backward()
+    live = x.clone().requires_grad_()
+    found = s.cka_gap(live, p.unit - g.unit, **options)
+    found.backward()
+    assert found.item() == pytest.approx(expected.item(), abs=1e-5)
+    assert exact.grad is not None
+    assert live.grad is not None
+    assert (live.grad - exact.grad).norm() < 1e-3 * exact.grad.norm()
+
+
+def test_the_gap_of_constant_activations_is_0_without_a_gradient() -> None:
+    live = torch.full((6, 5), 0.3, requires_grad=True)
+    value = s.cka_gap(live, torch.randn(6, 6, generator=torch.Generator().manual_seed(0)))
+    value.backward()
+    assert value.item() == 0
+    assert live.grad is not None
+    assert not live.grad.any()

@@ -73,29 +73,33 @@ class FedCKA(Contrast):
             if len(batch.rows) < FEWEST:
                 return cross_entropy(model, batch)
             a = model.activations(batch.inputs, [*taps, "head"])
-            of_frozen = read(batch)
-            p, g = of_frozen[: len(taps)], of_frozen[len(taps) :]
+            gaps = self._gaps([_matrix(a[tap]) for tap in taps], read(batch))
             # -log(e^g / (e^g + e^p)) = log(1 + e^(p - g))
-            terms = [functional.softplus(self._gap(_matrix(a[tap]), p[n], g[n])) for n, tap in enumerate(taps)]
-            return functional.cross_entropy(a["head"], batch.labels) + self.mu * torch.stack(terms).mean()
+            return functional.cross_entropy(a["head"], batch.labels) + self.mu * functional.softplus(gaps).mean()
 
         return loss
 
-    def _gap(self, a: Tensor, p: Tensor, g: Tensor) -> Tensor:
-        """s(a, p) - s(a, g).
+    def _gaps(self, a: Sequence[Tensor], of_frozen: Sequence[Tensor]) -> Tensor:
+        """s(a_n, p_n) - s(a_n, g_n), M of them.
 
         Args:
-            a: b×features.
-            p: The same of the previous model, or its linear Gram, b×b.
-            g: Of the global model.
+            a: M of b×features.
+            of_frozen: p_1 … p_M, g_1 … g_M, the same or their linear Grams, b×b.
         """
+        p, g = of_frozen[: len(a)], of_frozen[len(a) :]
         if self.metric in ENTRYWISE:
             similarity = ENTRYWISE[self.metric]
-            return similarity(a, p) - similarity(a, g)
+            return torch.stack([similarity(a[n], p[n]) - similarity(a[n], g[n]) for n in range(len(a))])
         kernel: Literal["linear", "rbf"] = "rbf" if self.metric == "rbf" else "linear"
         debiased = self.metric == "debiased"
-        p, g = unit_gram(torch.stack([p, g]), kernel, BANDWIDTH, debiased=debiased)
-        return cka_gap(a, p - g, kernel=kernel, bandwidth=BANDWIDTH, debiased=debiased)
+        units = unit_gram(torch.stack([*p, *g]), kernel, BANDWIDTH, debiased=debiased)
+        gaps = units[: len(a)] - units[len(a) :]
+        return torch.stack(
+            [
+                cka_gap(x, gap, kernel=kernel, bandwidth=BANDWIDTH, debiased=debiased)
+                for x, gap in zip(a, gaps, strict=True)
+            ]
+        )
 
 
 ENTRYWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"frobenius": frobenius, "cosine": cosine}
