@@ -115,6 +115,19 @@ def test_overwriting_with_what_does_not_fit_the_data_leaves_the_old_run(out: Pat
         assert files(out) == before
 
 
+def test_overwriting_with_what_does_not_fit_the_model_leaves_the_old_run(out: Path) -> None:
+    kinfed.run("fedavg", out=out, **SMALL)
+    before = files(out)
+    few = {**SMALL, "settings": {"fedcka": {"layers": 7}}}
+    for method in (
+        lambda: kinfed.run("fedcka", out=out, overwrite=True, **few),
+        lambda: kinfed.compare(["fedavg", "fedcka"], out=out, overwrite=True, **few),
+    ):
+        with pytest.raises(InputError, match=r"fedcka\.layers: 7 is too many; the model has 4: conv1, conv2"):
+            method()
+        assert files(out) == before
+
+
 def test_a_folder_with_other_things_in_it_is_never_overwritten(out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")

@@ -70,6 +70,9 @@ class Workshop:
         models: One of each architecture, with the common initial weights, on the device where work is done.
         plan: The rounds.
         architectures: For each client, which of the models is its own; everybody has the first if not given.
+
+    Raises:
+        InputError: If the method cannot work with one of the models.
     """
 
     method: Method
@@ -80,6 +83,7 @@ class Workshop:
 
     def __post_init__(self) -> None:
         for model in self.models:
+            self.method.check(model)
             model.prefer_channels_last()
 
     @cached_property

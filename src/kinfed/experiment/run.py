@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -185,7 +186,10 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
     """
     config = config.with_local()
     _check_room(out, overwrite)
-    workshop_of(config.of(config.methods[0], config.seed))  # what does not fit the data shows before a folder changes
+    # What does not fit the data or the model shows before a folder changes.
+    workshop = workshop_of(config.of(config.methods[0], config.seed))
+    for method in config.methods:
+        dataclasses.replace(workshop, method=METHODS[method](**config.settings[method]))
     _clear(out)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / COMPARISON, config.toml())

@@ -17,7 +17,7 @@ from torch.nn import functional
 from kinfed.errors import InputError
 from kinfed.learning import Batch, Objective, cross_entropy, frozen_copy, frozen_grams, frozen_rows
 from kinfed.methods.contrast import Contrast
-from kinfed.methods.method import Client, Message, Server, State
+from kinfed.methods.method import Client, Message
 from kinfed.models import Model, Tensors
 from kinfed.similarity import cka_gap, cosine, frobenius
 from kinfed.similarity.gram import unit_gram
@@ -46,16 +46,11 @@ class FedCKA(Contrast):
     tap: Literal["relu", "pool"] = "relu"
     metric: Literal["linear", "rbf", "debiased", "frobenius", "cosine"] = "linear"
 
-    def init(self, server: Server) -> State:
-        """As FedAvg.
-
-        Raises:
-            InputError: If the model has fewer layers than asked for.
-        """
-        has = server.model.layers
-        if self.layers > len(has):
-            raise InputError(f"fedcka.layers: {self.layers} is too many; the model has {len(has)}: {', '.join(has)}")
-        return super().init(server)
+    def check(self, model: Model) -> None:
+        """It must have as many layers as are compared."""
+        if self.layers > len(model.layers):
+            has = f"{len(model.layers)}: {', '.join(model.layers)}"
+            raise InputError(f"fedcka.layers: {self.layers} is too many; the model has {has}")
 
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
         """CE + μ/M Σ_n −log(e^{s(a_n, g_n)} / (e^{s(a_n, g_n)} + e^{s(a_n, p_n)})), equations 1 and 2."""

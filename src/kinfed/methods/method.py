@@ -112,6 +112,14 @@ class Method(ABC):
     needs_probe: ClassVar[bool] = False
     mixes_architectures: ClassVar[bool] = False
 
+    def check(self, model: Model) -> None:
+        """Refuse a model that the method cannot work with, before anything is done.
+
+        Raises:
+            InputError: One line that names the field, the value and what is allowed.
+        """
+        del model
+
     # -- at the server ------------------------------------------------------------------------------------------------
 
     @abstractmethod
