@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from kinfed.data import federate, natural
-from kinfed.engine import Inline
+from kinfed.engine import Inline, RunFolder, Unwatched
+from kinfed.engine import federate as run_rounds
 from kinfed.engine.checks import fault
 from kinfed.engine.loop import RoundsFailed, sampled
 from kinfed.engine.places import Task
@@ -220,6 +224,39 @@ def test_uploads_are_combined_in_client_order(tmp_path: Path) -> None:
     run(workshop(method, federation(clients=6), participation=0.5), tmp_path / "out")
     assert all(ids == sorted(ids) for ids in method.seen)
     assert len(method.seen) == 3
+
+
+class Impatient(Unwatched):
+    """Presses Ctrl-C when the first client of round 2 is through."""
+
+    def __init__(self) -> None:
+        self.pressed: list[int] = []
+        self.told: list[int] = []
+        self.done = 0
+
+    def working(self, what: str, done: int, total: int) -> None:
+        if self.done == 1 and not self.pressed:
+            self.pressed.append(done)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def round(self, line: dict[str, Any]) -> None:
+        self.done += 1
+
+    def stopping(self, round: int) -> None:
+        self.told.append(round)
+
+
+def test_ctrl_c_ends_the_run_after_the_present_round_and_resuming_equals_never_having_stopped(tmp_path: Path) -> None:
+    shop, watch = workshop("fedper", rounds=4), Impatient()
+    (tmp_path / "out").mkdir()
+    folder = RunFolder(tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(shop, Inline(shop, folder.memories), folder, watch)
+    assert (watch.pressed, watch.told, watch.done) == ([1], [2], 2)
+    assert folder.last_checkpoint().round == 2  # type: ignore[union-attr]
+    resumed, straight = run(shop, tmp_path / "out"), run(workshop("fedper", rounds=4), tmp_path / "straight")
+    assert resumed.lines == straight.lines
+    assert same(resumed.state, straight.state)
 
 
 # -- what is written down ---------------------------------------------------------------------------------------------
