@@ -66,9 +66,9 @@ def main() -> None:
         began = time.perf_counter()
         code = start(*COMPARISON, "--workers", str(workers), "--out", str(out)).wait()
         took[workers], straight[workers] = time.perf_counter() - began, files(out)
-        print(
-            f"never stopped, {workers} workers: exit code {code}, {took[workers]:.1f} s, {len(straight[workers])} files"
-        )
+        if code:
+            sys.exit(f"the comparison itself fails, with exit code {code}")
+        print(f"never stopped, {workers} workers: {took[workers]:.1f} s, {len(straight[workers])} files", flush=True)
     kills = trials = differ = nothing = 0
     while kills < given.kills:
         workers = 2 if trials % 5 == 4 else 0
