@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kinfed.engine.files import apart
+from kinfed.engine.files import apart, saving
 from kinfed.engine.memories import Memories
 from kinfed.engine.memory import keep_freed_memory
 from kinfed.engine.places import Done, Failure, Inline, Task
@@ -319,7 +319,7 @@ def _alike(a: Message, b: Message) -> bool:
 
 def _posted(message: Message, path: Path) -> _Parcel:
     """Write a message, over the one that may lie there: memory that a file has need not be found again."""
-    with path.open("r+b" if path.exists() else "wb") as file:
+    with saving(path), path.open("r+b" if path.exists() else "wb") as file:
         file.write(save(apart(message.tensors)))
         file.truncate()
     return _Parcel(str(path), message.numbers)
