@@ -183,6 +183,16 @@ def test_a_memory_stays_as_long_as_a_checkpoint_needs_it_and_no_longer(tmp_path:
     assert there() == [5, 7]
 
 
+def test_a_client_may_give_up_its_memory_before_a_checkpoint(tmp_path: Path) -> None:
+    memories = Memories(tmp_path / "memories")
+    ledger = Ledger(memories, {}, {})
+    memories.write(5, 1, MEMORY)
+    ledger.accept(5, 1, keeps=True)
+    ledger.accept(5, 2, keeps=False)
+    ledger.sync()  # there is nothing left to flush
+    assert ledger.now == {}
+
+
 def test_memories_that_no_checkpoint_needs_are_deleted_when_a_run_goes_on(tmp_path: Path) -> None:
     memories = Memories(tmp_path / "memories")
     for round in (1, 2, 3, 4):

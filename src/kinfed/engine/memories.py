@@ -89,6 +89,7 @@ class Ledger:
     def accept(self, id: ClientId, round: int, keeps: bool) -> None:
         """From now on the client's memory is that of this round, or it has none."""
         before = self.now.pop(id, None)
+        self._unsynced.pop(id, None)
         if keeps:
             self.now[id] = self._unsynced[id] = round
         self._forget_unless_needed(id, before)
