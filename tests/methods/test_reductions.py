@@ -129,9 +129,7 @@ def test_fedper_averages_bodies_and_leaves_heads() -> None:  # case 74
     state = method.aggregate(None, None, uploads)  # type: ignore[arg-type]
     assert {n: t.item() for n, t in state.tensors.items()} == {"body.scale.weight": 2.0}
     shop = workshop("fedper", wrap=lambda _: one_weight(0, 0))
-    personal = [
-        method.evaluated(shop.client(id, 1), method.download(state, id), heads[id])["personal"] for id in (0, 1)
-    ]
+    personal = [method.evaluated(shop.client(id, 1), method.download(state, id), heads[id])["stale"] for id in (0, 1)]
     assert [p["body.scale.weight"].item() for p in personal] == [2.0, 2.0]
     assert [p["head.weight"].item() for p in personal] == [10.0, 20.0]
 
@@ -143,7 +141,8 @@ def test_fedper_gives_everybody_the_same_body_and_the_common_initial_head(tmp_pa
     initial = build("tiny_cnn", (1, 8, 8), 10, 0).tensors(HEAD)
     for id in range(4):
         message = shop.method.download(outcome.state, id)
-        personal = shop.method.evaluated(shop.client(id, 1), message, outcome.memories.get(id, Memory()))["personal"]
+        memory = outcome.memories.get(id, Memory())
+        personal = shop.method.evaluated(shop.client(id, 1), message, memory)[shop.method.headline]
         assert same(select(personal, BODY), outcome.state.tensors)
         assert same(select(personal, HEAD), initial) == (id != trained)
 

@@ -221,7 +221,7 @@ class _Round:
                 untested["global"] = self._noted(right, "test of the global model")
             else:
                 global_acc = _share(right)
-                accuracies["personal"] = [_share(right[own]) for own in rows]
+                accuracies["global"] = [_share(right[own]) for own in rows]
         if method.personal:
             everybody = range(len(federation))
             tasks = (Task(id, self.number, method.download(state, id), kept.get(id)) for id in everybody)
@@ -233,15 +233,16 @@ class _Round:
                     own = accuracies.setdefault(name, [None] * len(federation))
                     own[id] = _share(verdict.hits)
                     if last:
-                        self.folder.save_model(
-                            f"client-{id:05d}-{name}", verdict.tensors, self.workshop.about_model(id)
-                        )
+                        called = f"client-{id:05d}-{'personal' if name == method.headline else name}"
+                        self.folder.save_model(called, verdict.tensors, self.workshop.about_model(id))
                 self.told("evaluation", done, len(federation))
         line: Line = {"global_acc": global_acc}
-        accuracies = dict(sorted(accuracies.items(), key=lambda item: (item[0] != "personal", item[0])))
+        headline = {"personal": accuracies[method.headline]} if method.headline in accuracies else {}
+        accuracies = headline | dict(sorted(accuracies.items()))
         for name, of_clients in accuracies.items():
             spread = over_clients(of_clients, [len(own) for own in rows])
             line |= {f"{name}_{quantity}": value for quantity, value in spread.items()}
+        accuracies.pop(method.headline, None)  # client by client it is told once, as personal
         return {**line, "untested": dict(sorted(untested.items())), "client_acc": accuracies}
 
     def _save_local(self, id: ClientId, upload: Message) -> None:

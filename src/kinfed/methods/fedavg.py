@@ -102,4 +102,4 @@ class FedAvg(Method):
         if not self.kept:
             return {}
         client.model.load({**message.tensors, **memory.tensors})
-        return {"personal": client.model.tensors()}
+        return {self.headline: client.model.tensors()}

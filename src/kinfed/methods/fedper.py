@@ -21,4 +21,5 @@ class FedPer(FedAvg):
     shared: ClassVar[Part] = BODY
     kept: ClassVar[Part] = HEAD
     personal: ClassVar[bool] = True
-    tested: ClassVar[str] = "own head"
+    headline: ClassVar[str] = "stale"
+    tested: ClassVar[str] = "stale head"

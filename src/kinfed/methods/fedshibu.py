@@ -39,6 +39,7 @@ class FedSHIBU(FedBABU):
     """
 
     personal: ClassVar[bool] = True
+    headline: ClassVar[str] = "mixture"
     tested: ClassVar[str] = "own mixture"
     needs_probe: ClassVar[bool] = True
 
@@ -82,7 +83,7 @@ class FedSHIBU(FedBABU):
     def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
         """The client's mixture under the initial head, and after the last round the same fine-tuned."""
         client.model.load(message.tensors)
-        return {"personal": client.model.tensors(), **super().evaluated(client, message, memory)}
+        return {self.headline: client.model.tensors(), **super().evaluated(client, message, memory)}
 
     def pictures(self, state: State) -> Tensors:
         """The CRSM, N×N; NaN where two clients never took part together."""

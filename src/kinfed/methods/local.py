@@ -22,6 +22,7 @@ class Local(FedAvg):
     kept: ClassVar[Part] = ALL
     personal: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = True
+    headline: ClassVar[str] = "own"
     tested: ClassVar[str] = "own model"
 
     def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:

@@ -101,6 +101,8 @@ class Method(ABC):
     Attributes:
         trains: Who trains in a round: the clients sampled for it, all of them, or one that holds everybody's data.
         personal: Whether a client ends up with a model that others do not have.
+        headline: Which accuracy on the clients' own test samples is ``personal`` in the metrics: that of the ``global``
+            model, or of a model that `evaluated` names.
         tested: What the headline accuracy tests at each client, for people.
         needs_probe: Whether the server must hold images of its own.
         mixes_architectures: Whether clients may have models of different architectures.
@@ -108,6 +110,7 @@ class Method(ABC):
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
     personal: ClassVar[bool] = False
+    headline: ClassVar[str] = "global"
     tested: ClassVar[str] = "global"
     needs_probe: ClassVar[bool] = False
     mixes_architectures: ClassVar[bool] = False
@@ -161,7 +164,7 @@ class Method(ABC):
     def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
         """The client's own models after this round, by name: all tensors of each. Empty if it uses the global model.
 
-        ``personal`` is the headline; others stand beside it under their names.
+        What is costly is left to the last round.
         """
         del client, message, memory
         return {}
