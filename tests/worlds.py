@@ -33,6 +33,12 @@ def federation(clients: int = 4, probe: int = 24, data: Dataset | None = None) -
     return Federation(data, Partition(cut(probe, len(data.train) - probe), cut(0, len(data.test))), np.arange(probe))
 
 
+def equal_sizes(clients: int = 4) -> Federation:
+    data = dataset()
+    cut = lambda rows: np.array_split(rows, clients)  # noqa: E731
+    return Federation(data, Partition(cut(np.arange(24, 240)), cut(np.arange(120))), np.arange(24))
+
+
 def workshop(
     method: str | Method,
     fed: Federation | None = None,

@@ -212,7 +212,7 @@ class Config(BaseModel):
                 f"new_clients: {self.new_clients} is not allowed; must be less than the {self.clients} clients"
             )
         for name in self.methods:
-            if METHODS[name].needs_probe and self.probe < SMALLEST_PROBE:
+            if METHODS[name](**self.settings[name]).needs_probe and self.probe < SMALLEST_PROBE:
                 raise InputError(
                     f"probe: {self.probe} is too few; {name} compares the clients on images that the server holds, "
                     f"{SMALLEST_PROBE} or more"

@@ -2,6 +2,7 @@
 
 from kinfed.methods.central import Central
 from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedavg_crsm import FedAvgCRSM
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedcka import FedCKA
 from kinfed.methods.fedper import FedPer
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
     "fedper": FedPer,
     "fedbabu": FedBABU,
     "fedshibu": FedSHIBU,
+    "fedavg_crsm": FedAvgCRSM,
     "local": Local,
     "central": Central,
 }

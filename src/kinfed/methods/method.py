@@ -104,7 +104,6 @@ class Method(ABC):
         headline: Which accuracy on the clients' own test samples is ``personal`` in the metrics: that of the ``global``
             model, or of a model that `evaluated` names.
         tested: What the headline accuracy tests at each client, for people.
-        needs_probe: Whether the server must hold images of its own.
         mixes_architectures: Whether clients may have models of different architectures.
     """
 
@@ -112,8 +111,12 @@ class Method(ABC):
     personal: ClassVar[bool] = False
     headline: ClassVar[str] = "global"
     tested: ClassVar[str] = "global"
-    needs_probe: ClassVar[bool] = False
     mixes_architectures: ClassVar[bool] = False
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the server must hold images of its own."""
+        return False
 
     def check(self, model: Model) -> None:
         """Refuse a model that the method cannot work with, before anything is done.
