@@ -19,7 +19,7 @@ from kinfed.engine.memories import Kept, Ledger
 from kinfed.engine.places import Failure, Place, Task
 from kinfed.engine.watch import Watch
 from kinfed.engine.workshop import Workshop
-from kinfed.learning import over_clients
+from kinfed.learning import class_overlap, over_clients, rank_correlation
 from kinfed.methods import ClientId, Message, State
 from kinfed.streams import numpy_stream
 
@@ -89,7 +89,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
             }
             with clock("evaluate"):
                 if round % plan.evaluate_every == 0 or round == plan.rounds:
-                    line |= present.evaluate(state, ledger.now)
+                    line |= present.evaluate(state, ledger.now) | present.kinship(state)
                 else:
                     line |= {"global_acc": None, "untested": {}, "client_acc": {}}
             with clock("save"):
@@ -244,6 +244,14 @@ class _Round:
             line |= {f"{name}_{quantity}": value for quantity, value in spread.items()}
         accuracies.pop(method.headline, None)  # client by client it is told once, as personal
         return {**line, "untested": dict(sorted(untested.items())), "client_acc": accuracies}
+
+    def kinship(self, state: State) -> Line:
+        """Whether the clients that a method finds alike are those that hold the same classes."""
+        pictures = self.workshop.method.pictures(state)
+        if "crsm" not in pictures:
+            return {}
+        overlap = class_overlap(self.workshop.trained.class_counts())
+        return {"crsm_overlap_correlation": rank_correlation(pictures["crsm"].numpy(), overlap)}
 
     def _save_local(self, id: ClientId, upload: Message) -> None:
         """For who wants to compare what the clients made of the model in the last round (`kinfed similarity`)."""

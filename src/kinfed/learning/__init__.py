@@ -1,6 +1,6 @@
 """What happens at one client: training in phases, frozen features, evaluation."""
 
-from kinfed.learning.evaluation import hits, over_clients
+from kinfed.learning.evaluation import class_overlap, hits, over_clients, rank_correlation
 from kinfed.learning.frozen import features, frozen_copy, frozen_grams, frozen_rows
 from kinfed.learning.training import SGD, AfterStep, Batch, BeforeStep, Objective, Phase, Tally, cross_entropy, train
 
@@ -12,6 +12,7 @@ __all__ = [
     "Objective",
     "Phase",
     "Tally",
+    "class_overlap",
     "cross_entropy",
     "features",
     "frozen_copy",
@@ -19,5 +20,6 @@ __all__ = [
     "frozen_rows",
     "hits",
     "over_clients",
+    "rank_correlation",
     "train",
 ]
