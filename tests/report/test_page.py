@@ -60,7 +60,7 @@ def test_in_a_browser_every_figure_is_drawn_without_an_error(page: Path, tmp_pat
     assert len(drawn) >= figures
     assert dom.count('class="trace scatter') == 2 * 3  # curves: accuracy and loss of three methods
     assert dom.count('class="trace boxes"') == 3
-    assert dom.count('class="hm"') == 2  # the partition and the CRSM
+    assert dom.count('class="hm"') == 3  # the partition, the classes in common and the CRSM
     assert dom.count('class="trace bars"') == 5
 
 

@@ -55,9 +55,9 @@ def class_overlap(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Cosine of the class counts of every two of N clients, N×N in [0, 1]: 1 for the same proportions, 0 for no class.
 
     Args:
-        counts: Samples of each client and class, N×K; no row is all 0.
+        counts: Samples of each client and class, N×K.
     """
-    directions = counts / np.linalg.norm(counts, axis=1, keepdims=True)
+    directions = counts / np.linalg.norm(counts, axis=1, keepdims=True).clip(min=1)
     overlap: NDArray[np.float64] = directions @ directions.T
     return overlap
 
