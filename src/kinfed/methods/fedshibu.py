@@ -81,9 +81,10 @@ class FedSHIBU(FedBABU):
         return None
 
     def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
-        """The client's mixture under the initial head, and after the last round the same fine-tuned."""
+        """The client's mixture under the initial head."""
+        del memory
         client.model.load(message.tensors)
-        return {self.headline: client.model.tensors(), **super().evaluated(client, message, memory)}
+        return {self.headline: client.model.tensors()}
 
     def pictures(self, state: State) -> Tensors:
         """The CRSM, N×N; NaN where two clients never took part together."""

@@ -104,6 +104,7 @@ class Method(ABC):
         headline: Which accuracy on the clients' own test samples is ``personal`` in the metrics: that of the ``global``
             model, or of a model that `evaluated` names.
         tested: What the headline accuracy tests at each client, for people.
+        adapts: Whether clients can fine-tune a model in the last evaluation; not if they have no labels.
         needs_probe: Whether the server must hold images of its own.
         mixes_architectures: Whether clients may have models of different architectures.
     """
@@ -112,6 +113,7 @@ class Method(ABC):
     personal: ClassVar[bool] = False
     headline: ClassVar[str] = "global"
     tested: ClassVar[str] = "global"
+    adapts: ClassVar[bool] = True
     needs_probe: ClassVar[bool] = False
     mixes_architectures: ClassVar[bool] = False
 
