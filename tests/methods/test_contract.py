@@ -120,7 +120,7 @@ def test_nothing_changes_its_arguments(name: str) -> None:
     before = [snapshot(m) for m in (state, *messages.values(), *uploads.values(), *memories.values())]
     for id in messages:
         shop.update(id, 2, messages[id], memories[id])
-        shop.evaluate(id, 3, messages[id], memories[id])  # the last round: with fine-tuning
+        shop.evaluate(id, 3, messages[id], memories[id])  # the last round: with what is costly
     shop.method.aggregate(shop.server(2), state, uploads)
     shop.method.global_model(shop.server(2), state)
     shop.method.pictures(state)

@@ -47,7 +47,7 @@ def test_fedavg_is_the_plain_loop_of_the_paper(tmp_path: Path) -> None:
 
 def test_fedavg_with_one_client_is_central_training(tmp_path: Path) -> None:
     fed = federation(clients=1)
-    fedavg, central = (run(workshop(name, fed), tmp_path / name) for name in ("fedavg", "central"))
+    fedavg, central = (run(workshop(name, fed, fine_tuning=None), tmp_path / name) for name in ("fedavg", "central"))
     assert same(fedavg.state, central.state)
     sent = ("down_bytes", "up_bytes")
     assert [line | dict.fromkeys(sent, 0) for line in fedavg.lines] == central.lines  # centrally nothing travels
@@ -163,13 +163,13 @@ def test_fedbabu_never_moves_the_head_and_fine_tuning_moves_what_it_should(tmp_p
     initial = build("tiny_cnn", (1, 8, 8), 10, 0).tensors()
     for part, moved in (("head", HEAD), ("body", BODY), ("full", HEAD + BODY)):
         sgd = SGD(lr=0.05, batch_size=16, weight_decay=0.1)
-        shop = workshop(FedBABU(ft_part=part, ft_lr=0.1), rounds=5, sgd=sgd)  # type: ignore[arg-type]
+        shop = workshop(FedBABU(), rounds=5, sgd=sgd, fine_tuning=Phase(train=moved, epochs=5, lr=0.1))
         state = run(shop, tmp_path / part).state
         untouched = shop.method.global_model(shop.server(5), state)
         assert untouched is not None
         assert same(select(untouched, HEAD), select(initial, HEAD))
         assert not same(select(untouched, BODY), select(initial, BODY))
-        tuned = shop.method.evaluated(shop.client(0, 5), shop.method.download(state, 0), Memory())["fine_tuned"]
+        tuned = shop.fine_tune(0, 5, untouched)["fine_tuned"].tensors
         for each in (HEAD, BODY):
             assert same(select(tuned, each), select(untouched, each)) == (not set(each) <= set(moved))
 
@@ -179,10 +179,3 @@ def test_fedbabu_sends_the_body_alone_and_keeps_nothing(tmp_path: Path) -> None:
     body = sum(t.nbytes for t in build("tiny_cnn", (1, 8, 8), 10, 0).tensors(BODY).values())
     assert {(line["down_bytes"], line["up_bytes"]) for line in outcome.lines} == {(4 * body, 4 * body)}
     assert not any(memory.tensors for memory in outcome.memories.values())
-
-
-def test_fine_tuning_is_due_after_the_last_round_only_and_is_not_written_back(tmp_path: Path) -> None:
-    with_it, without = (run(workshop(FedBABU(ft_epochs=n)), tmp_path / str(n)) for n in (5, 0))
-    assert ["fine_tuned" in line["client_acc"] for line in with_it.lines] == [False, False, True]
-    assert "fine_tuned" not in without.lines[-1]["client_acc"]
-    assert same(with_it.state, without.state)

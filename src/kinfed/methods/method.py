@@ -104,6 +104,7 @@ class Method(ABC):
         headline: Which accuracy on the clients' own test samples is ``personal`` in the metrics: that of the ``global``
             model, or of a model that `evaluated` names.
         tested: What the headline accuracy tests at each client, for people.
+        adapts: Whether clients can fine-tune a model in the last evaluation; not if they have no labels.
         mixes_architectures: Whether clients may have models of different architectures.
     """
 
@@ -111,6 +112,7 @@ class Method(ABC):
     personal: ClassVar[bool] = False
     headline: ClassVar[str] = "global"
     tested: ClassVar[str] = "global"
+    adapts: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = False
 
     @property

@@ -14,7 +14,7 @@ from kinfed.engine.files import write_whole
 from kinfed.report import figures
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship, save_kinship
-from kinfed.report.table import Cell, in_rows, notes, setting, table, verdict
+from kinfed.report.table import NEW_CLIENTS, Cell, Table, in_rows, notes, setting, table, verdict
 
 __all__ = ["write_report"]
 
@@ -96,7 +96,8 @@ def _page(runs: Sequence[Run]) -> str:
 <h1>{html.escape(title)}</h1>
 <p class="setting">{html.escape(setting(runs))}</p>
 <p class="verdict">{html.escape(verdict(runs))}</p>
-{_table(runs)}
+{_table(table(runs))}
+{_new_clients(runs)}
 {_notes(runs)}
 {"".join(sections)}
 <h2>Configuration</h2>
@@ -107,8 +108,15 @@ def _page(runs: Sequence[Run]) -> str:
 """
 
 
-def _table(runs: Sequence[Run]) -> str:
-    content = table(runs)
+def _new_clients(runs: Sequence[Run]) -> str:
+    """Their table, where there are any."""
+    content = table(runs, new_clients=True)
+    if not content.rows:
+        return ""
+    return f'<h2>New clients</h2><p class="caption">{html.escape(NEW_CLIENTS)}</p>{_table(content)}'
+
+
+def _table(content: Table) -> str:
     head = "".join(
         f'<th title="{html.escape(meaning)}">{html.escape(heading)}</th>'
         for heading, meaning in zip(content.headings, content.meanings, strict=True)
