@@ -1,7 +1,7 @@
 """What happens at one client: training in phases, frozen features, evaluation."""
 
 from kinfed.learning.evaluation import hits, over_clients
-from kinfed.learning.frozen import features, frozen_copy, frozen_grams, frozen_rows
+from kinfed.learning.frozen import features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
 from kinfed.learning.training import SGD, AfterStep, Batch, BeforeStep, Objective, Phase, Tally, cross_entropy, train
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "hits",
     "over_clients",
     "train",
+    "with_frozen_body",
 ]
