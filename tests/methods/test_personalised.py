@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -481,13 +480,15 @@ def test_no_prototype_is_no_answer() -> None:
     assert shop.method.evaluated(shop.client(0, 1), shop.method.download(state, 0), Memory()).keys() == {"own"}
 
 
-def test_prototypes_are_all_that_travels_between_models_of_different_architectures(tmp_path: Path) -> None:
-    def narrow(model: Model) -> Model:
-        stages: dict[str, nn.Module] = {"flatten": nn.Flatten(), "fc": nn.Linear(64, 64), "relu": nn.ReLU()}
-        return Model(stages, copy.deepcopy(model.head), ())
-
+def two_architectures(width: int) -> Any:
+    """A workshop in which every other client has a small MLP, with representations of some width."""
     shop = workshop("fedproto", participation=0.75)
-    shop = replace(shop, models=(shop.models[0], narrow(shop.models[0])), architectures=(0, 1, 0, 1))
+    mlp = Model({"flatten": nn.Flatten(), "fc": nn.Linear(64, width), "relu": nn.ReLU()}, nn.Linear(width, 10), ())
+    return replace(shop, models=(shop.models[0], mlp), architectures=(0, 1, 0, 1))
+
+
+def test_prototypes_are_all_that_travels_between_models_of_different_architectures(tmp_path: Path) -> None:
+    shop = two_architectures(64)
     outcome = run(shop, tmp_path / "out")
     assert not any(line["refused"] or line["untested"] for line in outcome.lines)
     down, counts = 10 * 64 * 4, 10 * 8
@@ -495,3 +496,9 @@ def test_prototypes_are_all_that_travels_between_models_of_different_architectur
     for id, memory in outcome.memories.items():
         assert memory.tensors.keys() == shop.tensor_names(id)
     assert outcome.lines[-1]["global_acc"] is None
+
+
+def test_a_representation_of_another_width_is_refused_with_its_reason(tmp_path: Path) -> None:
+    (line, *_) = run(two_architectures(50), tmp_path / "out").lines
+    told = "InputError: models: fedproto needs representations of one width, this client's has 50, not 64"
+    assert line["refused"] == {str(id): told for id in line["clients"] if id % 2}

@@ -14,6 +14,7 @@ from annotated_types import Ge
 from torch import Tensor
 from torch.nn import functional
 
+from kinfed.errors import InputError
 from kinfed.learning import Batch, Objective, features
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
@@ -52,6 +53,11 @@ class FedProto(FedAvg):
     def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
         """Train the own model near the prototypes that came; send the class means of what it makes of the samples."""
         assert client.train.labels is not None
+        d, theirs = client.model.head.in_features, message.tensors[PROTOTYPES].shape[1]
+        if d != theirs:
+            raise InputError(
+                f"models: fedproto needs representations of one width, this client's has {d}, not {theirs}"
+            )
         client.model.load(memory.tensors)
         numbers = self.local_training(client, self.near(message.tensors[PROTOTYPES].to(client.train.labels.device)))
         z, classes = features(client.model, client.train), client.model.head.out_features
