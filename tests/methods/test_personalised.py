@@ -156,7 +156,7 @@ def test_clients_with_opposite_labels_need_something_of_their_own(method: Method
 
     own = outcome(method, "own")
     # FedCRC's body is trained under a common head, to which both clients together say nothing.
-    assert min(own["client_acc"]["personal"]) >= (0.85 if isinstance(method, FedCRC) else 1.0)
+    assert min(own["client_acc"]["personal"]) >= (0.75 if isinstance(method, FedCRC) else 1.0)
     expected = pytest.approx(0.5) if isinstance(method, FedCRC | Ditto) else None
     assert own["global_acc"] == expected  # named apart from the personal one
     assert outcome("fedavg", "fedavg")["global_acc"] == pytest.approx(0.5)
