@@ -178,8 +178,10 @@ def test_clients_of_very_different_sizes(name: str, model: str, tmp_path: Path) 
     assert accuracies[0] is None
     assert all(0 <= a <= 1 for a in accuracies[1:])
     alone_in_a_batch = METHODS[name].trains != "pooled" and model == "cnn4"
+    heads_alone = name in ("fedrep", "fedcrc")  # where BatchNorm is frozen, one sample will do
     # 1 sample, and 33 in batches of 16; the pooled client has 216, no batch of one
-    assert (last["skipped_samples"], last["zero_step_clients"]) == ((2, 1) if alone_in_a_batch else (0, 0))
+    expected = (2, 0 if heads_alone else 1) if alone_in_a_batch else (0, 0)
+    assert (last["skipped_samples"], last["zero_step_clients"]) == expected
 
 
 class Forbidden(Samples):
@@ -224,7 +226,9 @@ def test_hyper_parameters_are_all_there_is_to_a_method(name: str) -> None:
 
 
 def test_a_method_learns(name: str, tmp_path: Path) -> None:
-    lines = run(workshop(name, rounds=8, sgd=SGD(lr=0.1, momentum=0.5, batch_size=8, epochs=6)), tmp_path / "out").lines
+    lines = run(
+        workshop(name, rounds=12, sgd=SGD(lr=0.1, momentum=0.5, batch_size=8, epochs=6)), tmp_path / "out"
+    ).lines
     assert lines[-1]["train_loss"] < 0.8 * lines[0]["train_loss"]
     assert lines[-1]["personal_acc_weighted"] > 2 * 0.1  # twice that of guessing
 

@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.data import Dataset, Federation, Partition
-from kinfed.learning import SGD
-from kinfed.methods import Memory, Message
+from kinfed.data import Federation, Partition
+from kinfed.learning import SGD, Phase
 from kinfed.methods.fedbabu import FedBABU
-from kinfed.methods.fedper import FedPer
-from kinfed.models import BODY, HEAD, Model, Tensors, build, select
+from kinfed.models import BODY, HEAD, Tensors, build, select
 from kinfed.streams import torch_stream
-from tests.worlds import close, dataset, federation, float_samples, run, same, workshop
+from tests.worlds import close, dataset, federation, run, same, workshop
 
 # -- FedAvg -----------------------------------------------------------------------------------------------------------
 
@@ -96,64 +94,6 @@ def test_one_clients_local_model_does_not_depend_on_the_others(tmp_path: Path) -
         run(workshop("local", f), tmp_path / n) for f, n in ((fed, "a"), (replace(fed, partition=cut), "b"))
     )
     assert same(whole.memories[0], others_cut.memories[0])
-
-
-# -- FedPer -----------------------------------------------------------------------------------------------------------
-
-
-def one_weight(body: float, head: float) -> Model:
-    model = Model({"scale": nn.Linear(1, 1, bias=False)}, nn.Linear(1, 1, bias=False), [])
-    nn.init.constant_(model.body.scale.weight, body)
-    nn.init.constant_(model.head.weight, head)
-    return model
-
-
-def test_fedper_averages_bodies_and_leaves_heads() -> None:  # case 74
-    method = FedPer()
-    uploads, heads = {}, {}
-    for id, (body, head) in enumerate(((1.0, 10.0), (3.0, 20.0))):
-        tensors = one_weight(body, head).tensors()
-        uploads[id] = Message(select(tensors, method.shared), {"samples": 5})
-        heads[id] = Memory(select(tensors, method.kept))
-    assert [u.nbytes for u in uploads.values()] == [4, 4]  # one float32: the body alone
-    state = method.aggregate(None, None, uploads)  # type: ignore[arg-type]
-    assert {n: t.item() for n, t in state.tensors.items()} == {"body.scale.weight": 2.0}
-    shop = workshop("fedper", wrap=lambda _: one_weight(0, 0))
-    personal = [method.evaluated(shop.client(id, 1), method.download(state, id), heads[id])["stale"] for id in (0, 1)]
-    assert [p["body.scale.weight"].item() for p in personal] == [2.0, 2.0]
-    assert [p["head.weight"].item() for p in personal] == [10.0, 20.0]
-
-
-def test_fedper_gives_everybody_the_same_body_and_the_common_initial_head(tmp_path: Path) -> None:
-    shop = workshop("fedper", participation=0.25, rounds=1)
-    outcome = run(shop, tmp_path / "out")
-    (trained,) = outcome.memories
-    initial = build("tiny_cnn", (1, 8, 8), 10, 0).tensors(HEAD)
-    for id in range(4):
-        message = shop.method.download(outcome.state, id)
-        memory = outcome.memories.get(id, Memory())
-        personal = shop.method.evaluated(shop.client(id, 1), message, memory)[shop.method.headline]
-        assert same(select(personal, BODY), outcome.state.tensors)
-        assert same(select(personal, HEAD), initial) == (id != trained)
-
-
-def opposite_labels() -> Federation:
-    """Two clients that agree on what the inputs are and disagree on what to call them."""
-    x = torch.linspace(-1, 1, 40)[:, None]
-    sign = (x[:, 0] > 0).long()
-    samples = float_samples(torch.cat([x, x]), torch.cat([sign, 1 - sign]))
-    cut = [np.arange(40), np.arange(40, 80)]
-    return Federation(Dataset("opposite", samples, samples, ("0", "1")), Partition(cut, cut), np.arange(0))
-
-
-def test_clients_with_opposite_labels_need_heads_of_their_own(tmp_path: Path) -> None:  # case 77
-    def outcome(name: str) -> dict:  # type: ignore[type-arg]
-        shop = workshop(name, opposite_labels(), rounds=40, model="mlp", sgd=SGD(lr=0.1, batch_size=40, epochs=5))
-        return run(shop, tmp_path / name).lines[-1]
-
-    assert outcome("fedper")["client_acc"]["personal"] == [1.0, 1.0]
-    assert outcome("fedper")["global_acc"] is None
-    assert outcome("fedavg")["global_acc"] == pytest.approx(0.5)
 
 
 # -- FedBABU ----------------------------------------------------------------------------------------------------------

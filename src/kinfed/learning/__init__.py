@@ -1,7 +1,7 @@
 """What happens at one client: training in phases, frozen features, evaluation."""
 
 from kinfed.learning.evaluation import class_overlap, hits, over_clients, rank_correlation
-from kinfed.learning.frozen import features, frozen_copy, frozen_grams, frozen_rows
+from kinfed.learning.frozen import features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
 from kinfed.learning.training import SGD, AfterStep, Batch, BeforeStep, Objective, Phase, Tally, cross_entropy, train
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "over_clients",
     "rank_correlation",
     "train",
+    "with_frozen_body",
 ]

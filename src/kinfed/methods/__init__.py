@@ -1,13 +1,18 @@
 """The methods by name. A new one is a file and a line here."""
 
 from kinfed.methods.central import Central
+from kinfed.methods.ditto import Ditto
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedavg_crsm import FedAvgCRSM
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedcka import FedCKA
+from kinfed.methods.fedcrc import FedCRC
 from kinfed.methods.fedper import FedPer
+from kinfed.methods.fedproto import FedProto
 from kinfed.methods.fedprox import FedProx
+from kinfed.methods.fedrep import FedRep
 from kinfed.methods.fedshibu import FedSHIBU
+from kinfed.methods.lg_fedavg import LGFedAvg
 from kinfed.methods.local import Local
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
 from kinfed.methods.moon import MOON
@@ -22,9 +27,14 @@ METHODS: dict[str, type[Method]] = {
     "moon": MOON,
     "fedcka": FedCKA,
     "fedper": FedPer,
+    "fedrep": FedRep,
     "fedbabu": FedBABU,
     "fedshibu": FedSHIBU,
     "fedavg_crsm": FedAvgCRSM,
+    "fedcrc": FedCRC,
+    "ditto": Ditto,
+    "fedproto": FedProto,
+    "lg_fedavg": LGFedAvg,
     "local": Local,
     "central": Central,
 }
