@@ -1,7 +1,7 @@
 """What happens at one client: training in phases, frozen features, evaluation."""
 
 from kinfed.learning.evaluation import class_overlap, hits, over_clients, rank_correlation
-from kinfed.learning.frozen import features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
+from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
 from kinfed.learning.training import SGD, AfterStep, Batch, BeforeStep, Objective, Phase, Tally, cross_entropy, train
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Objective",
     "Phase",
     "Tally",
+    "activations",
     "class_overlap",
     "cross_entropy",
     "features",
