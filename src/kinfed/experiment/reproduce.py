@@ -168,10 +168,13 @@ def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]
         if comparison.own
     ]
     seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}" if config.seeds > 1 else f"seed {config.seed}"
+    tuned = any(row.also is not None and row.also.startswith("fine_tuned") for row in table.rows)
+    tuning = f", fine-tuning of {config.ft_epochs} epochs with lr {config.ft_lr}" if tuned else ""
     spread = "; ± is the sample standard deviation over seeds" if config.seeds > 1 else ""
     return (
         f"{data}, {config.clients} clients, partition {partition}, model {model}, {config.rounds} rounds of "
-        f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}, {seeds}{''.join(apart)}. "
+        f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}{tuning}, "
+        f"{seeds}{''.join(apart)}. "
         f"The numbers are {table.quantity} at the last round, in percent{''.join(others)}{spread}."
     )
 
