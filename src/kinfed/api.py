@@ -83,7 +83,7 @@ def compare(
     """
     from kinfed.experiment.run import compare as compare_config
 
-    config = _config(methods, fields)
+    config = _config(methods, fields).with_local()
     path = Path(out) if out is not None else new_folder("compare")
     with _watching(quiet) as watcher:
         compare_config(config, path, watcher, overwrite=overwrite)
