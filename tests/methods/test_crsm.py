@@ -60,7 +60,7 @@ def with_similarity(monkeypatch: pytest.MonkeyPatch, matrix: Tensor) -> None:
 # -- reductions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", ["minmax", "sum", "softmax", "power"])
+@pytest.mark.parametrize("norm", ["distance", "minmax", "sum", "softmax", "power"])
 @pytest.mark.parametrize(("mixing", "plain"), [(FedSHIBU, FedBABU), (FedAvgCRSM, FedAvg)])
 def test_equal_similarities_give_the_plain_mean(
     norm: crsm.Norm, mixing: type[CRSMMixing], plain: type[Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -325,6 +325,7 @@ def test_only_the_probe_needs_images_at_the_server() -> None:
 
 # -- from similarities to weights -------------------------------------------------------------------------------------
 
+NORMS = ("distance", "minmax", "sum", "softmax", "power", "topk")
 C = torch.tensor([[1.0, 0.5, 0.0], [0.5, 1.0, 0.75], [0.0, 0.75, 1.0]], dtype=torch.float64)
 
 
@@ -335,6 +336,7 @@ C = torch.tensor([[1.0, 0.5, 0.0], [0.5, 1.0, 0.75], [0.0, 0.75, 1.0]], dtype=to
         ({"norm": "minmax"}, 1, [0, 2 / 3, 1 / 3]),  # 0, 1, 0.5 before the division
         ({"norm": "power", "gamma": 2.0}, 0, [0.8, 0.2, 0]),
         ({"norm": "softmax", "temperature": 0.5}, 0, [0.66524096, 0.24472847, 0.09003057]),  # softmax of 2, 1, 0
+        ({"norm": "distance", "reach": 0.5}, 0, [0.75014, 0.19774, 0.05212]),  # of 0, 0.5, 1 with the mean 0.75
         ({"norm": "topk", "k": 1}, 0, [0.5, 0.5, 0]),
         ({"norm": "topk", "k": 1}, 1, [0, 0.5, 0.5]),
         ({"norm": "topk", "k": 9}, 0, [1 / 3, 1 / 3, 1 / 3]),
@@ -346,28 +348,28 @@ C = torch.tensor([[1.0, 0.5, 0.0], [0.5, 1.0, 0.75], [0.0, 0.75, 1.0]], dtype=to
 )  # fmt: skip
 def test_rows_become_weights(fields: dict[str, Any], row: int, expected: list[float]) -> None:
     counts = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-    weights = FedSHIBU(**fields).row_weights(C, counts)
-    assert torch.allclose(weights[row], torch.tensor(expected, dtype=torch.float64))
+    weights = FedSHIBU(**fields).row_weights(C, counts, C)
+    assert torch.allclose(weights[row], torch.tensor(expected, dtype=torch.float64), atol=1e-5)
     assert torch.allclose(weights.sum(dim=1), torch.ones(3, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("norm", ["minmax", "sum", "softmax", "power", "topk"])
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("include_self", [True, False])
 def test_an_undefined_similarity_weighs_nothing_and_shifts_nobody(norm: crsm.Norm, include_self: bool) -> None:
     undefined = torch.full((4, 4), torch.nan, dtype=torch.float64)  # case 72
     undefined[:3, :3] = C
     method, counts = FedSHIBU(norm=norm, include_self=include_self, k=1), torch.ones(4, dtype=torch.float64)
-    weights = method.row_weights(undefined, counts)
-    assert torch.allclose(weights[:3, :3], method.row_weights(C, counts[:3]))
+    weights = method.row_weights(undefined, counts, undefined)
+    assert torch.allclose(weights[:3, :3], method.row_weights(C, counts[:3], C))
     assert not weights[:3, 3].any()
     assert weights[3].tolist() == [0, 0, 0, 1]  # whom nothing is known of keeps its own
 
 
-@pytest.mark.parametrize("norm", ["minmax", "sum", "softmax", "power", "topk"])
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("include_self", [True, False])
 def test_one_client_alone_keeps_its_body(norm: crsm.Norm, include_self: bool) -> None:
     alone = torch.ones(1, 1, dtype=torch.float64)
-    assert FedSHIBU(norm=norm, include_self=include_self).row_weights(alone, alone[0]).tolist() == [[1.0]]
+    assert FedSHIBU(norm=norm, include_self=include_self).row_weights(alone, alone[0], alone).tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("norm", ["minmax", "sum"])

@@ -27,7 +27,7 @@ OWN_SAMPLES = "representation"  # what a client tells of its own samples
 WITHOUT_CKA = {"local_feature_cov": "feature_cov", "local_class_mean": "class_mean"}
 RepSource = Literal["probe", "local_random", "local_sorted", "local_feature_cov", "local_class_mean"]
 Compared = Literal["representation", "change", "prediction", "mean_prediction"]
-Norm = Literal["sum", "minmax", "softmax", "topk", "power"]
+Norm = Literal["distance", "sum", "minmax", "softmax", "topk", "power"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,9 @@ class CRSMMixing(FedAvg):
         debiased: Whether that is debiased: 0 for unrelated representations.
         norm: How a row of the CRSM becomes weights: ``sum`` (the paper) divides it by its sum, ``minmax`` stretches
             it to [0, 1] before; ``softmax(C / temperature)``; ``power`` raises it to ``gamma`` first; in ``topk`` the k
-            most similar others weigh alike.
+            most similar others weigh alike. ``distance``: exp(-(1 - C) / (reach · d)), where d is the row's mean of
+            1 - C at the representation, so that the scale is that of the clients at hand.
+        reach: Of ``distance``; smaller is more for oneself.
         include_self: Whether a client's own is part of its mixture (Algorithm 3; the paper's prose: of the others).
         size_weights: Whether weights are times the clients' sample counts.
     """
@@ -64,6 +66,7 @@ class CRSMMixing(FedAvg):
     kernel: Literal["linear", "rbf"] = "linear"
     debiased: bool = False
     norm: Norm = "minmax"
+    reach: Annotated[float, Gt(0)] = 0.2
     temperature: Annotated[float, Gt(0)] = 0.05
     gamma: Annotated[float, Gt(0)] = 4.0
     k: Annotated[int, Ge(1)] = 3
@@ -104,9 +107,10 @@ class CRSMMixing(FedAvg):
         parts = self._parts(server.model)
         seen = self._seen(server, state, uploads, [*parts])
         mixed: Tensors = {}
+        similarities = {tap: self._similarity(seen.pop(tap)).cpu() for tap in parts}
+        similarity = similarities[[*parts][-1]]  # of the representation
         for tap, part in parts.items():
-            similarity = self._similarity(seen.pop(tap)).cpu()
-            weights = self.row_weights(similarity, counts)
+            weights = self.row_weights(similarities[tap], counts, similarity)
             mixed |= self.mixed([select(tensors, part) for tensors in sent], weights)
 
         took_part = torch.tensor(list(uploads))
@@ -114,7 +118,7 @@ class CRSMMixing(FedAvg):
         for name, rows in _mixtures(state).items():
             mine = mixed.pop(name)  # so that there is never more than one copy of the mixtures
             mixtures[name] = mine if len(mine) == len(rows) else rows.index_copy(0, took_part, mine)
-        known = {CRSM: similarity, WEIGHTS: weights}  # of the last part: the representation
+        known = {CRSM: similarity, WEIGHTS: weights}
         for name, matrix in known.items():
             known[name] = state.tensors[name].clone()
             known[name][took_part[:, None], took_part] = matrix
@@ -171,7 +175,7 @@ class CRSMMixing(FedAvg):
     def _cka(self) -> dict[str, Any]:
         return {"kernel": self.kernel, "debiased": self.debiased} if self._metric == "cka" else {}
 
-    def row_weights(self, similarity: Tensor, counts: Tensor) -> Tensor:
+    def row_weights(self, similarity: Tensor, counts: Tensor, representation: Tensor) -> Tensor:
         """Rows of a similarity matrix, m×m, as weights that sum to 1.
 
         What is undefined (NaN) and, in ``sum`` and ``power``, what is negative weighs nothing; where a whole row weighs
@@ -180,12 +184,17 @@ class CRSMMixing(FedAvg):
         Args:
             similarity: The CRSM of m clients.
             counts: Samples of each, for ``size_weights``.
+            representation: The CRSM of the representation, m×m, which gives ``distance`` its scale.
         """
         alone = torch.eye(len(similarity), dtype=similarity.dtype)
         left_out = similarity.isnan() if self.include_self else similarity.isnan() | alone.bool()
         low = similarity.masked_fill(left_out, torch.inf).amin(dim=1, keepdim=True)
         high = similarity.masked_fill(left_out, -torch.inf).amax(dim=1, keepdim=True)
         match self.norm:
+            case "distance":
+                scale = (1 - representation).masked_fill(alone.bool(), torch.nan).nanmean(dim=1, keepdim=True)
+                distance = torch.where(scale > 0, (high - similarity) / scale, 0.0)
+                weights = (-distance / self.reach).exp()
             case "sum":
                 weights = similarity.clamp(min=0)
             case "minmax":
