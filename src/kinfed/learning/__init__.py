@@ -1,10 +1,14 @@
-"""What happens at one client: training in phases, frozen features, evaluation."""
+"""What happens at one client: training in phases, frozen features, two views, evaluation."""
 
 from kinfed.learning.evaluation import hits, over_clients
 from kinfed.learning.frozen import features, frozen_copy, frozen_grams, frozen_rows
+from kinfed.learning.representation import knn, linear_probe
+from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
 from kinfed.learning.training import SGD, AfterStep, Batch, BeforeStep, Objective, Phase, Tally, cross_entropy, train
+from kinfed.learning.views import two_views, unnormalised
 
 __all__ = [
+    "COLLAPSED",
     "SGD",
     "AfterStep",
     "Batch",
@@ -12,12 +16,20 @@ __all__ = [
     "Objective",
     "Phase",
     "Tally",
+    "byol_loss",
     "cross_entropy",
     "features",
     "frozen_copy",
     "frozen_grams",
     "frozen_rows",
     "hits",
+    "knn",
+    "linear_probe",
     "over_clients",
+    "simsiam_loss",
+    "spread",
     "train",
+    "train_siamese",
+    "two_views",
+    "unnormalised",
 ]

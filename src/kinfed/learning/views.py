@@ -192,7 +192,8 @@ def _hue(images: Tensor, turn: Tensor) -> Tensor:
 def _grey(images: Tensor) -> Tensor:
     """The luma of colour images, b×1×h×w."""
     red, green, blue = images.split(1, dim=1)
-    return (WEIGHTS[0] * red).add_(green, alpha=WEIGHTS[1]).add_(blue, alpha=WEIGHTS[2])
+    luma: Tensor = WEIGHTS[0] * red
+    return luma.add_(green, alpha=WEIGHTS[1]).add_(blue, alpha=WEIGHTS[2])
 
 
 CHANGES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (_brightness, _contrast, _saturation, _hue)

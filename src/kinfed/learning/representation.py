@@ -1,0 +1,104 @@
+"""What a frozen representation is worth: a linear probe, and a vote of the nearest neighbours (METHODS.md D.7).
+
+Both take features that were read once (`kinfed.learning.features`), so no encoder is touched here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kinfed.streams import forked_global_torch
+
+__all__ = ["knn", "linear_probe"]
+
+CHUNK = 256  # test samples whose neighbours are looked for at once
+
+
+def linear_probe(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    *,
+    classes: int,
+    stream: torch.Generator,
+    hidden: int | None = None,
+    epochs: int = 100,
+    lr: float = 3e-3,
+    batch_size: int = 512,
+) -> float:
+    """Accuracy of a linear classifier on features, by Adam and cross-entropy, after its last epoch.
+
+    Args:
+        train_features: n×d, n ≥ 1.
+        train_labels: n, in 0..classes−1.
+        test_features: m×d.
+        test_labels: m.
+        classes: Outputs of the classifier.
+        stream: On the CPU; its seed gives the initial weights, and it shuffles the samples once an epoch.
+        hidden: Width of a linear layer in between, without anything after it (the paper's 1000); None leaves it out.
+        epochs: Passes over the training features.
+        lr: Of Adam.
+        batch_size: Features a step; the last batch of a pass may be smaller.
+
+    Returns:
+        In [0, 1], every test sample counted once; NaN if there are none.
+    """
+    device, width = train_features.device, train_features.shape[1]
+    with forked_global_torch(stream.initial_seed()):
+        layers = (
+            [nn.Linear(width, classes)] if hidden is None else [nn.Linear(width, hidden), nn.Linear(hidden, classes)]
+        )
+    classifier = nn.Sequential(*layers).to(device)
+    one_call = "fused" if device.type in ("cpu", "cuda") else "foreach"
+    optimiser = torch.optim.Adam(classifier.parameters(), lr, **{one_call: True})
+    for _ in range(epochs):
+        shuffled = torch.randperm(len(train_features), generator=stream).to(device)
+        for rows in shuffled.split(batch_size):
+            optimiser.zero_grad(set_to_none=True)
+            logits = classifier(train_features.index_select(0, rows))
+            functional.cross_entropy(logits, train_labels.index_select(0, rows)).backward()
+            optimiser.step()
+    with torch.no_grad():
+        right = classifier(test_features).argmax(dim=1) == test_labels
+    return float(right.double().mean())
+
+
+@torch.no_grad()
+def knn(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    *,
+    classes: int,
+    k: int = 200,
+    temperature: float = 0.1,
+    top: int = 1,
+) -> float:
+    """Accuracy of a vote of the k training features nearest by cosine, each with the weight ``e^{cos / t}``.
+
+    Args:
+        train_features: n×d, n ≥ 1.
+        train_labels: n, in 0..classes−1.
+        test_features: m×d.
+        test_labels: m.
+        classes: How many there are.
+        k: Neighbours; all n if there are fewer.
+        temperature: t.
+        top: A sample counts as right if its class is among this many with most votes. A class without a vote never is.
+
+    Returns:
+        In [0, 1]; NaN if there are no test samples.
+    """
+    known = functional.normalize(train_features, dim=1)
+    right = []
+    for asked, truth in zip(test_features.split(CHUNK), test_labels.split(CHUNK), strict=True):
+        cosines, nearest = (functional.normalize(asked, dim=1) @ known.T).topk(min(k, len(known)), dim=1)
+        votes = cosines.new_zeros(len(asked), classes)
+        votes.scatter_add_(1, train_labels[nearest], (cosines / temperature).exp())
+        weights, best = votes.topk(min(top, classes), dim=1)
+        right.append(((best == truth[:, None]) & (weights > 0)).any(dim=1))
+    return float(torch.cat(right).double().mean()) if right else float("nan")
