@@ -85,7 +85,7 @@ def test_neighbours_vote_with_their_cosines() -> None:
 
 
 def test_neighbours_by_hand_over_many_chunks() -> None:
-    train, test = blobs(600, 0, 2.0), blobs(600, 1, 2.0)
+    train, test = blobs(60, 0, 2.0), blobs(600, 1, 2.0)
     votes = torch.zeros(600, 3, dtype=torch.float64)
     for i, x in enumerate(test[0].double()):
         cosines = torch.stack([x @ y / (x.norm() * y.norm()) for y in train[0].double()])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfed.data import Samples
 from kinfed.learning import COLLAPSED, SGD, byol_loss, simsiam_loss, spread, train_siamese, two_views
-from kinfed.models import BODY, HEAD, ONLINE, PREDICTOR, PROJECTOR, Model, Siamese, Target, build
+from kinfed.models import BODY, HEAD, ONLINE, PREDICTOR, PROJECTOR, TARGET, Model, Siamese, Target, build
 from tests.worlds import dataset, same
 
 
@@ -111,17 +111,18 @@ def test_the_seed_decides_what_projector_and_predictor_start_with(global_generat
 def test_the_target_is_a_deep_copy_that_no_gradient_reaches() -> None:
     online = siamese()
     target = Target(online)
-    assert same(target.tensors(BODY + PROJECTOR), online.tensors(BODY + PROJECTOR))
+    copied = {name.removeprefix("target."): tensor for name, tensor in target.tensors(TARGET).items()}
+    assert same(copied, online.tensors(BODY + PROJECTOR))
     mine = {p.data_ptr() for p in target.parameters()} | {b.data_ptr() for b in target.buffers()}
     assert not mine & {t.data_ptr() for t in online.state_dict().values()}
     assert not any(p.requires_grad for p in target.parameters())
-    assert not target.state_dict().keys() & online.tensors(PREDICTOR + HEAD).keys()
+    assert all(name.startswith(TARGET) for name in target.state_dict())
 
 
 def test_the_target_follows_in_its_parameters_and_keeps_its_own_buffers() -> None:  # case 79
     online = siamese("cnn4", (1, 16, 16))
     target = Target(online)
-    norm, of_target = online.body.conv1[1], target.body.conv1[1]
+    norm, of_target = online.body.conv1[1], target.target.body.conv1[1]
     with torch.no_grad():
         norm.weight.fill_(2)
         of_target.weight.fill_(1)

@@ -33,6 +33,12 @@ def federation(clients: int = 4, probe: int = 24, data: Dataset | None = None) -
     return Federation(data, Partition(cut(probe, len(data.train) - probe), cut(0, len(data.test))), np.arange(probe))
 
 
+def small(name: str) -> Method:
+    """A method with its defaults, but for the widths of projector and predictor."""
+    kind = METHODS[name]
+    return kind() if kind.supervised else kind(hidden=32, out=16)  # type: ignore[call-arg]
+
+
 def workshop(
     method: str | Method,
     fed: Federation | None = None,
@@ -47,7 +53,7 @@ def workshop(
 ) -> Workshop:
     fed = fed or federation()
     return Workshop(
-        METHODS[method]() if isinstance(method, str) else method,
+        small(method) if isinstance(method, str) else method,
         fed,
         (wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),),
         Plan(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.data import Federation
+from kinfed.data import Federation, Samples
 from kinfed.learning import SGD, hits
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import Client, ClientId, Memory, Message, Method, Server
@@ -124,15 +124,18 @@ class Workshop:
 
     def server(self, round: int) -> Server:
         """The server's side of one round."""
-        probe = self.federation.probe
         return Server(
             model=self._fresh_model(),
             seed=self.plan.seed,
             round=round,
             rounds=self.plan.rounds,
             clients=len(self.trained),
-            probe=probe.to(self.device) if probe is not None else None,
+            probe=self._probe(),
         )
+
+    def _probe(self) -> Samples | None:
+        probe = self.federation.probe
+        return None if probe is None else probe.to(self.device)
 
     def client(self, id: ClientId, round: int) -> Client:
         """One client's side of one round."""
@@ -144,6 +147,7 @@ class Workshop:
             id=id,
             train=self.trained.train(id).to(self.device),
             sgd=self.plan.sgd_in(round),
+            probe=self._probe() if self.method.sends_probe else None,
         )
 
     def update(self, id: ClientId, round: int, message: Message, memory: Memory) -> tuple[Message, Memory]:

@@ -52,8 +52,7 @@ def linear_probe(
             [nn.Linear(width, classes)] if hidden is None else [nn.Linear(width, hidden), nn.Linear(hidden, classes)]
         )
     classifier = nn.Sequential(*layers).to(device)
-    one_call = "fused" if device.type in ("cpu", "cuda") else "foreach"
-    optimiser = torch.optim.Adam(classifier.parameters(), lr, **{one_call: True})
+    optimiser = torch.optim.Adam(classifier.parameters(), lr, fused=device.type in ("cpu", "cuda"))
     for _ in range(epochs):
         shuffled = torch.randperm(len(train_features), generator=stream).to(device)
         for rows in shuffled.split(batch_size):

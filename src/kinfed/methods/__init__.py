@@ -1,13 +1,20 @@
 """The methods by name. A new one is a file and a line here."""
 
 from kinfed.methods.central import Central
+from kinfed.methods.central_byol import CentralBYOL
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedbabu import FedBABU
+from kinfed.methods.fedbyol import FedBYOL
 from kinfed.methods.fedcka import FedCKA
+from kinfed.methods.fedema import FedEMA
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.fedprox import FedProx
 from kinfed.methods.fedshibu import FedSHIBU
+from kinfed.methods.fedsimsiam import FedSimSiam
+from kinfed.methods.fedu import FedU
+from kinfed.methods.hetero_ssfl import HeteroSSFL
 from kinfed.methods.local import Local
+from kinfed.methods.local_ssl import LocalSSL
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
 from kinfed.methods.moon import MOON
 from kinfed.methods.scaffold import SCAFFOLD
@@ -23,6 +30,13 @@ METHODS: dict[str, type[Method]] = {
     "fedper": FedPer,
     "fedbabu": FedBABU,
     "fedshibu": FedSHIBU,
+    "fedbyol": FedBYOL,
+    "fedsimsiam": FedSimSiam,
+    "fedu": FedU,
+    "fedema": FedEMA,
+    "hetero_ssfl": HeteroSSFL,
     "local": Local,
     "central": Central,
+    "local_ssl": LocalSSL,
+    "central_byol": CentralBYOL,
 }

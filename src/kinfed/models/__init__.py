@@ -5,7 +5,7 @@ from kinfed.models.catalogue import ARCHITECTURES, Architecture, build, suited
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
 from kinfed.models.own import factory, from_module
 from kinfed.models.saved import load_weights, open_saved, saved_about
-from kinfed.models.siamese import ONLINE, PREDICTOR, PROJECTOR, Siamese, Target
+from kinfed.models.siamese import ONLINE, PREDICTOR, PROJECTOR, TARGET, Siamese, Target
 
 __all__ = [
     "ALL",
@@ -16,6 +16,7 @@ __all__ = [
     "ONLINE",
     "PREDICTOR",
     "PROJECTOR",
+    "TARGET",
     "Architecture",
     "BatchNorm",
     "Model",

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from kinfed.models.model import BODY, Model, Part, Parts
 from kinfed.streams import seeded_global_torch
 
-__all__ = ["ONLINE", "PREDICTOR", "PROJECTOR", "Siamese", "Target"]
+__all__ = ["ONLINE", "PREDICTOR", "PROJECTOR", "TARGET", "Siamese", "Target"]
 
 PROJECTOR: Part = ("projector.",)
 PREDICTOR: Part = ("predictor.",)
 ONLINE: Part = BODY + PROJECTOR + PREDICTOR  # what is trained; the head is not
+TARGET: Part = ("target.",)
 
 
 def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -60,13 +61,15 @@ class Target(Parts):
 
     def __init__(self, online: Siamese) -> None:
         super().__init__()
-        self.body, self.projector = copy.deepcopy(online.body), copy.deepcopy(online.projector)
+        self.target = nn.Sequential()
+        self.target.add_module("body", copy.deepcopy(online.body))
+        self.target.add_module("projector", copy.deepcopy(online.projector))
         self.requires_grad_(False)
         self.train()
 
     def forward(self, x: Tensor) -> Tensor:
         """``ξ(x)``, n×out."""
-        projection: Tensor = self.projector(self.body(x))
+        projection: Tensor = self.target(x)
         return projection
 
     @torch.no_grad()
