@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from kinfed.learning import unnormalised
@@ -46,7 +46,7 @@ class HeteroSSFL(LocalSSL):
         rad_full: Whether it compares all of them instead.
         rad_every: Steps from one comparison to the next.
         rad_bn: Mode of BatchNorm on the RAD: with ``eval`` its running statistics are used and stay as they are.
-        start: First round with the term. In round 1 the mean is that of the initial networks.
+        start: First round with the term, 1 or 2. In round 1 the mean is that of the initial networks.
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
@@ -60,7 +60,7 @@ class HeteroSSFL(LocalSSL):
     rad_full: bool = False
     rad_every: Annotated[int, Ge(1)] = 1
     rad_bn: Literal["eval", "train"] = "eval"
-    start: Literal[1, 2] = 1
+    start: Annotated[int, Ge(1), Le(2)] = 1
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
