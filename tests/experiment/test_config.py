@@ -46,7 +46,7 @@ def config(**fields: Any) -> Config:
         ({"models": "resnet18"}, "models: 'resnet18' must have the form NAME:SHARE"),
         ({"models": "mlp:0.5,cnn4:0.6"}, "with shares that sum to 1"),
         ({"models": "mlp:0.5,cnn:0.5"}, "model: 'cnn' is not known"),
-        ({"models": "mlp:0.5,cnn4:0.5"}, "models: fedavg needs one architecture .*different ones suit hetero_ssfl, local"),
+        ({"models": "mlp:0.5,cnn4:0.5"}, "models: fedavg needs one architecture .*different ones suit hetero_ssfl"),
         ({"methods": ("local",), "models": "mlp:1", "model": "mlp"}, "models: takes the place of model"),
         ({"weights": "nowhere.safetensors"}, "weights: 'nowhere.safetensors' is no file"),
         ({"bn": "none"}, "bn: 'none' is not allowed; must be 'track', 'batch' or 'group'"),
