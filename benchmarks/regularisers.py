@@ -54,23 +54,26 @@ def methods() -> dict[str, Method]:
 
 def cifar(images: int) -> Scale:
     """FedCKA's experiment."""
-    samples = (
-        load("cifar10").train.take(range(images))
-        if (Path(os.environ.get("KINFED_DATA", "")) / "cifar10").is_dir()
-        else noise(images, 32)
-    )
-    return Scale("small_cnn", samples, SGD(lr=0.01, epochs=10, batch_size=128, weight_decay=1e-5))
+    sgd = SGD(lr=0.01, epochs=10, batch_size=128, weight_decay=1e-5)
+    return Scale("small_cnn", stored("cifar10", images, (3, 32, 32)), sgd)
 
 
 def resnet() -> Scale:
     """A network whose first two layers are little of it."""
-    return Scale("resnet50", noise(4, 64), SGD(lr=0.01, epochs=10, batch_size=4, weight_decay=1e-5))
+    return Scale("resnet50", noise(4, (3, 64, 64)), SGD(lr=0.01, epochs=10, batch_size=4, weight_decay=1e-5))
 
 
-def noise(count: int, side: int) -> Samples:
+def stored(name: str, images: int, shape: tuple[int, int, int]) -> Samples:
+    """The first images of a data set in ``$KINFED_DATA``, or noise of their shape."""
+    if (Path(os.environ.get("KINFED_DATA", "")) / name).is_dir():
+        return load(name).train.take(range(images))
+    return noise(images, shape)
+
+
+def noise(count: int, shape: tuple[int, int, int]) -> Samples:
     """Images that take as long as any."""
     stream = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=stream)
+    pixels = torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=stream)
     labels = torch.randint(0, 10, (count,), generator=stream)
     return Samples(pixels, labels, Normalisation.of(pixels))
 
@@ -98,6 +101,15 @@ def measured(scale: Scale, compared: dict[str, Method], repeats: int) -> dict[st
     return seconds
 
 
+def show(seconds: dict[str, list[float]], reference: str) -> None:
+    """Print medians, and the ratios to one of the methods, which are taken repeat by repeat."""
+    print(f"  {'':30}{'CPU seconds':>12}{'ratio':>8}{'range':>14}")
+    for name, own in seconds.items():
+        ratios = sorted(a / b for a, b in zip(own, seconds[reference], strict=True))
+        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+        print(f"  {name:30}{statistics.median(own):12.2f}{statistics.median(ratios):8.2f}{spread:>14}")
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -112,12 +124,7 @@ def main() -> None:
     only = arguments.only or [""]
     compared = {n: m for n, m in methods().items() if n == "fedavg" or any(word in n for word in only)}
     print(f"torch {torch.__version__}, {scale.model}, {arguments.repeats} repeats")
-    print(f"  {'':30}{'CPU seconds':>12}{'ratio':>8}{'range':>14}")
-    seconds = measured(scale, compared, arguments.repeats)
-    for name, own in seconds.items():
-        ratios = sorted(a / b for a, b in zip(own, seconds["fedavg"], strict=True))
-        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-        print(f"  {name:30}{statistics.median(own):12.2f}{statistics.median(ratios):8.2f}{spread:>14}")
+    show(measured(scale, compared, arguments.repeats), "fedavg")
 
 
 if __name__ == "__main__":

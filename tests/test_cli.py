@@ -95,19 +95,19 @@ def test_every_field_of_the_config_is_an_option(kinfed, command: str) -> None:  
 
 def test_the_command_line_overrules_the_file(kinfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # case 110
     (tmp_path / "experiment.toml").write_text(
-        "methods = ['fedavg', 'fedbabu']\nlr = 0.1\nrounds = 2\nclients = 10\n"
-        "[fedbabu]\nft_epochs = 1\nft_lr = 0.5\n[fedshibu]\nnorm = 'sum'\n"
+        "methods = ['fedavg', 'fedprox']\nlr = 0.1\nrounds = 2\nclients = 10\nft_epochs = 1\n"
+        "[fedprox]\nmu = 0.5\n[fedshibu]\nnorm = 'sum'\n"
     )
-    arguments = ["--config", "experiment.toml", "--lr", "0.01", "--set", "fedbabu.ft_lr=0.25", "--out", "o"]
+    arguments = ["--config", "experiment.toml", "--lr", "0.01", "--set", "fedprox.mu=0.25", "--out", "o"]
     code, out, _ = kinfed("compare", *arguments)
     assert code == 0
-    written = (tmp_path / "o" / "fedbabu-seed0" / "config.toml").read_text()
+    written = (tmp_path / "o" / "fedprox-seed0" / "config.toml").read_text()
     assert "lr = 0.01\n" in written
     assert "rounds = 2\n" in written
     assert "ft_epochs = 1\n" in written
-    assert "ft_lr = 0.25\n" in written
+    assert "mu = 0.25\n" in written
     assert sorted(path.name for path in (tmp_path / "o").iterdir() if path.is_dir()) == [
-        "fedavg-seed0", "fedbabu-seed0", "local-seed0",
+        "fedavg-seed0", "fedprox-seed0",
     ]  # fmt: skip
     assert out.rstrip().endswith("o/report.html")
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from kinfed.data import Samples
-from kinfed.learning import SGD, Batch, Phase, features, hits, over_clients, train
+from kinfed.learning import SGD, Batch, Phase, class_overlap, features, hits, over_clients, rank_correlation, train
 from kinfed.learning.augmentation import crop_and_flip
 from kinfed.learning.schedule import lr_factor, parse_schedule
 from kinfed.models import BODY, HEAD, Model, build
@@ -335,3 +336,26 @@ def test_seeding_leaves_no_notes_for_devices_that_are_not_in_use() -> None:
     with forked_global_torch(1, torch.device("cpu")):
         pass
     assert len(torch.cuda._queued_calls) == before  # type: ignore[attr-defined]
+
+
+def test_the_overlap_of_classes_is_the_cosine_of_their_counts() -> None:
+    overlap = class_overlap(np.array([[3, 4, 0], [6, 8, 0], [0, 0, 5], [4, 3, 0]]))
+    assert overlap == pytest.approx(np.array([[1, 1, 0, 0.96], [1, 1, 0, 0.96], [0, 0, 1, 0], [0.96, 0.96, 0, 1]]))
+
+
+def test_the_rank_correlation_is_over_the_pairs_that_both_know() -> None:
+    rng = np.random.default_rng(0)
+    one = rng.random((6, 6))
+    one = one + one.T
+    assert rank_correlation(one, one**3) == pytest.approx(1.0)  # monotone
+    assert rank_correlation(one, -one) == pytest.approx(-1.0)
+    other = np.array([[9, 1, 2, 3], [1, 9, 4, np.nan], [2, 4, 9, 6], [3, np.nan, 6, 9]])
+    known = np.array([[0, 2, 1, 4], [2, 0, 3, 5], [1, 3, 0, np.nan], [4, 5, np.nan, 0]])
+    # of the pairs 01, 02, 03, 12 that both know: ranks 1 2 3 4 and 2 1 4 3
+    assert rank_correlation(other, known) == pytest.approx(0.6)
+
+
+def test_nothing_is_correlated_with_what_is_the_same_for_all() -> None:
+    same_for_all = np.full((4, 4), 0.3) + 1e-15 * np.arange(16).reshape(4, 4)
+    assert rank_correlation(np.arange(16.0).reshape(4, 4), same_for_all) is None
+    assert rank_correlation(np.eye(2), np.eye(2)) is None  # one pair

@@ -15,9 +15,11 @@ from torch import nn
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
 from kinfed.engine import Inline, Place, Plan, RunFolder, Unwatched, Workshop, federate, one_thread
 from kinfed.engine.folder import Checkpoint
-from kinfed.learning import SGD, Batch, train
+from kinfed.learning import SGD, Batch, Phase, train
 from kinfed.methods import METHODS, Memory, Message, Method, State, fedavg
 from kinfed.models import Model, Tensors, build
+
+NOBODY = Partition([], [])
 
 
 def dataset(train: int = 240, test: int = 120) -> Dataset:
@@ -25,12 +27,21 @@ def dataset(train: int = 240, test: int = 120) -> Dataset:
     return replace(whole, train=whole.train.take(range(train)), test=whole.test.take(range(test)))
 
 
-def federation(clients: int = 4, probe: int = 24, data: Dataset | None = None) -> Federation:
-    """Client k holds about n/N samples, sizes all different."""
+def federation(clients: int = 4, probe: int = 24, data: Dataset | None = None, new: int = 0) -> Federation:
+    """Client k holds about n/N samples, sizes all different; the last ones may be new."""
     data = data or dataset()
-    ends = lambda n: np.round(np.linspace(0, 1, clients + 1) ** 1.2 * n).astype(int)  # noqa: E731
+    ends = lambda n: np.round(np.linspace(0, 1, clients + new + 1) ** 1.2 * n).astype(int)  # noqa: E731
     cut = lambda first, n: [first + np.arange(a, b) for a, b in zip(ends(n)[:-1], ends(n)[1:], strict=True)]  # noqa: E731
-    return Federation(data, Partition(cut(probe, len(data.train) - probe), cut(0, len(data.test))), np.arange(probe))
+    whole = Partition(cut(probe, len(data.train) - probe), cut(0, len(data.test)))
+    return Federation(
+        data, whole.of(range(clients)), np.arange(probe), whole.of(range(clients, clients + new)) if new else NOBODY
+    )
+
+
+def equal_sizes(clients: int = 4) -> Federation:
+    data = dataset()
+    cut = lambda rows: np.array_split(rows, clients)  # noqa: E731
+    return Federation(data, Partition(cut(np.arange(24, 240)), cut(np.arange(120))), np.arange(24))
 
 
 def small(name: str) -> Method:
@@ -63,6 +74,7 @@ def workshop(
             participation=participation,
             seed=seed,
             checkpoint_every=plan.pop("checkpoint_every", 100),
+            fine_tuning=plan.pop("fine_tuning", Phase(epochs=1, lr=0.01)),
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The same from Python: ``kinfed.run``, ``kinfed.compare``, ``kinfed.resume``, ``kinfed.reproduce``."""
+"""The same from Python: ``kinfed.run``, ``compare``, ``resume``, ``reproduce``; and ``kinfed.load``, to use a model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from kinfed.cli.display import Display
 from kinfed.experiment.config import Config
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from kinfed.experiment.predictor import Predictor
     from kinfed.experiment.run import Watcher
 
-__all__ = ["Result", "compare", "new_folder", "open_result", "reproduce", "resume", "run"]
+__all__ = ["Result", "compare", "load", "new_folder", "open_result", "reproduce", "resume", "run"]
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,25 @@ def reproduce(
 def open_result(path: str | Path) -> Result:
     """A run or comparison that is on disk."""
     return Result(Path(path))
+
+
+def load(path: str | Path, *, client: int | None = None, module: nn.Module | None = None) -> Predictor:
+    """A trained model, ready for use; it takes uint8 images, and normalises them as in training.
+
+    Args:
+        path: A run folder, whose global model is meant; or one of the files in its ``models``.
+        client: In a run folder: whose personal model instead.
+        module: For a model of your own architecture, what your function makes: no file may import it.
+
+    >>> kinfed.load("runs/mine", client=3).predict(images)  # doctest: +SKIP
+    ['cat', 'dog']
+
+    Raises:
+        InputError: If there is no such model, a file is damaged, or the module does not fit.
+    """
+    from kinfed.experiment.predictor import load as load_model
+
+    return load_model(Path(path), client, module)
 
 
 def _config(methods: Sequence[str], fields: Mapping[str, Any]) -> Config:

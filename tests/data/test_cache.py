@@ -154,9 +154,7 @@ def _load_slowly(folder: str) -> None:
 def test_a_kill_while_writing_leaves_no_entry(folder: Path) -> None:
     child = multiprocessing.get_context("spawn").Process(target=_load_slowly, args=(str(folder),))
     child.start()
-    for _ in range(1000):
-        if [*cache_folder().glob(".unfinished-*/*.npy")]:
-            break
+    while child.is_alive() and not [*cache_folder().glob(".unfinished-*/*.npy")]:
         time.sleep(0.01)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)

@@ -91,6 +91,8 @@ def test_new_clients_hold_samples_that_nobody_trains_on() -> None:
     assert not split[0] & split[1]
     assert split[0] | split[1] == {tuple(rows) for rows in whole.partition.train}
     assert fed.new_class_counts().sum() == sum(len(rows) for rows in fed.new_clients.train)
+    assert [len(fed.train(4 + i)) for i in range(2)] == [len(rows) for rows in fed.new_clients.train]
+    assert torch.equal(fed.test(5).inputs, fed.dataset.test.take(fed.new_clients.test[1]).inputs)
     assert fed.unused == whole.unused == 0
     held = np.concatenate(fed.new_clients.train)
     assert not set(held) & set(fed.pooled().partition.train[0])

@@ -69,7 +69,19 @@ def test_the_summary_tells_the_last_round_and_the_best_beside_it(out: Path) -> N
     assert metrics["global_acc"] == series[-1]
     assert metrics["global_acc_mean_of_last_10_rounds"] == pytest.approx(sum(series[-10:]) / 10)
     assert metrics["global_acc_best_on_test"] == max(series)
-    assert metrics["fine_tuned_acc_weighted"] is None
+    assert metrics["initial_acc_weighted"] == metrics["personal_acc_weighted"] != metrics["fine_tuned_acc_weighted"]
+
+
+def test_the_summary_has_every_accuracy_of_the_last_round_and_two_in_any_case(tmp_path: Path) -> None:
+    for name, epochs in (("with", 1), ("without", 0)):
+        (run,) = read_runs([kinfed.run("fedper", out=tmp_path / name, ft_epochs=epochs, **SMALL).path])
+        told, last = run.summary["metrics"], run.lines[-1]
+        in_line = {key for key in last if "_acc_" in key}
+        assert in_line <= told.keys()
+        assert {key: told[key] for key in in_line} == {key: last[key] for key in in_line}
+        assert {f"{kind}_acc_mean" for kind in ("personal", "stale", "fine_tuned")} <= told.keys()
+        assert (told["fine_tuned_acc_mean"] is None) == (epochs == 0)
+        assert ("initial_acc_mean" in told) == (epochs > 0)
 
 
 def test_two_runs_of_one_config_are_bit_identical(tmp_path: Path) -> None:  # case 92

@@ -89,7 +89,7 @@ def test_every_round_of_a_comparison_is_in_tensorboard_and_mlflow(out: Path) -> 
         assert in_tensorboard(out / name, "clients")[-1] == (5, 10)
         assert in_tensorboard(out / name, "refused")[-1] == (5, 0)
     babu = runs["fedbabu-seed0"].data
-    assert babu.params.items() >= {"method": "fedbabu", "lr": "0.1", "fedbabu.ft_epochs": "5"}.items()
+    assert babu.params.items() >= {"method": "fedbabu", "lr": "0.1", "ft_epochs": "5"}.items()
     assert babu.metrics.keys() >= {"global_acc", "fine_tuned_acc_mean"}
     assert babu.tags.items() >= {"seed": "0", "folder": str(out.resolve() / "fedbabu-seed0")}.items()
     assert "global_acc" not in runs["local-seed0"].data.metrics

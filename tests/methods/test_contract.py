@@ -120,7 +120,7 @@ def test_nothing_changes_its_arguments(name: str) -> None:
     before = [snapshot(m) for m in (state, *messages.values(), *uploads.values(), *memories.values())]
     for id in messages:
         shop.update(id, 2, messages[id], memories[id])
-        shop.evaluate(id, 3, messages[id], memories[id])  # the last round: with fine-tuning
+        shop.evaluate(id, 3, messages[id], memories[id])  # the last round: with what is costly
     shop.method.aggregate(shop.server(2), state, uploads)
     shop.method.global_model(shop.server(2), state)
     shop.method.pictures(state)
@@ -179,8 +179,10 @@ def test_clients_of_very_different_sizes(name: str, model: str, tmp_path: Path) 
     assert all(0 <= a <= 1 for a in accuracies[1:])
     pooled = METHODS[name].trains == "pooled"
     if METHODS[name].supervised:
-        # 1 sample, and 33 in batches of 16, if there is BatchNorm; the pooled client has 216, no batch of one
-        expected = (2, 1) if model == "cnn4" and not pooled else (0, 0)
+        alone_in_a_batch = not pooled and model == "cnn4"
+        heads_alone = name in ("fedrep", "fedcrc")  # where BatchNorm is frozen, one sample will do
+        # 1 sample, and 33 in batches of 16; the pooled client has 216, no batch of one
+        expected = (2, 0 if heads_alone else 1) if alone_in_a_batch else (0, 0)
     else:  # BatchNorm whatever the model, and whole batches only: 2 are one, of 33 and 180 there are 1 and 4 left
         expected = (8, 0) if pooled else (6, 1)
     assert (last["skipped_samples"], last["zero_step_clients"]) == expected
@@ -229,11 +231,12 @@ def test_hyper_parameters_are_all_there_is_to_a_method(name: str) -> None:
 
 def test_a_method_learns(name: str, tmp_path: Path) -> None:
     sgd = SGD(lr=0.1, momentum=0.5, batch_size=8, epochs=6)
-    lines = run(workshop(name, rounds=8, sgd=sgd), tmp_path / "out").lines
     if METHODS[name].supervised:
+        lines = run(workshop(name, rounds=12, sgd=sgd), tmp_path / "out").lines
         assert lines[-1]["train_loss"] < 0.8 * lines[0]["train_loss"]
         assert lines[-1]["personal_acc_weighted"] > 2 * 0.1  # twice that of guessing
     else:  # two views are soon alike; averaging online networks, with a target that lags behind, sets that back
+        lines = run(workshop(name, rounds=8, sgd=sgd), tmp_path / "out").lines
         untrained = run(workshop(name, rounds=1, sgd=replace(sgd, lr=1e-9)), tmp_path / "untrained").lines[0]
         assert lines[-1]["train_loss"] < min(0.5 * untrained["train_loss"], untrained["train_loss"] - 0.5)
 

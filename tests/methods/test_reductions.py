@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from kinfed.data import Dataset, Federation, Partition
-from kinfed.learning import SGD
-from kinfed.methods import Memory, Message, fedshibu
+from kinfed.data import Federation, Partition
+from kinfed.learning import SGD, Phase
 from kinfed.methods.fedbabu import FedBABU
-from kinfed.methods.fedper import FedPer
-from kinfed.methods.fedshibu import FedSHIBU, row_weights
-from kinfed.methods.local import Local
-from kinfed.models import BODY, HEAD, Model, Part, Tensors, build, select
+from kinfed.models import BODY, HEAD, Tensors, build, select
 from kinfed.streams import torch_stream
-from tests.worlds import close, dataset, federation, float_samples, run, same, workshop
-
-
-def equal_sizes(clients: int = 4) -> Federation:
-    data = dataset()
-    cut = lambda rows: np.array_split(rows, clients)  # noqa: E731
-    return Federation(data, Partition(cut(np.arange(24, 240)), cut(np.arange(120))), np.arange(24))
-
+from tests.worlds import close, dataset, federation, run, same, workshop
 
 # -- FedAvg -----------------------------------------------------------------------------------------------------------
 
@@ -57,7 +45,7 @@ def test_fedavg_is_the_plain_loop_of_the_paper(tmp_path: Path) -> None:
 
 def test_fedavg_with_one_client_is_central_training(tmp_path: Path) -> None:
     fed = federation(clients=1)
-    fedavg, central = (run(workshop(name, fed), tmp_path / name) for name in ("fedavg", "central"))
+    fedavg, central = (run(workshop(name, fed, fine_tuning=None), tmp_path / name) for name in ("fedavg", "central"))
     assert same(fedavg.state, central.state)
     sent = ("down_bytes", "up_bytes")
     assert [line | dict.fromkeys(sent, 0) for line in fedavg.lines] == central.lines  # centrally nothing travels
@@ -108,64 +96,6 @@ def test_one_clients_local_model_does_not_depend_on_the_others(tmp_path: Path) -
     assert same(whole.memories[0], others_cut.memories[0])
 
 
-# -- FedPer -----------------------------------------------------------------------------------------------------------
-
-
-def one_weight(body: float, head: float) -> Model:
-    model = Model({"scale": nn.Linear(1, 1, bias=False)}, nn.Linear(1, 1, bias=False), [])
-    nn.init.constant_(model.body.scale.weight, body)
-    nn.init.constant_(model.head.weight, head)
-    return model
-
-
-def test_fedper_averages_bodies_and_leaves_heads() -> None:  # case 74
-    method = FedPer()
-    uploads, heads = {}, {}
-    for id, (body, head) in enumerate(((1.0, 10.0), (3.0, 20.0))):
-        tensors = one_weight(body, head).tensors()
-        uploads[id] = Message(select(tensors, method.shared), {"samples": 5})
-        heads[id] = Memory(select(tensors, method.kept))
-    assert [u.nbytes for u in uploads.values()] == [4, 4]  # one float32: the body alone
-    state = method.aggregate(None, None, uploads)  # type: ignore[arg-type]
-    assert {n: t.item() for n, t in state.tensors.items()} == {"body.scale.weight": 2.0}
-    shop = workshop("fedper", wrap=lambda _: one_weight(0, 0))
-    personal = [method.evaluated(shop.client(id, 1), method.download(state, id), heads[id])["stale"] for id in (0, 1)]
-    assert [p["body.scale.weight"].item() for p in personal] == [2.0, 2.0]
-    assert [p["head.weight"].item() for p in personal] == [10.0, 20.0]
-
-
-def test_fedper_gives_everybody_the_same_body_and_the_common_initial_head(tmp_path: Path) -> None:
-    shop = workshop("fedper", participation=0.25, rounds=1)
-    outcome = run(shop, tmp_path / "out")
-    (trained,) = outcome.memories
-    initial = build("tiny_cnn", (1, 8, 8), 10, 0).tensors(HEAD)
-    for id in range(4):
-        message = shop.method.download(outcome.state, id)
-        memory = outcome.memories.get(id, Memory())
-        personal = shop.method.evaluated(shop.client(id, 1), message, memory)[shop.method.headline]
-        assert same(select(personal, BODY), outcome.state.tensors)
-        assert same(select(personal, HEAD), initial) == (id != trained)
-
-
-def opposite_labels() -> Federation:
-    """Two clients that agree on what the inputs are and disagree on what to call them."""
-    x = torch.linspace(-1, 1, 40)[:, None]
-    sign = (x[:, 0] > 0).long()
-    samples = float_samples(torch.cat([x, x]), torch.cat([sign, 1 - sign]))
-    cut = [np.arange(40), np.arange(40, 80)]
-    return Federation(Dataset("opposite", samples, samples, ("0", "1")), Partition(cut, cut), np.arange(0))
-
-
-def test_clients_with_opposite_labels_need_heads_of_their_own(tmp_path: Path) -> None:  # case 77
-    def outcome(name: str) -> dict:  # type: ignore[type-arg]
-        shop = workshop(name, opposite_labels(), rounds=40, model="mlp", sgd=SGD(lr=0.1, batch_size=40, epochs=5))
-        return run(shop, tmp_path / name).lines[-1]
-
-    assert outcome("fedper")["client_acc"]["personal"] == [1.0, 1.0]
-    assert outcome("fedper")["global_acc"] is None
-    assert outcome("fedavg")["global_acc"] == pytest.approx(0.5)
-
-
 # -- FedBABU ----------------------------------------------------------------------------------------------------------
 
 
@@ -173,13 +103,13 @@ def test_fedbabu_never_moves_the_head_and_fine_tuning_moves_what_it_should(tmp_p
     initial = build("tiny_cnn", (1, 8, 8), 10, 0).tensors()
     for part, moved in (("head", HEAD), ("body", BODY), ("full", HEAD + BODY)):
         sgd = SGD(lr=0.05, batch_size=16, weight_decay=0.1)
-        shop = workshop(FedBABU(ft_part=part, ft_lr=0.1), rounds=5, sgd=sgd)  # type: ignore[arg-type]
+        shop = workshop(FedBABU(), rounds=5, sgd=sgd, fine_tuning=Phase(train=moved, epochs=5, lr=0.1))
         state = run(shop, tmp_path / part).state
         untouched = shop.method.global_model(shop.server(5), state)
         assert untouched is not None
         assert same(select(untouched, HEAD), select(initial, HEAD))
         assert not same(select(untouched, BODY), select(initial, BODY))
-        tuned = shop.method.evaluated(shop.client(0, 5), shop.method.download(state, 0), Memory())["fine_tuned"]
+        tuned = shop.fine_tune(0, 5, untouched)["fine_tuned"].tensors
         for each in (HEAD, BODY):
             assert same(select(tuned, each), select(untouched, each)) == (not set(each) <= set(moved))
 
@@ -189,130 +119,3 @@ def test_fedbabu_sends_the_body_alone_and_keeps_nothing(tmp_path: Path) -> None:
     body = sum(t.nbytes for t in build("tiny_cnn", (1, 8, 8), 10, 0).tensors(BODY).values())
     assert {(line["down_bytes"], line["up_bytes"]) for line in outcome.lines} == {(4 * body, 4 * body)}
     assert not any(memory.tensors for memory in outcome.memories.values())
-
-
-def test_fine_tuning_is_due_after_the_last_round_only_and_is_not_written_back(tmp_path: Path) -> None:
-    with_it, without = (run(workshop(FedBABU(ft_epochs=n)), tmp_path / str(n)) for n in (5, 0))
-    assert ["fine_tuned" in line["client_acc"] for line in with_it.lines] == [False, False, True]
-    assert "fine_tuned" not in without.lines[-1]["client_acc"]
-    assert same(with_it.state, without.state)
-
-
-# -- FedSHIBU ---------------------------------------------------------------------------------------------------------
-
-
-def with_similarity(monkeypatch: pytest.MonkeyPatch, matrix: Tensor) -> None:
-    monkeypatch.setattr(fedshibu, "similarity_matrix", lambda representations, **_: matrix)
-
-
-@pytest.mark.parametrize("norm", ["minmax", "sum"])
-def test_fedshibu_with_equal_similarities_is_fedbabu(
-    norm: fedshibu.Norm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_similarity(monkeypatch, torch.ones(4, 4, dtype=torch.float64))
-    fed = equal_sizes()
-    shibu, babu = (run(workshop(m, fed), tmp_path / n) for m, n in ((FedSHIBU(norm=norm), "s"), (FedBABU(), "b")))
-    for id in range(4):
-        own = {n: rows[id] for n, rows in shibu.state.tensors.items() if n != "crsm"}
-        assert close(own, babu.state.tensors)
-    assert shibu.lines[-1]["client_acc"] == babu.lines[-1]["client_acc"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalBody(FedBABU, Local):
-    """Each client trains a body of its own under the initial head, alone."""
-
-    shared: ClassVar[Part] = ()
-    kept: ClassVar[Part] = BODY
-
-
-@pytest.mark.parametrize("norm", ["minmax", "sum"])
-def test_fedshibu_with_similarity_to_oneself_alone_is_isolated_training(
-    norm: fedshibu.Norm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_similarity(monkeypatch, torch.eye(4, dtype=torch.float64))
-    shibu, alone = (run(workshop(m), tmp_path / n) for m, n in ((FedSHIBU(norm=norm), "s"), (LocalBody(), "l")))
-    for id in range(4):
-        own = {n: rows[id] for n, rows in shibu.state.tensors.items() if n != "crsm"}
-        assert same(own, alone.memories[id].tensors)
-
-
-def test_permuting_the_clients_of_fedshibu_permutes_the_mixtures_only() -> None:
-    shop = workshop("fedshibu")
-    method = shop.method
-    state = method.init(shop.server(0))
-    uploads = {id: shop.update(id, 1, method.download(state, id), Memory())[0] for id in range(4)}
-    order = [2, 0, 3, 1]
-    straight = method.aggregate(shop.server(1), state, uploads)
-    permuted = method.aggregate(shop.server(1), state, {i: uploads[o] for i, o in enumerate(order)})
-    assert close(
-        {n: t[order] for n, t in straight.tensors.items() if n != "crsm"},
-        {n: t for n, t in permuted.tensors.items() if n != "crsm"},
-    )
-    assert torch.allclose(straight.tensors["crsm"][order][:, order], permuted.tensors["crsm"])
-
-
-def test_clients_that_took_no_part_keep_their_mixture_and_are_not_compared(tmp_path: Path) -> None:
-    shop = workshop("fedshibu", participation=0.5, rounds=1)
-    outcome = run(shop, tmp_path / "out")
-    took_part = outcome.lines[0]["clients"]
-    initial = build("tiny_cnn", (1, 8, 8), 10, 0).tensors(BODY)
-    for id in range(4):
-        assert same(shop.method.download(outcome.state, id).tensors, initial) == (id not in took_part)
-    known = ~outcome.state.tensors["crsm"].isnan()
-    assert known.nonzero().tolist() == [[a, b] for a in took_part for b in took_part]
-
-
-def test_the_crsm_tells_two_groups_with_disjoint_classes_apart(tmp_path: Path) -> None:  # METHODS.md J.10
-    data = dataset(600, 120)
-    assert data.train.labels is not None
-    assert data.test.labels is not None
-    high = (data.train.labels >= 5).numpy()
-    probe = np.arange(60)
-    low_rows, high_rows = (np.flatnonzero(high == side)[np.flatnonzero(high == side) >= 60] for side in (False, True))
-    cut = Partition([*np.array_split(low_rows, 2), *np.array_split(high_rows, 2)], np.array_split(np.arange(120), 4))
-    for seed in (0, 1):
-        shop = workshop(
-            "fedshibu", Federation(data, cut, probe), rounds=8, seed=seed, sgd=SGD(lr=0.1, batch_size=16, epochs=2)
-        )
-        crsm = run(shop, tmp_path / str(seed)).state.tensors["crsm"]
-        within = (crsm[0, 1] + crsm[2, 3]) / 2
-        across = crsm[:2, 2:].mean()
-        assert within > across
-
-
-def test_rows_become_weights() -> None:
-    similarity = torch.tensor([[1.0, 0.5, 0.0], [0.5, 1.0, 0.75], [0.0, 0.75, 1.0]], dtype=torch.float64)
-    assert torch.allclose(row_weights(similarity, "sum")[0], torch.tensor([2 / 3, 1 / 3, 0], dtype=torch.float64))
-    # min-max of the second row: 0, 1, 0.5
-    assert torch.allclose(row_weights(similarity, "minmax")[1], torch.tensor([0, 2 / 3, 1 / 3], dtype=torch.float64))
-    for norm in ("sum", "minmax"):
-        assert torch.allclose(row_weights(similarity, norm).sum(dim=1), torch.ones(3, dtype=torch.float64))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("norm", ["minmax", "sum"])
-@pytest.mark.filterwarnings("ignore:.*constant")
-def test_a_body_of_zeros_cannot_be_compared_and_stays_alone(norm: fedshibu.Norm) -> None:  # case 72
-    shop = workshop(FedSHIBU(norm=norm))
-    state = shop.method.init(shop.server(0))
-    uploads = {id: shop.update(id, 1, shop.method.download(state, id), Memory())[0] for id in range(4)}
-    zeros = {n: torch.zeros_like(t) for n, t in uploads[0].tensors.items()}
-    bodies = shop.method.aggregate(shop.server(1), state, {**uploads, 0: Message(zeros, uploads[0].numbers)}).tensors
-    for name, rows in bodies.items():
-        if name != "crsm":
-            assert rows.isfinite().all()
-            assert not rows[0].any()
-            assert all(rows[id].any() for id in (1, 2, 3))
-
-
-@pytest.mark.parametrize("norm", ["minmax", "sum"])
-def test_an_undefined_similarity_weighs_nothing(norm: fedshibu.Norm) -> None:  # case 72
-    similarity = torch.tensor([[1.0, torch.nan, 0.5], [torch.nan] * 3, [0.5, torch.nan, 1.0]], dtype=torch.float64)
-    weights = row_weights(similarity, norm)
-    assert weights[0, 1] == weights[2, 1] == 0
-    assert weights[1].tolist() == [0, 1, 0]  # whom nothing is known of keeps its own body
-    assert torch.allclose(weights.sum(dim=1), torch.ones(3, dtype=torch.float64))
-
-
-def test_one_client_alone_keeps_its_body() -> None:
-    assert row_weights(torch.ones(1, 1), "minmax").tolist() == [[1.0]]

@@ -35,6 +35,21 @@ def test_the_page_says_what_was_run_and_holds_the_complete_config(page: Path) ->
     assert text.count("<details>") == 6
 
 
+def test_new_clients_are_told_of_where_there_are_any(page: Path, tmp_path: Path) -> None:
+    assert "New clients" not in page.read_text()
+    result = kinfed.run("fedper", out=tmp_path / "o", clients=10, new_clients=2, rounds=1, quiet=True)
+    text = result.report().read_text()
+    assert "<h2>New clients</h2>" in text
+    for part in (
+        "2 new clients held back",
+        "Clients that took no part in training",
+        ">as it is</th>",
+        ">own head</th>",
+        "<td>mean</td>",
+    ):
+        assert part in text
+
+
 def test_names_are_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     kinfed.run("local", out=folder, clients=10, rounds=1, quiet=True)
@@ -60,7 +75,7 @@ def test_in_a_browser_every_figure_is_drawn_without_an_error(page: Path, tmp_pat
     assert len(drawn) >= figures
     assert dom.count('class="trace scatter') == 2 * 3  # curves: accuracy and loss of three methods
     assert dom.count('class="trace boxes"') == 3
-    assert dom.count('class="hm"') == 2  # the partition and the CRSM
+    assert dom.count('class="hm"') == 3  # the partition, the classes in common and the CRSM
     assert dom.count('class="trace bars"') == 5
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def made(method: str, own: float | None, seed: int = 0, **more: Any) -> Run:
         "personal_acc_weighted": own, "personal_acc_mean": own, "personal_acc_std": 0.1,
         "personal_acc_worst_tenth": own,
         "fine_tuned_acc_weighted": None, "global_acc": more.pop("global_acc", None),
-    }  # fmt: skip
+    } | more.pop("metrics", {})  # fmt: skip
     summary = {
         "method": method, "seed": seed, "tested": "global", "model": "mlp", "rounds": 3, "train_loss": 0.5,
         "data": {"name": "digits", "clients": 2, "partition": "dirichlet", "alpha": 0.5, "train": 1200, "test": 9,
@@ -60,7 +61,29 @@ def test_what_a_method_does_not_have_is_a_dash_and_a_column_nobody_fills_is_left
     runs = [made("fedavg", 0.5, global_acc=0.4), made("fedper", None)]
     assert column(runs, "pooled test") == [("0.400", "", True), ("–", "", False)]
     assert column(runs, "own test") == [("0.500", "", True), ("–", "", False)]
-    assert "fine-tuned" not in table(runs).headings
+    assert not {"fine-tuned", "refreshed"} & {*table(runs).headings}
+    assert table(runs, new_clients=True).rows == ()
+    told = [made("fedper", 0.5, metrics={"refreshed_acc_weighted": 0.7, "fine_tuned_acc_weighted": 0.8}), runs[0]]
+    assert column(told, "refreshed") == [("0.700", "", True), ("–", "", False)]
+    assert column(told, "fine-tuned") == [("0.800", "", True), ("–", "", False)]
+
+
+def test_new_clients_have_a_table_of_their_own_that_says_what_they_are_given() -> None:
+    new = {"new_global_acc_weighted": 0.3, "new_head_acc_weighted": 0.6, "new_fine_tuned_acc_weighted": 0.5}
+    none = dict.fromkeys(new)
+    runs = [
+        made("fedavg", 0.5, global_acc=0.4, metrics=new),
+        made("fedper", 0.6, metrics=new),
+        made("local", 0.7, metrics=none),
+    ]
+    shown = table(runs, new_clients=True)
+    assert shown.headings == ("method", "model given", "as it is", "own head", "fine-tuned")
+    assert [[cell.text for cell in row] for row in shown.rows] == [
+        ["fedavg", "global", "0.300", "0.600", "0.500"],
+        ["fedper", "mean", "0.300", "0.600", "0.500"],
+        ["local", "mean", "–", "–", "–"],
+    ]
+    assert not {*shown.headings[2:]} & {*table(runs).headings}
 
 
 def test_costs_are_shown_and_not_ranked() -> None:
@@ -135,9 +158,10 @@ def test_means_say_over_how_many_clients_they_are(accuracies: list[float | None]
 def test_every_accuracy_names_the_samples_the_model_and_the_clients_it_is_of() -> None:  # cases 114, 117
     shown = table([made("fedavg", 0.7, global_acc=0.4), made("fedper", 0.7)])
     means = dict(zip(shown.headings, shown.meanings, strict=True))
-    assert means["own test"] == "accuracy on the clients' own test samples, weighted by their number"
-    assert means["clients' mean"] == "the same, plain mean over clients"
-    assert means["clients' sd"] == "its spread over clients (population standard deviation)"
+    said = "accuracy on the clients' own test samples, weighted by their number, before any fine-tuning"
+    assert means["own test"] == said
+    assert means["mean over clients"] == "the same, plain mean over clients"
+    assert means["sd over clients"] == "its spread over clients (population standard deviation)"
     assert means["pooled test"] == "accuracy of the one global model on the pooled test set"
     assert [row[1].text for row in shown.rows] == ["global", "global"]
 
@@ -157,15 +181,31 @@ def test_runs_on_other_data_are_no_comparison() -> None:
     assert "differ in more than the method, in data" in notes([made("fedavg", 0.5), other])[0]
 
 
-def test_the_table_fits_eighty_columns(tmp_path: Path) -> None:
+def test_another_seed_may_hold_back_clients_of_other_sizes() -> None:
+    first = made("fedavg", 0.5)
+    sizes = {"data": first.summary["data"] | {"train": 1100}}
+    assert notes([first, made("fedavg", 0.5, seed=1, summary=sizes)]) == []
+    assert "in data" in notes([first, made("fedper", 0.5, seed=0, summary=sizes)])[0]
+    fewer = {"data": sizes["data"] | {"clients": 1}}
+    assert "in data" in notes([first, made("fedavg", 0.5, seed=1, summary=fewer)])[0]
+
+
+def test_the_tables_fit_eighty_columns(tmp_path: Path) -> None:
     methods = ["fedavg", "fedper", "fedbabu", "fedshibu"]
-    result = kinfed.compare(methods, out=tmp_path / "o", clients=10, rounds=1, seeds=2, quiet=True)
-    console = Console(width=80, file=io.StringIO())
-    console.print(table(read_runs([result.path])).rich())
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert max(len(line.rstrip()) for line in lines) <= 80
-    assert not any("…" in line for line in lines)
-    assert sum(line.startswith(("fed", "local")) for line in lines) == 5
+    result = kinfed.compare(methods, out=tmp_path / "o", clients=10, new_clients=2, rounds=1, seeds=2, quiet=True)
+    runs = read_runs([result.path])
+    for run in runs:  # as of a method whose heads go stale, in a run of minutes
+        run.summary["metrics"]["refreshed_acc_weighted"] = 0.9
+        run.summary["seconds"]["total"] = 123.4
+    for shown, numbers in ((table(runs), 9), (table(runs, new_clients=True), 3)):
+        console = Console(width=80, file=io.StringIO())
+        console.print(shown.rich())
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert max(len(line.rstrip()) for line in lines) <= 80
+        assert not any("…" in line for line in lines)
+        rows = [line for line in lines if line.startswith(("fed", "local"))]
+        assert len(rows) == 5
+        assert len(re.findall(r"(?<= )(?:\d+\.\d+|–)(?=[* ]|$)", rows[0])) == numbers
 
 
 def test_an_unfinished_run_is_named(tmp_path: Path) -> None:

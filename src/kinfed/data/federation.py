@@ -29,7 +29,8 @@ class Federation:
         dataset: What is shared out.
         partition: Rows of the `splits` of each client.
         probe_rows: Rows of ``dataset.train`` that the server holds and no client has; empty if it holds none.
-        new_clients: Likewise of clients that are held back: they never train, and are not among the N.
+        new_clients: Likewise of clients that are held back: they never train, and are not among the N; they are
+            numbered on from N.
 
     Raises:
         ValueError: If a sample belongs to two of them, or does not exist.
@@ -69,25 +70,27 @@ class Federation:
         return together, together
 
     def train(self, client: int) -> Samples:
-        """A client's training samples.
+        """The training samples of a client, or a new one.
 
         Raises:
             IndexError: If there is no such client.
         """
-        return self.splits[0].take(self.partition.train[self._valid(client)])
+        return self.splits[0].take(self._rows(client)[0])
 
     def test(self, client: int) -> Samples:
-        """A client's test samples; there may be none.
+        """The test samples of a client, or a new one; there may be none.
 
         Raises:
             IndexError: If there is no such client.
         """
-        return self.splits[1].take(self.partition.test[self._valid(client)])
+        return self.splits[1].take(self._rows(client)[1])
 
-    def _valid(self, client: int) -> int:
-        if not 0 <= client < len(self):
-            raise IndexError(f"client: {client} is not there; valid ids are 0..{len(self) - 1}")
-        return client
+    def _rows(self, client: int) -> tuple[Indices, Indices]:
+        clients = len(self) + len(self.new_clients)
+        if not 0 <= client < clients:
+            raise IndexError(f"client: {client} is not there; valid ids are 0..{clients - 1}")
+        holder, at = (self.partition, client) if client < len(self) else (self.new_clients, client - len(self))
+        return holder.train[at], holder.test[at]
 
     @cached_property
     def probe(self) -> Samples | None:

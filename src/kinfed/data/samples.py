@@ -11,12 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Dataset", "Normalisation", "Samples"]
+__all__ = ["AS_THEY_ARE", "Dataset", "Normalisation", "Samples"]
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Per-channel mean and standard deviation of the training inputs, on the scale of the stored values."""
+    """Per-channel mean and standard deviation of the training inputs, on the scale of the stored values.
+
+    None at all, ``AS_THEY_ARE``, leaves inputs as they are.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -37,10 +40,15 @@ class Normalisation:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Stored values to float32 with mean 0 and deviation 1 per channel."""
+        if not self.mean:
+            return inputs.float()
         shape = (1, -1) + (1,) * (inputs.dim() - 2)
         mean = torch.tensor(self.mean, dtype=torch.float32, device=inputs.device).view(shape)
         scale = torch.tensor(self.std, dtype=torch.float32, device=inputs.device).reciprocal().view(shape)
         return (inputs.float() - mean) * scale
+
+
+AS_THEY_ARE = Normalisation((), ())
 
 
 @dataclass(frozen=True)

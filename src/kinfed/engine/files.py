@@ -106,14 +106,16 @@ def _bytes(tensor: Tensor) -> memoryview:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file under its final name in one step."""
+def write_whole(path: Path, text: str, *, lasting: bool = True) -> None:
+    """Write a text file under its final name in one step; ``lasting`` as of `save_tensors`."""
     unfinished = path.with_name(path.name + UNFINISHED)
     with saving(path):
         unfinished.write_text(text)
-        sync(unfinished)
+        if lasting:
+            sync(unfinished)
         unfinished.replace(path)
-        sync(path.parent)
+        if lasting:
+            sync(path.parent)
 
 
 def clear_unfinished(folder: Path) -> None:

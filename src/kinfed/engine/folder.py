@@ -19,9 +19,10 @@ from kinfed.errors import InputError
 from kinfed.methods import State
 from kinfed.models import Tensors
 
-__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "RunFolder"]
+__all__ = ["CHECKPOINT_VERSION", "MODEL_VERSION", "Checkpoint", "RunFolder"]
 
 CHECKPOINT_VERSION = 2
+MODEL_VERSION = 1
 KEPT_CHECKPOINTS = 2  # if the last one should be damaged, the one before still serves
 METRICS, SECONDS, ERRORS = "metrics.jsonl", "seconds.jsonl", "errors.log"
 
@@ -53,10 +54,12 @@ class RunFolder:
     Attributes:
         path: The folder; it must be there.
         identity: What the run is of (its config, say): a checkpoint that was saved with another one is refused.
+        about: What every saved model says of the run.
     """
 
     path: Path
     identity: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def memories(self) -> Memories:
@@ -170,16 +173,34 @@ class RunFolder:
         found = (self.path / "checkpoints").glob("round-*.safetensors")
         return sorted((p for p in found if re.fullmatch(r"round-\d+", p.stem)), key=_round_of, reverse=True)
 
-    # -- for the report -----------------------------------------------------------------------------------------------
+    # -- for the report, and for use ----------------------------------------------------------------------------------
 
     def save_pictures(self, round: int, matrices: Tensors) -> None:
         """Matrices of one round."""
         if matrices:
             save_tensors(self.path / "pictures" / f"round-{round:06d}.safetensors", matrices, {"round": round})
 
-    def save_model(self, name: str, tensors: Tensors, about: Mapping[str, Any]) -> None:
-        """One model, ``models/NAME.safetensors``, with what it takes to build it again."""
-        save_tensors(self.path / "models" / f"{name}.safetensors", tensors, about, lasting=False)
+    def save_model(self, name: str, tensors: Tensors, about: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+        """One model, ``models/NAME.safetensors``, and ``NAME.json`` with all that is known of it.
+
+        Args:
+            name: Of the model.
+            tensors: All of it.
+            about: What it takes to build it again; stands in both files.
+            told: What else is known of it, for the second.
+        """
+        path = self.path / "models" / f"{name}.safetensors"
+        save_tensors(path, tensors, about, lasting=False)
+        card = {"version": MODEL_VERSION, **self.about, **about, **told}
+        write_whole(path.with_suffix(".json"), json.dumps(card, indent=1) + "\n", lasting=False)
+
+    def model(self, name: str) -> Tensors:
+        """One that was saved.
+
+        Raises:
+            ValueError: If it is gone or damaged.
+        """
+        return read_tensors(self.path / "models" / f"{name}.safetensors")[0]
 
 
 def _round_of(path: Path) -> int:

@@ -8,26 +8,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
-
-from torch import Tensor
 
 from kinfed.engine.checks import fault
+from kinfed.engine.evaluation import Evaluation, Line
 from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
 from kinfed.engine.interrupt import Interrupt
 from kinfed.engine.memories import Kept, Ledger
 from kinfed.engine.places import Failure, Place, Task
 from kinfed.engine.watch import Watch
 from kinfed.engine.workshop import Workshop
-from kinfed.learning import over_clients
 from kinfed.methods import ClientId, Message, State
 from kinfed.streams import numpy_stream
 
 __all__ = ["RoundsFailed", "federate", "sampled"]
 
 FAILED_ROUNDS = 3  # in a row, after which a run stops
-
-Line = dict[str, Any]
 
 
 class RoundsFailed(RuntimeError):
@@ -67,7 +62,8 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
     watch.started(start.round)
     with Interrupt() as interrupt:
         for round in range(start.round + 1, plan.rounds + 1):
-            clock, present = _Clock(), _Round(round, workshop, place, folder, _Told(watch, interrupt, round))
+            clock, told = _Clock(), _Told(watch, interrupt, round)
+            present = _Round(round, workshop, place, folder, told)
             with clock("train"):
                 ids = sampled(len(workshop.trained), participation, plan.seed, round)
                 answers = present.train(ids, state, ledger.now)
@@ -89,7 +85,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
             }
             with clock("evaluate"):
                 if round % plan.evaluate_every == 0 or round == plan.rounds:
-                    line |= present.evaluate(state, ledger.now)
+                    line |= Evaluation(round, workshop, place, folder, told).line(state, ledger.now)
                 else:
                     line |= {"global_acc": None, "untested": {}, "client_acc": {}}
             with clock("save"):
@@ -166,7 +162,7 @@ class _Answers:
 
 @dataclass(frozen=True)
 class _Round:
-    """One round: the clients' work, and the tests after it."""
+    """The clients' work in one round."""
 
     number: int
     workshop: Workshop
@@ -200,56 +196,12 @@ class _Round:
         answers.refused = dict(sorted(answers.refused.items(), key=lambda item: int(item[0])))
         return answers
 
-    def evaluate(self, state: State, kept: Kept) -> Line:
-        """The global model on the test set, and each client's own models on its own samples (METHODS.md G.1).
-
-        Where a client has no model of its own, the global one is what serves it. After the last round the models are
-        saved. A test that fails leaves its accuracies out and is told as ``untested``.
-        """
-        method, federation = self.workshop.method, self.workshop.federation
-        last = self.number == self.workshop.plan.rounds
-        _, rows = federation.tested
-        accuracies: dict[str, list[float | None]] = {}
-        untested: dict[str, str] = {}
-        global_acc = None
-        tensors = method.global_model(self.workshop.server(self.number), state)
-        if tensors is not None:
-            if last:
-                self.folder.save_model("global", tensors, self.workshop.about_model())
-            right = self.place.test(tensors)
-            if isinstance(right, Failure):
-                untested["global"] = self._noted(right, "test of the global model")
-            else:
-                global_acc = _share(right)
-                accuracies["global"] = [_share(right[own]) for own in rows]
-        if method.personal:
-            everybody = range(len(federation))
-            tasks = (Task(id, self.number, method.download(state, id), kept.get(id)) for id in everybody)
-            for done, (id, verdicts) in enumerate(self.place.evaluate(tasks), start=1):
-                if isinstance(verdicts, Failure):
-                    untested[str(id)] = self._noted(verdicts, f"test of client {id}")
-                    verdicts = {}  # noqa: PLW2901
-                for name, verdict in verdicts.items():
-                    own = accuracies.setdefault(name, [None] * len(federation))
-                    own[id] = _share(verdict.hits)
-                    if last:
-                        called = f"client-{id:05d}-{'personal' if name == method.headline else name}"
-                        self.folder.save_model(called, verdict.tensors, self.workshop.about_model(id))
-                self.told("evaluation", done, len(federation))
-        line: Line = {"global_acc": global_acc}
-        headline = {"personal": accuracies[method.headline]} if method.headline in accuracies else {}
-        accuracies = headline | dict(sorted(accuracies.items()))
-        for name, of_clients in accuracies.items():
-            spread = over_clients(of_clients, [len(own) for own in rows])
-            line |= {f"{name}_{quantity}": value for quantity, value in spread.items()}
-        accuracies.pop(method.headline, None)  # client by client it is told once, as personal
-        return {**line, "untested": dict(sorted(untested.items())), "client_acc": accuracies}
-
     def _save_local(self, id: ClientId, upload: Message) -> None:
         """For who wants to compare what the clients made of the model in the last round (`kinfed similarity`)."""
         plan = self.workshop.plan
         if plan.save_local and self.number == plan.rounds and upload.tensors.keys() == self.workshop.tensor_names(id):
-            self.folder.save_model(f"client-{id:05d}-local", upload.tensors, self.workshop.about_model(id))
+            told = self.workshop.about_run() | {"client": id}
+            self.folder.save_model(f"client-{id:05d}-local", upload.tensors, self.workshop.about_model(id), told)
 
     def _noted(self, failure: Failure, where: str) -> str:
         """The reason; the traceback is written down."""
@@ -277,8 +229,3 @@ def _traffic(workshop: Workshop, answers: _Answers) -> Line:
         "down_bytes": answers.down_bytes,
         "up_bytes": sum(upload.nbytes for upload in answers.uploads.values()),
     }
-
-
-def _share(right: Tensor) -> float | None:
-    """Fraction that is right, or None of nothing."""
-    return right.double().mean().item() if len(right) else None

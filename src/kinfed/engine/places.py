@@ -9,7 +9,7 @@ import contextlib
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from kinfed.engine.workshop import Verdict, Workshop
 from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
 
-__all__ = ["Done", "Failure", "Inline", "Place", "Task", "one_thread"]
+__all__ = ["Done", "Failure", "Inline", "Place", "Task", "Test", "one_thread"]
+
+Test = Literal["own models", "fine-tuning", "new client"]
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,16 @@ class Task:
     Attributes:
         id: Whose.
         round: Of the run.
-        message: What it received.
+        message: What it received; in the last two tests a whole model.
         kept: The round of which its memory is; None if it has none.
+        test: What is tested, where the work is a test.
     """
 
     id: ClientId
     round: int
     message: Message
     kept: int | None = None
+    test: Test = "own models"
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Place(Protocol):
         """Local work of several clients; what they keep is written to their memories."""
 
     def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, Verdict] | Failure]]:
-        """Tests of several clients' own models."""
+        """Tests of models at several clients."""
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
         """Which samples of the pooled test set the one global model gets right, bool."""
@@ -111,7 +115,7 @@ class Inline:
         return ((task.id, self.update_one(task)) for task in tasks)
 
     def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, Verdict] | Failure]]:
-        """Tests of several clients' own models."""
+        """Tests of models at several clients."""
         return ((task.id, self.evaluate_one(task)) for task in tasks)
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
@@ -130,8 +134,12 @@ class Inline:
             return Failure.of(error)
 
     def evaluate_one(self, task: Task) -> dict[str, Verdict] | Failure:
-        """Tests of one client's own models."""
+        """Tests of models at one client."""
         try:
+            if task.test == "fine-tuning":
+                return self.workshop.fine_tune(task.id, task.round, task.message.tensors)
+            if task.test == "new client":
+                return self.workshop.welcome(task.id, task.round, task.message.tensors)
             memory = self.memories.read(task.id, task.kept)
             return self.workshop.evaluate(task.id, task.round, task.message, memory)
         except Exception as error:

@@ -32,7 +32,7 @@ from torch import Tensor
 from kinfed.engine.files import apart, saving
 from kinfed.engine.memories import Memories
 from kinfed.engine.memory import keep_freed_memory
-from kinfed.engine.places import Done, Failure, Inline, Task
+from kinfed.engine.places import Done, Failure, Inline, Task, Test
 from kinfed.engine.workshop import Verdict, Workshop
 from kinfed.learning.frozen import CHUNK
 from kinfed.methods import ClientId, Message
@@ -59,13 +59,14 @@ class _Parcel:
 
 @dataclass(frozen=True)
 class _Job:
-    """What a worker is asked to do, with the message in a parcel; ``kept`` is the round of a client's memory."""
+    """What a worker is asked to do, with the message in a parcel; for the rest see `Task`."""
 
     kind: Literal["update", "evaluate", "test"]
     parcel: _Parcel
     id: ClientId = 0
     round: int = 0
     kept: int | None = None
+    test: Test = "own models"
     rows: tuple[int, int] = (0, 0)
 
 
@@ -133,7 +134,7 @@ class Workers:
                 yield job.id, Done(_taken(parcel), keeps)
 
     def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, Verdict] | Failure]]:
-        """Tests of several clients' own models."""
+        """Tests of models at several clients."""
         for job, answer in self._answers(self._job("evaluate", task) for task in tasks):
             yield job.id, answer if isinstance(answer, Failure) else _verdicts(_taken(answer).tensors)
 
@@ -160,7 +161,7 @@ class Workers:
         shutil.rmtree(self._outbox.folder, ignore_errors=True)
 
     def _job(self, kind: Literal["update", "evaluate"], task: Task) -> _Job:
-        return _Job(kind, self._outbox.post(task.message), task.id, task.round, task.kept)
+        return _Job(kind, self._outbox.post(task.message), task.id, task.round, task.kept, task.test)
 
     def _answers(self, jobs: Iterator[_Job]) -> Iterator[tuple[_Job, Any]]:
         """Give every free process a job, and what comes back as it comes."""
@@ -396,7 +397,7 @@ def _do(here: Inline, job: _Job, answer: Path) -> Any:
         if job.kind == "test":
             hits = here.test_rows(message.tensors, *job.rows)
             return hits if isinstance(hits, Failure) else _posted(Message({HITS: hits}), answer)
-        task = Task(job.id, job.round, message, job.kept)
+        task = Task(job.id, job.round, message, job.kept, job.test)
         if job.kind == "evaluate":
             verdicts = here.evaluate_one(task)
             return verdicts if isinstance(verdicts, Failure) else _posted(_packed(verdicts), answer)

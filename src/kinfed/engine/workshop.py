@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from kinfed.data import Federation, Samples
-from kinfed.learning import SGD, hits
+from kinfed.learning import SGD, Phase, hits, train
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import Client, ClientId, Memory, Message, Method, Server
-from kinfed.models import Model, Tensors
+from kinfed.models import HEAD, Model, Tensors, select
 
 __all__ = ["Plan", "Verdict", "Workshop"]
+
+NEW_HEAD_EPOCHS = 10  # a head alone after the last round, in the code of Collins et al. 2021 (METHODS.md C.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Plan:
         checkpoint_every: Rounds between two checkpoints.
         evaluate_every: Rounds between two evaluations; there is always one after the last round.
         save_local: Whether the whole models that clients send in the last round are saved.
+        fine_tuning: What clients do to a copy of their headline model in the last evaluation; None leaves it out.
     """
 
     rounds: int
@@ -41,6 +44,7 @@ class Plan:
     checkpoint_every: int
     evaluate_every: int = 1
     save_local: bool = False
+    fine_tuning: Phase | None = None
 
     def sgd_in(self, round: int) -> SGD:
         """Local training in one round."""
@@ -53,7 +57,7 @@ class Verdict:
 
     Attributes:
         hits: Which of the client's test samples it gets right, bool.
-        tensors: The model, after the last round; empty before.
+        tensors: The model, if it is to be saved; else empty.
     """
 
     hits: Tensor
@@ -110,12 +114,18 @@ class Workshop:
         data = self.federation.dataset
         return {**self.models[self._architecture(id)].recipe, "shape": data.shape, "classes": data.classes}
 
+    def about_run(self) -> dict[str, Any]:
+        """What it takes to use a model, beside that, and where it is from."""
+        normalise = self.federation.dataset.train.normalise
+        how = {"mean": normalise.mean, "std": normalise.std}
+        return {"normalisation": how, "seed": self.plan.seed, "rounds": self.plan.rounds}
+
     def tensor_names(self, id: ClientId) -> set[str]:
         """Of all parameters and buffers of a client's model."""
         return {*self.models[self._architecture(id)].state_dict()}
 
     def _architecture(self, id: ClientId) -> int:
-        return self.architectures[id] if self.architectures else 0
+        return self.architectures[id] if id < len(self.architectures) else 0
 
     def _fresh_model(self, id: ClientId = 0) -> Model:
         which = self._architecture(id)
@@ -139,13 +149,16 @@ class Workshop:
 
     def client(self, id: ClientId, round: int) -> Client:
         """One client's side of one round."""
+        return self._client(id, round, self.trained)
+
+    def _client(self, id: ClientId, round: int, holder: Federation) -> Client:
         return Client(
             model=self._fresh_model(id),
             seed=self.plan.seed,
             round=round,
             rounds=self.plan.rounds,
             id=id,
-            train=self.trained.train(id).to(self.device),
+            train=holder.train(id).to(self.device),
             sgd=self.plan.sgd_in(round),
             probe=self._probe() if self.method.sends_probe else None,
         )
@@ -159,13 +172,47 @@ class Workshop:
         if self.method.trains == "pooled":
             return {}
         client = self.client(id, round)
-        models = self.method.evaluated(client, message, memory)
-        test = self.federation.test(id).to(self.device)
         verdicts = {}
-        for name, tensors in models.items():
+        for name, tensors in self.method.evaluated(client, message, memory).items():
             client.model.load(tensors)
-            verdicts[name] = Verdict(hits(client.model, test).cpu(), tensors if client.last_round else {})
+            verdicts[name] = Verdict(self._hits(client), tensors if client.last_round else {})
         return verdicts
+
+    def fine_tune(self, id: ClientId, round: int, tensors: Tensors) -> dict[str, Verdict]:
+        """A copy of a client's headline model, fine-tuned on its training samples and tested on its test samples."""
+        client = self.client(id, round)
+        self._fine_tuned(client, tensors)
+        return {"fine_tuned": Verdict(self._hits(client), client.model.tensors() if self.method.personal else {})}
+
+    def welcome(self, id: ClientId, round: int, tensors: Tensors) -> dict[str, Verdict]:
+        """What the global model is to a client that took no part (METHODS.md H.4, CRC-T2).
+
+        As it is; its body under the run's initial head, which is then fitted to the client's training samples; and
+        fine-tuned like everybody's model. Each is tested on the client's test samples.
+        """
+        client = self._client(id, round, self.federation)
+        client.model.load(tensors)
+        verdicts = {"new_global": Verdict(self._hits(client), {})}
+        if not self.method.adapts:
+            return verdicts
+        client.model.load(select(self._initial[0], HEAD))
+        head = Phase(train=HEAD, epochs=NEW_HEAD_EPOCHS, lr=self.plan.sgd.lr)
+        train(client.model, client.train, head, client.sgd, client.stream("new head"))
+        verdicts["new_head"] = Verdict(self._hits(client), {})
+        if self.plan.fine_tuning is not None:
+            self._fine_tuned(client, tensors)
+            verdicts["new_fine_tuned"] = Verdict(self._hits(client), {})
+        return verdicts
+
+    def _fine_tuned(self, client: Client, tensors: Tensors) -> None:
+        """Leave the client's model as what fine-tuning makes of these tensors."""
+        assert self.plan.fine_tuning is not None
+        client.model.load(tensors)
+        train(client.model, client.train, self.plan.fine_tuning, client.sgd, client.stream("fine-tuning"))
+
+    def _hits(self, client: Client) -> Tensor:
+        """Which of the client's test samples its present model gets right, bool."""
+        return hits(client.model, self.federation.test(client.id).to(self.device)).cpu()
 
     def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
         """Which of some rows of the pooled test set the one global model gets right, bool."""

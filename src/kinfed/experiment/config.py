@@ -84,6 +84,11 @@ class Config(BaseModel):
     feature_cache_mb: float = Field(
         1024.0, ge=0, description="MiB a process that stored activations of frozen models may take (moon, fedcka)"
     )
+    ft_epochs: int = Field(
+        5, ge=0, description="passes with which each client fine-tunes its model after the last round; 0 leaves it out"
+    )
+    ft_lr: float = Field(1e-3, gt=0, description="learning rate of the fine-tuning")
+    ft_part: Literal["full", "head", "body"] = Field("full", description="what the fine-tuning trains")
     probe: int = Field(128, ge=0, description="training images that the server holds and no client has")
     seed: int = Field(0, ge=0, description="seed, the first if there are several")
     seeds: int = Field(1, ge=1, description="how many seeds a comparison runs")
@@ -212,7 +217,7 @@ class Config(BaseModel):
                 f"new_clients: {self.new_clients} is not allowed; must be less than the {self.clients} clients"
             )
         for name in self.methods:
-            if METHODS[name].needs_probe and self.probe < SMALLEST_PROBE:
+            if METHODS[name](**self.settings[name]).needs_probe and self.probe < SMALLEST_PROBE:
                 raise InputError(
                     f"probe: {self.probe} is too few; {name} compares the clients on images that the server holds, "
                     f"{SMALLEST_PROBE} or more"

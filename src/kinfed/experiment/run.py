@@ -35,9 +35,9 @@ from kinfed.engine.files import clear_unfinished, write_whole
 from kinfed.errors import InputError
 from kinfed.experiment.config import EXECUTION, MARK, Config, model_shares, read_toml
 from kinfed.experiment.trackers import Tracked
-from kinfed.learning import SGD
+from kinfed.learning import SGD, Phase
 from kinfed.methods import METHODS
-from kinfed.models import Model, build, load_weights, suited
+from kinfed.models import ALL, BODY, HEAD, Model, build, load_weights, suited
 
 __all__ = ["Watcher", "compare", "federation_of", "resume", "run", "workshop_of"]
 
@@ -49,6 +49,7 @@ OWN_FIELD = {
     "disjoint": "classes_per_client",
 }  # fmt: skip
 SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
+PARTS = {"full": ALL, "head": HEAD, "body": BODY}
 
 
 Watcher = Callable[[str, int, int], Watch]  # method, seed, rounds -> who looks at that run
@@ -122,6 +123,7 @@ def workshop_of(config: Config) -> Workshop:
     federation = federation_of(config)
     shares = model_shares(config.models or "") or [(config.model or suited(federation.dataset.shape), 1.0)]
     models = tuple(_model(config, name, federation) for name, _ in shares)
+    tuning = Phase(train=PARTS[config.ft_part], epochs=config.ft_epochs, lr=config.ft_lr)
     plan = Plan(
         rounds=config.rounds,
         sgd=SGD(
@@ -139,6 +141,7 @@ def workshop_of(config: Config) -> Workshop:
         checkpoint_every=config.checkpoint_every,
         evaluate_every=config.evaluate_every,
         save_local=config.save_local,
+        fine_tuning=tuning if config.ft_epochs else None,
     )
     method = METHODS[name](**config.settings[name])
     return Workshop(method, federation, models, plan, _dealt([share for _, share in shares], len(federation)))
@@ -276,8 +279,12 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, worker
         write_whole(out / FEDERATION, about)
     elif (out / FEDERATION).read_text() != about:
         raise InputError(f"data: the clients are not those that the run in {str(out)!r} began with; the data changed")
-    folder = RunFolder(out, config.model_dump(mode="json", exclude=EXECUTION))
     (method,) = config.methods
+    folder = RunFolder(
+        out,
+        config.model_dump(mode="json", exclude=EXECUTION),
+        {"method": method, "data": config.data, "partition": config.partition},
+    )
     here = Inline(workshop, folder.memories)
     if workers is not None:
         workers.take_on(functools.partial(workshop_of, config), here)
@@ -318,11 +325,9 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
     lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
     (method,) = config.methods
     federation = workshop.federation
-    metrics: dict[str, float | None] = {
-        f"{name}_{quantity}": lines[-1].get(f"{name}_{quantity}")
-        for name in ("personal", "fine_tuned")
-        for quantity in SPREAD
-    }
+    always = [f"{name}_{quantity}" for name in ("personal", "fine_tuned") for quantity in SPREAD]
+    spreads = {name: value for name, value in lines[-1].items() if name.endswith(SPREAD)}
+    metrics: dict[str, float | None] = dict.fromkeys(always) | spreads
     metrics["global_acc"] = lines[-1]["global_acc"]
     for name in ("personal_acc_weighted", "global_acc"):
         series = [line[name] for line in lines if line.get(name) is not None]

@@ -1,7 +1,7 @@
 """What happens at one client: training in phases, frozen features, two views, evaluation."""
 
-from kinfed.learning.evaluation import hits, over_clients
-from kinfed.learning.frozen import features, frozen_copy, frozen_grams, frozen_rows
+from kinfed.learning.evaluation import class_overlap, hits, over_clients, rank_correlation
+from kinfed.learning.frozen import features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
 from kinfed.learning.representation import knn, linear_probe
 from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
 from kinfed.learning.training import SGD, AfterStep, Batch, BeforeStep, Objective, Phase, Tally, cross_entropy, train
@@ -17,6 +17,7 @@ __all__ = [
     "Phase",
     "Tally",
     "byol_loss",
+    "class_overlap",
     "cross_entropy",
     "features",
     "frozen_copy",
@@ -26,10 +27,12 @@ __all__ = [
     "knn",
     "linear_probe",
     "over_clients",
+    "rank_correlation",
     "simsiam_loss",
     "spread",
     "train",
     "train_siamese",
     "two_views",
     "unnormalised",
+    "with_frozen_body",
 ]

@@ -1,18 +1,20 @@
-"""Accuracy, and its spread over clients (METHODS.md G.1)."""
+"""Accuracy, its spread over clients (METHODS.md G.1), and whether who is alike also holds the same classes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfed.data.samples import Samples
 from kinfed.learning.frozen import features
 from kinfed.models import Model
 
-__all__ = ["hits", "over_clients"]
+__all__ = ["class_overlap", "hits", "over_clients", "rank_correlation"]
 
 
 def hits(model: Model, samples: Samples) -> Tensor:
@@ -47,3 +49,29 @@ def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> di
         "acc_std": math.sqrt(math.fsum((a - mean) ** 2 for a in ordered) / len(ordered)),
         "acc_worst_tenth": math.fsum(worst) / len(worst),
     }
+
+
+def class_overlap(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Cosine of the class counts of every two of N clients, N×N in [0, 1]: 1 for the same proportions, 0 for no class.
+
+    Args:
+        counts: Samples of each client and class, N×K.
+    """
+    directions = counts / np.linalg.norm(counts, axis=1, keepdims=True).clip(min=1)
+    overlap: NDArray[np.float64] = directions @ directions.T
+    return overlap
+
+
+def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
+    """Spearman's rank correlation of two N×N matrices over the pairs of different clients that both know (not NaN).
+
+    None where there are fewer than three pairs, or one matrix has the same value for all.
+    """
+    from scipy.stats import rankdata
+
+    pairs = np.triu_indices(len(one), 1)
+    values = np.stack([(matrix + matrix.T)[pairs] for matrix in (one, other)]).round(12)  # so that ties are ties
+    known = values[:, ~np.isnan(values).any(axis=0)]
+    if known.shape[1] < 3 or not np.ptp(known, axis=1).all():
+        return None
+    return float(np.corrcoef(rankdata(known, axis=1))[0, 1])

@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kinfed.data.samples import Samples
-from kinfed.models import NOTHING, Model
+from kinfed.data.samples import AS_THEY_ARE, Samples
+from kinfed.models import HEAD, NOTHING, Model
 from kinfed.similarity.gram import gram_of, times_own_transpose
 from kinfed.similarity.inputs import magnitude
 
 if TYPE_CHECKING:
     from kinfed.learning.training import SGD, Batch
 
-__all__ = ["features", "frozen_copy", "frozen_grams", "frozen_rows", "store"]
+__all__ = ["features", "frozen_copy", "frozen_grams", "frozen_rows", "store", "with_frozen_body"]
 
 CHUNK = 128  # samples a forward pass: so few that the activations stay in the cache
 
@@ -71,6 +72,25 @@ def store(function: Function, samples: Samples, limit_mb: float | None = None) -
         for whole, part in zip(stored, parts, strict=True):
             whole[start : start + CHUNK] = part
     return stored
+
+
+def with_frozen_body(model: Model, samples: Samples, sgd: SGD) -> tuple[Model, Samples]:
+    """What phases that train the head alone work on: the head, and the samples' representations, n×d.
+
+    The body runs once, however many phases follow; the head is the model's own, changed in place. Where augmentation
+    makes every batch new, or ``sgd.feature_cache_mb`` is too small, they are the model and the samples as they came.
+
+    Args:
+        model: Left with only its head trainable.
+        samples: The client's, on the model's device.
+        sgd: How the client trains in this round.
+    """
+    model.freeze_all_but(HEAD)
+    body = model.body
+    stored = _stored(lambda inputs: [body(inputs)], samples, sgd) if len(body) else None
+    if stored is None:
+        return model, samples
+    return Model({}, model.head, ()), replace(samples, inputs=stored[0], normalise=AS_THEY_ARE)
 
 
 def frozen_rows(function: Function, samples: Samples, sgd: SGD) -> Reader:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from kinfed.data.samples import Samples
 from kinfed.learning.augmentation import Augmentation, crop_and_flip
-from kinfed.learning.frozen import store
+from kinfed.learning.frozen import with_frozen_body
 from kinfed.models import ALL, BODY, Model, Part
 from kinfed.streams import forked_global_torch
 
@@ -130,17 +130,12 @@ def train(
         before_step: What is done to the gradients before each optimiser step.
         after_step: What is done to the weights after it.
     """
-    model.freeze_all_but(phase.train)
-    if read is None and sgd.augment == "crop_flip":
-        read = partial(_augmented, samples, order)
-    elif read is None and not BODY[0].startswith(phase.train):
+    if read is None and not BODY[0].startswith(phase.train):
         # A frozen body says the same of a sample in every epoch.
-        body = model.body
-        stored = store(lambda inputs: [body(inputs)], samples, sgd.feature_cache_mb)
-        if stored is not None:
-            model, read = Model({}, model.head, ()), stored[0].__getitem__
-            model.freeze_all_but(phase.train)
-    read = read or samples.batch
+        model, samples = with_frozen_body(model, samples, sgd)
+    model.freeze_all_but(phase.train)
+    if read is None:
+        read = partial(_augmented, samples, order) if sgd.augment == "crop_flip" else samples.batch
     needs_two = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
     fewest = 2 if needs_two else 1
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -2,17 +2,23 @@
 
 from kinfed.methods.central import Central
 from kinfed.methods.central_byol import CentralBYOL
+from kinfed.methods.ditto import Ditto
 from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedavg_crsm import FedAvgCRSM
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedbyol import FedBYOL
 from kinfed.methods.fedcka import FedCKA
+from kinfed.methods.fedcrc import FedCRC
 from kinfed.methods.fedema import FedEMA
 from kinfed.methods.fedper import FedPer
+from kinfed.methods.fedproto import FedProto
 from kinfed.methods.fedprox import FedProx
+from kinfed.methods.fedrep import FedRep
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.methods.fedsimsiam import FedSimSiam
 from kinfed.methods.fedu import FedU
 from kinfed.methods.hetero_ssfl import HeteroSSFL
+from kinfed.methods.lg_fedavg import LGFedAvg
 from kinfed.methods.local import Local
 from kinfed.methods.local_ssl import LocalSSL
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
@@ -28,8 +34,14 @@ METHODS: dict[str, type[Method]] = {
     "moon": MOON,
     "fedcka": FedCKA,
     "fedper": FedPer,
+    "fedrep": FedRep,
     "fedbabu": FedBABU,
     "fedshibu": FedSHIBU,
+    "fedavg_crsm": FedAvgCRSM,
+    "fedcrc": FedCRC,
+    "ditto": Ditto,
+    "fedproto": FedProto,
+    "lg_fedavg": LGFedAvg,
     "fedbyol": FedBYOL,
     "fedsimsiam": FedSimSiam,
     "fedu": FedU,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from kinfed.methods.method import ClientId, Message
 from kinfed.models import Tensors
 
-__all__ = ["mix", "sample_shares", "weighted_mean"]
+__all__ = ["mean_of", "mix", "sample_shares", "weighted_mean"]
 
 CHUNK = 1 << 18  # entries of all clients together that are mixed at once; in float64 they fit into the cache
 
@@ -22,19 +22,29 @@ def sample_shares(uploads: Mapping[ClientId, Message]) -> Tensor:
 
 
 def weighted_mean(uploads: Mapping[ClientId, Message]) -> Tensors:
-    """Σ p_i w_i of every tensor, added up in float64; integer counters take the maximum."""
-    shares = sample_shares(uploads).tolist()
-    mean = {}
-    for name, first in next(iter(uploads.values())).tensors.items():
-        own = [upload.tensors[name] for upload in uploads.values()]
-        if not first.is_floating_point():
-            mean[name] = torch.stack(own).amax(dim=0)
-            continue
-        total = torch.zeros(first.shape, dtype=torch.float64)
-        for share, tensor in zip(shares, own, strict=True):
-            total.add_(tensor, alpha=share)
-        mean[name] = total.to(first.dtype)
-    return mean
+    """Σ p_i w_i of every tensor of the uploads; see `mean_of`."""
+    return mean_of(sample_shares(uploads).tolist(), (upload.tensors for upload in uploads.values()))
+
+
+def mean_of(shares: Sequence[float], tensors: Iterable[Tensors]) -> Tensors:
+    """Σ p_i w_i of every tensor, added up in float64; integer counters take the maximum.
+
+    Args:
+        shares: m weights that sum to 1.
+        tensors: m clients' tensors, one or more, alike in names and shapes; one client's at a time is held.
+    """
+    totals: Tensors = {}
+    types = {}
+    for share, own in zip(shares, tensors, strict=True):
+        for name, tensor in own.items():
+            types[name] = tensor.dtype
+            if not tensor.is_floating_point():
+                totals[name] = torch.maximum(totals.get(name, tensor), tensor)
+                continue
+            if name not in totals:
+                totals[name] = torch.zeros(tensor.shape, dtype=torch.float64)
+            totals[name].add_(tensor, alpha=share)
+    return {name: total.to(types[name]) for name, total in totals.items()}
 
 
 def mix(tensors: Sequence[Tensors], weights: Tensor) -> Tensors:

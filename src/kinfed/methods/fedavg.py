@@ -98,8 +98,12 @@ class FedAvg(Method):
         return dict(state.tensors) if self.shared == ALL else None
 
     def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
-        """Where a part stays with the client: what the server has, joined with what the client kept."""
+        """Where a part stays with the client: what the server has, joined with what the client kept.
+
+        The kept part of a client that never took part is the initial one, also where the server has one of its own.
+        """
         if not self.kept:
             return {}
-        client.model.load({**message.tensors, **memory.tensors})
+        received = {name: tensor for name, tensor in message.tensors.items() if not name.startswith(self.kept)}
+        client.model.load({**received, **memory.tensors})
         return {self.headline: client.model.tensors()}

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kinfed.learning import Phase, train
 from kinfed.methods.fedavg import FedAvg
-from kinfed.models import BODY, HEAD, Part
+from kinfed.methods.method import Client, Memory, Message
+from kinfed.models import BODY, HEAD, Part, Tensors
 
 __all__ = ["FedPer"]
 
@@ -23,3 +25,15 @@ class FedPer(FedAvg):
     personal: ClassVar[bool] = True
     headline: ClassVar[str] = "stale"
     tested: ClassVar[str] = "stale head"
+
+    def head_phase(self) -> Phase:
+        """How a personal head is trained on a body that stays as it is."""
+        return Phase(train=HEAD)
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+        """The latest body under the head as the client left it, and in the end with that head trained for it."""
+        heads = super().evaluated(client, message, memory)
+        if client.last_round:
+            train(client.model, client.train, self.head_phase(), client.sgd, client.stream("refreshed head"))
+            heads["refreshed"] = client.model.tensors()
+        return heads

@@ -12,10 +12,12 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from kinfed.learning import BeforeStep
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, Memory, Message
+from kinfed.models import Model, Tensors
 
-__all__ = ["FedProx"]
+__all__ = ["FedProx", "held_near"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +34,15 @@ class FedProx(FedAvg):
         """Train with μ(w − w^t) added to every gradient; BatchNorm statistics are free."""
         del memory
         client.model.load(message.tensors)
-        anchor = [parameter.detach().clone() for parameter in client.model.parameters()]
-
-        def pull(weights: list[Tensor], gradients: list[Tensor]) -> None:
-            torch._foreach_add_(gradients, torch._foreach_sub(weights, anchor), alpha=self.mu)
-
-        numbers = self.local_training(client, before_step=pull)
+        numbers = self.local_training(client, before_step=held_near(message.tensors, client.model, self.mu))
         return Message(client.model.tensors(), numbers), Memory()
+
+
+def held_near(anchor: Tensors, model: Model, strength: float) -> BeforeStep:
+    """Add strength · (w − anchor) to the gradients of all the model's parameters w."""
+    centre = [torch.empty_like(p).copy_(anchor[name]) for name, p in model.named_parameters()]
+
+    def pull(weights: list[Tensor], gradients: list[Tensor]) -> None:
+        torch._foreach_add_(gradients, torch._foreach_sub(weights, centre), alpha=strength)
+
+    return pull

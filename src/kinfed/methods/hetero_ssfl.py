@@ -50,7 +50,6 @@ class HeteroSSFL(LocalSSL):
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
-    needs_probe: ClassVar[bool] = True
     sends_probe: ClassVar[bool] = True
 
     mu: Annotated[float, Ge(0)] = 0.5
@@ -61,6 +60,11 @@ class HeteroSSFL(LocalSSL):
     rad_every: Annotated[int, Ge(1)] = 1
     rad_bn: Literal["eval", "train"] = "eval"
     start: Annotated[int, Ge(1), Le(2)] = 1
+
+    @property
+    def needs_probe(self) -> bool:
+        """It is the RAD."""
+        return True
 
     # -- at the server ------------------------------------------------------------------------------------------------
 

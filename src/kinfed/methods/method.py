@@ -106,10 +106,10 @@ class Method(ABC):
         headline: Which accuracy on the clients' own test samples is ``personal`` in the metrics: that of the ``global``
             model, or of a model that `evaluated` names.
         tested: What the headline accuracy tests at each client, for people.
-        needs_probe: Whether the server must hold images of its own.
-        sends_probe: Whether it gives them to the clients.
+        sends_probe: Whether the server gives the images that it holds to the clients.
         supervised: Whether training reads labels. If not, the heads of the models are as they were initialised, and
             what a model is worth is what a classifier on its body is (`kinfed.learning.linear_probe`).
+        adapts: Whether clients can fine-tune a model in the last evaluation; not if they have no labels.
         mixes_architectures: Whether clients may have models of different architectures.
     """
 
@@ -117,10 +117,15 @@ class Method(ABC):
     personal: ClassVar[bool] = False
     headline: ClassVar[str] = "global"
     tested: ClassVar[str] = "global"
-    needs_probe: ClassVar[bool] = False
     sends_probe: ClassVar[bool] = False
     supervised: ClassVar[bool] = True
+    adapts: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = False
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the server must hold images of its own."""
+        return False
 
     def check(self, model: Model) -> None:
         """Refuse a model that the method cannot work with, before anything is done.

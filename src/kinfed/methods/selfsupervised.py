@@ -32,6 +32,7 @@ class SelfSupervised(FedAvg):
     """
 
     supervised: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
     shared: ClassVar[Part] = ONLINE
 
     hidden: Annotated[int, Gt(0)] = 4096

@@ -1,6 +1,6 @@
 """Models: a body up to the representation, a head, and points between that can be read. Nothing federated."""
 
-from kinfed.models.batchnorm import BatchNorm
+from kinfed.models.batchnorm import BatchNorm, set_batchnorm
 from kinfed.models.catalogue import ARCHITECTURES, Architecture, build, suited
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
 from kinfed.models.own import factory, from_module
@@ -31,5 +31,6 @@ __all__ = [
     "open_saved",
     "saved_about",
     "select",
+    "set_batchnorm",
     "suited",
 ]

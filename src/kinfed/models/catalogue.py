@@ -81,7 +81,7 @@ def build(
     with seeded_global_torch(seed, "model"):
         model = _own(name, shape, classes, head) if ":" in name else _known(name, shape, classes)
     set_batchnorm(model, bn)
-    model.recipe = {"architecture": name, "bn": bn}
+    model.recipe = {"architecture": name, "bn": bn, **({} if head is None else {"head": head})}
     return model.train()
 
 

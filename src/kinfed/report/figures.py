@@ -15,20 +15,11 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from kinfed.report.folders import Run
+from kinfed.report.kinship import kin_order
+from kinfed.report.style import REFERENCES, colours, styled
 from kinfed.report.table import in_rows
 
-__all__ = ["clients", "cost", "crsm", "curves", "kin_order", "partition", "save_picture"]
-
-# Okabe and Ito's colours, which people with every kind of colour vision tell apart; grey is for the references.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#44AA99", "#AA4499", "#999933")
-REFERENCES = {"local": "#555555", "central": "#999999"}
-FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
-
-
-def colours(methods: Sequence[str]) -> dict[str, str]:
-    """One colour a method, the same in every figure."""
-    federated = [method for method in methods if method not in REFERENCES]
-    return REFERENCES | {method: PALETTE[i % len(PALETTE)] for i, method in enumerate(federated)}
+__all__ = ["clients", "cost", "curves", "partition", "save_picture"]
 
 
 def mean_series(group: Sequence[Run], name: str) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
@@ -63,7 +54,7 @@ def curves(runs: Sequence[Run]) -> go.Figure:
     figure.update_xaxes(title_text="round")
     figure.update_yaxes(range=[0, 1.02], col=1)
     figure.update_yaxes(rangemode="tozero", col=2)
-    return _styled(figure, height=420, hovermode="x unified")
+    return styled(figure, height=420, hovermode="x unified")
 
 
 def partition(run: Run) -> go.Figure:
@@ -83,7 +74,7 @@ def partition(run: Run) -> go.Figure:
     )
     figure.update_xaxes(title_text="class", type="category", side="bottom")
     figure.update_yaxes(title_text="client", type="category", autorange="reversed")
-    return _styled(figure, height=min(900, 180 + 18 * len(counts)))
+    return styled(figure, height=min(900, 180 + 18 * len(counts)))
 
 
 def clients(runs: Sequence[Run]) -> go.Figure:
@@ -110,7 +101,7 @@ def clients(runs: Sequence[Run]) -> go.Figure:
             showlegend=False,
         )
     figure.update_yaxes(title_text="accuracy on own test samples", range=[-0.02, 1.04])
-    return _styled(figure, height=420)
+    return styled(figure, height=420)
 
 
 def cost(runs: Sequence[Run]) -> go.Figure:
@@ -140,64 +131,7 @@ def cost(runs: Sequence[Run]) -> go.Figure:
         )
     figure.update_layout(barmode="stack")
     figure.update_yaxes(autorange="reversed")
-    return _styled(figure, height=140 + 40 * len(methods))
-
-
-def kin_order(similarity: NDArray[np.float64]) -> list[int]:
-    """An order of N clients in which those that are alike stand together (optimal leaf order of average linkage)."""
-    from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
-    from scipy.spatial.distance import squareform
-
-    if len(similarity) < 3:
-        return [*range(len(similarity))]
-    distance = 1 - np.nan_to_num((similarity + similarity.T) / 2)
-    np.fill_diagonal(distance, 0)
-    condensed = squareform(distance.clip(min=0), checks=False)
-    return [int(i) for i in leaves_list(optimal_leaf_ordering(linkage(condensed, "average"), condensed))]
-
-
-def crsm(run: Run) -> go.Figure:
-    """The client representation similarity matrix of the last round, kin together; hover tells the classes."""
-    matrix = run.pictures["crsm"]
-    order = kin_order(matrix)
-    names = [f"{i}" for i in order]
-    held = [_held(run, i) for i in order]
-    text = [[f"classes {a} and {b}" for b in held] for a in held]
-    off_diagonal = matrix[~np.eye(len(matrix), dtype=bool)]
-    figure = go.Figure(
-        go.Heatmap(
-            z=matrix[np.ix_(order, order)],
-            x=names,
-            y=names,
-            text=text,
-            # The diagonal is 1 by definition; the colours span what differs.
-            zmin=float(np.nanmin(off_diagonal)) if np.isfinite(off_diagonal).any() else 0.0,
-            zmax=float(np.nanmax(off_diagonal)) if np.isfinite(off_diagonal).any() else 1.0,
-            colorscale="Viridis",
-            colorbar={"title": "CKA"},
-            hovertemplate="clients %{y} and %{x}: %{z:.4f}<br>%{text}<extra></extra>",
-        )
-    )
-    figure.update_xaxes(title_text="client", type="category", constrain="domain")
-    figure.update_yaxes(title_text="client", type="category", autorange="reversed", scaleanchor="x", constrain="domain")
-    return _styled(figure, height=560)
-
-
-def _held(run: Run, client: int) -> str:
-    """The classes that a client has training samples of."""
-    counts = run.federation["train"][client]
-    return "/".join(name for name, count in zip(run.federation["classes"], counts, strict=True) if count)
-
-
-def _styled(figure: go.Figure, **layout: Any) -> go.Figure:
-    figure.update_layout(
-        template="plotly_white",
-        font={"family": FONT, "size": 13, "color": "#222"},
-        margin={"l": 60, "r": 20, "t": 50, "b": 50},
-        legend={"orientation": "h", "y": 1.12, "x": 0, "yanchor": "bottom"},
-        **layout,
-    )
-    return figure
+    return styled(figure, height=140 + 40 * len(methods))
 
 
 def save_picture(runs: Sequence[Run], path: Path) -> None:

@@ -28,7 +28,7 @@ class Run:
         summary: ``summary.json``.
         lines: One a round.
         federation: Class names, training samples by client and class, test samples by client.
-        pictures: Matrices of the last round for which there are any, by name.
+        pictured: Matrices by name, by the rounds for which there are any, in order.
     """
 
     path: Path
@@ -36,7 +36,12 @@ class Run:
     summary: dict[str, Any]
     lines: list[dict[str, Any]]
     federation: dict[str, Any]
-    pictures: dict[str, NDArray[Any]]
+    pictured: dict[int, dict[str, NDArray[Any]]]
+
+    @property
+    def pictures(self) -> dict[str, NDArray[Any]]:
+        """The matrices of the last round for which there are any."""
+        return [{}, *self.pictured.values()][-1]
 
     @property
     def method(self) -> str:
@@ -74,12 +79,14 @@ def _folders(path: Path) -> list[Path]:
 def _read(path: Path) -> Run:
     if not (path / "summary.json").is_file():
         raise InputError(f"run: {str(path)!r} is not finished; go on with it: kinfed resume {path}")
-    pictures = sorted((path / "pictures").glob("round-*.safetensors"))
     return Run(
         path,
         tomllib.loads((path / "config.toml").read_text()),
         json.loads((path / "summary.json").read_text()),
         [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()],
         json.loads((path / "federation.json").read_text()),
-        load_file(pictures[-1]) if pictures else {},
+        {
+            int(of.stem.removeprefix("round-")): load_file(of)
+            for of in sorted((path / "pictures").glob("round-*.safetensors"))
+        },
     )

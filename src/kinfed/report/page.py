@@ -13,7 +13,8 @@ from plotly.offline import get_plotlyjs
 from kinfed.engine.files import write_whole
 from kinfed.report import figures
 from kinfed.report.folders import Run, read_runs
-from kinfed.report.table import Cell, in_rows, notes, setting, table, verdict
+from kinfed.report.kinship import kinship, save_kinship
+from kinfed.report.table import NEW_CLIENTS, Cell, Table, in_rows, notes, setting, table, verdict
 
 __all__ = ["write_report"]
 
@@ -44,7 +45,9 @@ summary { cursor: pointer; }
 
 
 def write_report(paths: Sequence[Path], out: Path) -> Path:
-    """Write the page to ``out`` and the picture beside it, under the same name with .png; returns ``out``.
+    """Write the page to ``out`` and the pictures beside it; returns ``out``.
+
+    A picture of the runs has the same name with .png; one of the kinship in each run ends with the run's name.
 
     Raises:
         InputError: If a folder holds no finished run.
@@ -53,6 +56,9 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, _page(runs))
     figures.save_picture(runs, out.with_suffix(".png"))
+    for run in runs:
+        if "crsm" in run.pictures:
+            save_kinship(run, out.with_name(f"{out.stem}-kinship-{run.path.name}.png"))
     return out
 
 
@@ -68,10 +74,10 @@ def _page(runs: Sequence[Run]) -> str:
     for method, group in in_rows(runs).items():
         if "crsm" in group[0].pictures:
             caption = (
-                "CKA of the clients' representations of the server's probe images after the last round "
-                f"(seed {group[0].summary['seed']}), clients ordered so that kin stand together."
+                f"How alike the method finds the clients (seed {group[0].summary['seed']}), beside the classes that "
+                "they share (cosine of their counts). Clients that share classes stand together."
             )
-            sections.insert(2, _section(f"Who is kin to whom: {method}", caption, figures.crsm(group[0])))
+            sections.insert(2, _section(f"Who is kin to whom: {method}", caption, kinship(group[0])))
     configs = "".join(
         f"<details><summary>{html.escape(str(run.path.name))}</summary><pre>{html.escape(tomli_w.dumps(run.config))}</pre></details>"
         for run in runs
@@ -90,7 +96,8 @@ def _page(runs: Sequence[Run]) -> str:
 <h1>{html.escape(title)}</h1>
 <p class="setting">{html.escape(setting(runs))}</p>
 <p class="verdict">{html.escape(verdict(runs))}</p>
-{_table(runs)}
+{_table(table(runs))}
+{_new_clients(runs)}
 {_notes(runs)}
 {"".join(sections)}
 <h2>Configuration</h2>
@@ -101,8 +108,15 @@ def _page(runs: Sequence[Run]) -> str:
 """
 
 
-def _table(runs: Sequence[Run]) -> str:
-    content = table(runs)
+def _new_clients(runs: Sequence[Run]) -> str:
+    """Their table, where there are any."""
+    content = table(runs, new_clients=True)
+    if not content.rows:
+        return ""
+    return f'<h2>New clients</h2><p class="caption">{html.escape(NEW_CLIENTS)}</p>{_table(content)}'
+
+
+def _table(content: Table) -> str:
     head = "".join(
         f'<th title="{html.escape(meaning)}">{html.escape(heading)}</th>'
         for heading, meaning in zip(content.headings, content.meanings, strict=True)

@@ -13,13 +13,15 @@ from rich.table import Table as RichTable
 
 from kinfed.report.folders import Run
 
-__all__ = ["Cell", "Table", "notes", "setting", "table", "verdict"]
+__all__ = ["NEW_CLIENTS", "Cell", "Table", "notes", "setting", "table", "verdict"]
 
 Summary = dict[str, Any]
 
 # What has no bearing on the numbers of a row.
 NO_BEARING = ("seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "save_local", "log")
 SHARED = ("data", "rounds", "model")  # what runs must agree in to be compared
+SIZES = ("train", "test")  # of the data
+NARROW = {"refreshed": "re-\nfreshed", "fine-tuned": "fine-\ntuned"}  # headings in a terminal
 
 
 @dataclass(frozen=True)
@@ -34,21 +36,43 @@ class Column:
 
 
 COLUMNS = (
-    Column("own test", "accuracy on the clients' own test samples, weighted by their number",
+    Column("own test", "accuracy on the clients' own test samples, weighted by their number, before any fine-tuning",
            lambda s: s["metrics"]["personal_acc_weighted"]),
-    Column("clients' mean", "the same, plain mean over clients", lambda s: s["metrics"]["personal_acc_mean"]),
-    Column("clients' sd", "its spread over clients (population standard deviation)",
+    Column("mean over clients", "the same, plain mean over clients", lambda s: s["metrics"]["personal_acc_mean"]),
+    Column("sd over clients", "its spread over clients (population standard deviation)",
            lambda s: s["metrics"]["personal_acc_std"], accuracy=False),
     Column("worst tenth", "mean accuracy of the tenth of the clients served worst",
            lambda s: s["metrics"]["personal_acc_worst_tenth"]),
-    Column("fine-tuned", "own test accuracy after each client has fine-tuned its model",
-           lambda s: s["metrics"]["fine_tuned_acc_weighted"]),
+    Column("refreshed", "own test accuracy after each client has fitted its head to the latest body once more",
+           lambda s: s["metrics"].get("refreshed_acc_weighted")),
+    Column("fine-tuned", "own test accuracy after each client has fine-tuned a copy of the model tested",
+           lambda s: s["metrics"].get("fine_tuned_acc_weighted")),
     Column("pooled test", "accuracy of the one global model on the pooled test set",
            lambda s: s["metrics"]["global_acc"]),
     Column("MB", "megabytes (10⁶) sent in both directions, all rounds",
            lambda s: (s["communication"]["down_bytes"] + s["communication"]["up_bytes"]) / 1e6, 1, accuracy=False),
     Column("s", "seconds of the whole run", lambda s: s["seconds"]["total"], 1, accuracy=False),
 )  # fmt: skip
+
+NEW_COLUMNS = (
+    Column("as it is", "accuracy of the model that it is given, weighted by the new clients' test samples",
+           lambda s: s["metrics"].get("new_global_acc_weighted")),
+    Column("own head", "after each has fitted a head to its own training samples, on the body of that model, frozen",
+           lambda s: s["metrics"].get("new_head_acc_weighted")),
+    Column("fine-tuned", "after each has fine-tuned that model on its own training samples",
+           lambda s: s["metrics"].get("new_fine_tuned_acc_weighted")),
+)  # fmt: skip
+
+SECOND = (
+    ("model tested", "which model a client's accuracy is measured with"),
+    ("model given", "the method's global model, or the mean of what serves its clients"),
+)
+
+NEW_CLIENTS = (
+    "Clients that took no part in training, on their own test samples: with the global model as it is, with a head of "
+    "their own on its body, and with that model fine-tuned. Where a method has no global model, they are given the "
+    "mean of what serves its clients: the shared body under the mean of the heads, where only heads differ."
+)
 
 
 @dataclass(frozen=True)
@@ -69,27 +93,38 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
     def rich(self) -> RichTable:
-        """For a terminal of 80 columns; the best values are bold and starred, so that they show without colours too."""
+        """For a terminal of 80 columns; the best values are bold and starred, so that they show without colours too.
+
+        Where room is short, only the words of the second column go one below the other.
+        """
         shown = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         for i, heading in enumerate(self.headings):
-            shown.add_column(heading.replace(" ", "\n"), justify="left" if i < 2 else "right", overflow="fold")
+            lines = NARROW.get(heading, heading.replace(" ", "\n"))
+            shown.add_column(lines, justify="left" if i < 2 else "right", overflow="fold", no_wrap=i != 1)
+        starred = [any(cell.best for cell in column) for column in zip(*self.rows, strict=True)]
         for row in self.rows:
-            shown.add_row(*(_marked(cell) + (f"\n[dim]{cell.spread}[/] " if cell.spread else "") for cell in row))
+            shown.add_row(*(_shown(cell, " " if star else "") for cell, star in zip(row, starred, strict=True)))
         return shown
 
 
-def _marked(cell: Cell) -> str:
-    return f"[bold green]{cell.text}*[/]" if cell.best else f"{cell.text} "
+def _shown(cell: Cell, room: str) -> str:
+    """A cell in a terminal; ``room`` is where others of its column have a star."""
+    number = f"[bold green]{cell.text}*[/]" if cell.best else f"{cell.text}{room}"
+    return number + (f"\n[dim]{cell.spread.replace('±0.', '±.')}[/]{room}" if cell.spread else "")
 
 
-def table(runs: Sequence[Run]) -> Table:
-    """One row a method; over several seeds mean ± sample standard deviation. Columns that nobody fills are left out."""
+def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
+    """One row a method; over several seeds mean ± sample standard deviation. Columns that nobody fills are left out.
+
+    Args:
+        runs: Finished ones.
+        new_clients: Of the clients that took no part, instead of those that did; without rows if there are none.
+    """
     grouped = in_rows(runs)
     means: dict[Column, dict[str, float]] = {}
-    cells: dict[str, list[Cell]] = {
-        row: [Cell(row), Cell(group[0].summary["tested"])] for row, group in grouped.items()
-    }
-    for column in COLUMNS:
+    second = _given if new_clients else lambda run: run.summary["tested"]
+    cells: dict[str, list[Cell]] = {row: [Cell(row), Cell(second(group[0]))] for row, group in grouped.items()}
+    for column in NEW_COLUMNS if new_clients else COLUMNS:
         values = {row: [column.read(run.summary) for run in group] for row, group in grouped.items()}
         told = {row: [v for v in of_runs if v is not None] for row, of_runs in values.items() if None not in of_runs}
         if not told:
@@ -107,11 +142,17 @@ def table(runs: Sequence[Run]) -> Table:
                     column.accuracy and mean == max(means[column].values()),
                 )
             )
+    what, meaning = SECOND[new_clients]
     return Table(
-        ("method", "model tested", *(column.heading for column in means)),
-        ("", "which model a client's accuracy is measured with", *(column.meaning for column in means)),
-        tuple(tuple(row) for row in cells.values()),
+        ("method", what, *(column.heading for column in means)),
+        ("", meaning, *(column.meaning for column in means)),
+        tuple(tuple(row) for row in cells.values()) if means else (),
     )
+
+
+def _given(run: Run) -> str:
+    """What a new client is given."""
+    return "mean" if run.summary["metrics"]["global_acc"] is None else "global"
 
 
 def in_rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -157,9 +198,10 @@ def setting(runs: Sequence[Run]) -> str:
     }
     seeds = sorted({run.summary["seed"] for run in runs})
     spread = "; ± is the sample standard deviation over the seeds" if len(seeds) > 1 else ""
+    new = f"{data['new_clients']} new clients held back, " if data.get("new_clients") else ""
     return (
         f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "
-        f"({how.get(data['partition'], data['partition'])}), {data['probe']} withheld as the server's probe set; "
+        f"({how.get(data['partition'], data['partition'])}), {new}{data['probe']} withheld as the server's probe set; "
         f"{first['model']}, {first['rounds']} rounds, seed{'s' if len(seeds) > 1 else ''} "
         f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}."
     )
@@ -185,11 +227,11 @@ def verdict(runs: Sequence[Run]) -> str:
 
 def notes(runs: Sequence[Run]) -> list[str]:
     """What a reader of the numbers must know: what was refused or left out, and training that went nowhere."""
-    said = []
-    for what in SHARED:
-        told = [run.summary[what] for run in runs]
-        if any(value != told[0] for value in told):
-            said.append(f"These runs differ in more than the method, in {what}: their numbers are no comparison.")
+    said = [
+        f"These runs differ in more than the method, in {what}: their numbers are no comparison."
+        for what in SHARED
+        if any(_unlike(run.summary, runs[0].summary, what) for run in runs)
+    ]
     for run in runs:
         s, name = run.summary, f"{run.method}, seed {run.summary['seed']}"
         for count, what in (
@@ -213,6 +255,15 @@ def notes(runs: Sequence[Run]) -> list[str]:
                 f"({guessing:.2f}): it did not learn. More rounds or a smaller --lr may help."
             )
     return said
+
+
+def _unlike(one: Summary, other: Summary, what: str) -> bool:
+    """Whether two runs differ in something; with another seed, other clients are held back, of other sizes."""
+    same_clients = what != "data" or one["seed"] == other["seed"]
+    kept = [
+        run[what] if same_clients else {n: v for n, v in run[what].items() if n not in SIZES} for run in (one, other)
+    ]
+    return bool(kept[0] != kept[1])
 
 
 def _reasons(told: Sequence[Mapping[str, Any]]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from kinfed.report.folders import read_runs
-from kinfed.report.table import notes, setting, table, verdict
+from kinfed.report.table import NEW_CLIENTS, notes, setting, table, verdict
 
 __all__ = ["show"]
 
@@ -23,6 +23,9 @@ def show(paths: Sequence[Path], console: Console | None = None) -> None:
         console.width = PLAIN_WIDTH
     console.print(f"\n{setting(runs)}\n", highlight=False)
     console.print(table(runs).rich())
+    if (new := table(runs, new_clients=True)).rows:
+        console.print(f"\n{NEW_CLIENTS}\n", highlight=False)
+        console.print(new.rich())
     for line in (verdict(runs), *notes(runs)):
         if line:
             console.print(f"\n{line}", highlight=False)

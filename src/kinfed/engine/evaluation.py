@@ -1,0 +1,198 @@
+"""The tests after a round: of the global model, of what serves each client, and of what a new client gets.
+
+METHODS.md G.1 and G.2 say what is measured, H.4 (CRC-T2) what becomes of clients that took no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from kinfed.engine.folder import RunFolder
+from kinfed.engine.memories import Kept
+from kinfed.engine.places import Failure, Place, Task
+from kinfed.engine.workshop import Verdict, Workshop
+from kinfed.learning import class_overlap, over_clients, rank_correlation
+from kinfed.methods import ClientId, Message, State
+from kinfed.methods.aggregation import mean_of
+from kinfed.models import Tensors
+
+__all__ = ["Evaluation", "Line"]
+
+Line = dict[str, Any]
+Served = Mapping[ClientId, Callable[[], Tensors]]  # read when they are needed, so that one is in memory at a time
+
+
+@dataclass(frozen=True)
+class _Accuracies:
+    """Of some clients, by the name of what was tested.
+
+    Attributes:
+        sizes: Test samples of each of them.
+        of: One a client, None where there is none.
+    """
+
+    sizes: Sequence[int]
+    of: dict[str, list[float | None]] = field(default_factory=dict)
+
+    def note(self, name: str, at: int, verdict: Verdict) -> float | None:
+        """Write down one, and return it."""
+        accuracy = _share(verdict.hits)
+        self.of.setdefault(name, [None] * len(self.sizes))[at] = accuracy
+        return accuracy
+
+    def spreads(self) -> Line:
+        """Means and spread over the clients, in the order of the names."""
+        return {
+            f"{name}_{quantity}": value
+            for name, of_clients in sorted(self.of.items())
+            for quantity, value in over_clients(of_clients, self.sizes).items()
+        }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The tests after one round.
+
+    Attributes:
+        round: Its number.
+        workshop: Method, federation, models and plan.
+        place: Where clients run.
+        folder: Gets the models after the last round.
+        told: Is told what is done, how many clients are through, and of how many.
+        untested: Why an accuracy is not there, by whose it would be.
+    """
+
+    round: int
+    workshop: Workshop
+    place: Place
+    folder: RunFolder
+    told: Callable[[str, int, int], None]
+    untested: dict[str, str] = field(default_factory=dict)
+
+    def line(self, state: State, kept: Kept) -> Line:
+        """What the round's line of the metrics says of accuracies.
+
+        Where a client has no model of its own, the global one is what serves it. After the last round the models are
+        saved, each client fine-tunes a copy of what serves it, and the new clients are tested.
+        """
+        method, federation, plan = self.workshop.method, self.workshop.federation, self.workshop.plan
+        last = self.round == plan.rounds
+        own = _Accuracies([len(rows) for rows in federation.tested[1]])
+        new = _Accuracies([len(rows) for rows in federation.new_clients.test])
+        model = method.global_model(self.workshop.server(self.round), state)
+        global_acc, served = (None, {}) if model is None else self._global(model, own)
+        if method.personal:
+            tasks = (Task(id, self.round, method.download(state, id), kept.get(id)) for id in range(len(federation)))
+            served = self._own(tasks, own) or served
+        if last and method.adapts and method.trains != "pooled" and plan.fine_tuning is not None:
+            self._fine_tuned(served, own)
+        if last and len(federation.new_clients):
+            self._new(model if model is not None else self._mean(served), new)
+        if method.headline in own.of:
+            own.of["personal"] = own.of[method.headline]
+            if "fine_tuned" in own.of:
+                own.of["initial"] = own.of[method.headline]
+        line = {"global_acc": global_acc, **own.spreads(), **new.spreads(), **self._kinship(state)}
+        for name in (method.headline, "initial"):
+            own.of.pop(name, None)  # client by client it is told once, as personal
+        told = dict(sorted((own.of | new.of).items()))
+        return {**line, "untested": dict(sorted(self.untested.items())), "client_acc": told}
+
+    def _kinship(self, state: State) -> Line:
+        """Whether the clients that a method finds alike are those that hold the same classes."""
+        pictures = self.workshop.method.pictures(state)
+        if "crsm" not in pictures:
+            return {}
+        overlap = class_overlap(self.workshop.federation.class_counts())
+        return {"crsm_overlap_correlation": rank_correlation(pictures["crsm"].numpy(), overlap)}
+
+    def _global(self, model: Tensors, own: _Accuracies) -> tuple[float | None, Served]:
+        """Its accuracy on the pooled test set, of which the clients' are read off; and whom it serves."""
+        federation = self.workshop.federation
+        pooled, rows = federation.tested
+        right = self.place.test(model)
+        accuracy = None
+        if isinstance(right, Failure):
+            self.untested["global"] = self._noted(right, "test of the global model")
+        else:
+            accuracy = _share(right)
+            own.of["global"] = [_share(right[of_client]) for of_client in rows]
+        self._save("global", model, None, accuracy, f"the pooled test set, {len(pooled)} samples")
+        serves = self.workshop.method.headline == "global"
+        return accuracy, dict.fromkeys(range(len(federation)), lambda: model) if serves else {}
+
+    def _own(self, tasks: Iterator[Task], own: _Accuracies) -> Served:
+        """Test the clients' own models; those that serve them, as they were saved after the last round."""
+        headline, served = self.workshop.method.headline, {}
+        for id, verdicts in self._verdicts(tasks, len(own.sizes), "evaluation"):
+            for name, verdict in verdicts.items():
+                called = f"client-{id:05d}-{'personal' if name == headline else name}"
+                self._save_own(called, verdict, id, own.note(name, id, verdict))
+                if name == headline and verdict.tensors:
+                    served[id] = lambda called=called: self.folder.model(called)
+        return dict(sorted(served.items()))
+
+    def _fine_tuned(self, served: Served, own: _Accuracies) -> None:
+        """Have each client fine-tune a copy of what serves it."""
+        tasks = (Task(id, self.round, Message(of()), test="fine-tuning") for id, of in served.items())
+        for id, verdicts in self._verdicts(tasks, len(served), "fine-tuning"):
+            for name, verdict in verdicts.items():
+                self._save_own(f"client-{id:05d}-{name}", verdict, id, own.note(name, id, verdict))
+
+    def _new(self, model: Tensors | None, new: _Accuracies) -> None:
+        """Give the global model to the clients that took no part; where there is none, they have no accuracy."""
+        first, count = len(self.workshop.federation), len(new.sizes)
+        new.of["new_global"] = [None] * count
+        if model is None:
+            return
+        tasks = (Task(first + i, self.round, Message(model), test="new client") for i in range(count))
+        for id, verdicts in self._verdicts(tasks, count, "new client"):
+            for name, verdict in verdicts.items():
+                new.note(name, id - first, verdict)
+
+    def _mean(self, served: Served) -> Tensors | None:
+        """The global model of a method that has none: the mean of what serves the clients, by their training samples.
+
+        Where they share a body, that is the body under the mean of their heads (CRC-9). None if their architectures
+        differ.
+        """
+        if not served or len(self.workshop.models) > 1:
+            return None
+        counts = [len(self.workshop.federation.partition.train[id]) for id in served]
+        return mean_of([count / sum(counts) for count in counts], (of() for of in served.values()))
+
+    def _verdicts(
+        self, tasks: Iterable[Task], total: int, what: str
+    ) -> Iterator[tuple[ClientId, Mapping[str, Verdict]]]:
+        """Of the clients whose test did not fail, as they come."""
+        for done, (id, answer) in enumerate(self.place.evaluate(tasks), start=1):
+            if isinstance(answer, Failure):
+                whose = str(id) if what == "evaluation" else f"{id}, {what}"
+                self.untested[whose] = self._noted(answer, f"test of client {whose}")
+            else:
+                yield id, answer
+            self.told(what, done, total)
+
+    def _save_own(self, name: str, verdict: Verdict, id: ClientId, accuracy: float | None) -> None:
+        if verdict.tensors:
+            self._save(name, verdict.tensors, id, accuracy, f"the client's own test samples, {len(verdict.hits)}")
+
+    def _save(self, name: str, model: Tensors, id: ClientId | None, accuracy: float | None, measured_on: str) -> None:
+        """Save a model after the last round."""
+        if self.round == self.workshop.plan.rounds:
+            told = {"client": id, "accuracy": accuracy, "measured_on": measured_on}
+            self.folder.save_model(name, model, self.workshop.about_model(id or 0), self.workshop.about_run() | told)
+
+    def _noted(self, failure: Failure, where: str) -> str:
+        """The reason; the traceback is written down."""
+        self.folder.note_failure(failure, f"round {self.round}, {where}")
+        return failure.reason
+
+
+def _share(right: Tensor) -> float | None:
+    """Fraction that is right, or None of nothing."""
+    return right.double().mean().item() if len(right) else None

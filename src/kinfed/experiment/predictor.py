@@ -1,0 +1,165 @@
+"""A model that a run has saved, ready for use. Nothing in its files is ever executed."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from annotated_types import Gt
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from torch import Tensor, nn
+
+from kinfed.data import Normalisation
+from kinfed.engine.files import read_tensors
+from kinfed.errors import InputError
+from kinfed.learning.frozen import CHUNK
+from kinfed.models import ARCHITECTURES, BatchNorm, Model, build, from_module, load_weights, set_batchnorm
+
+__all__ = ["Card", "Predictor", "load"]
+
+
+class _Normalisation(BaseModel):
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    mean: tuple[float, ...]
+    std: tuple[Annotated[float, Gt(0)], ...]
+
+
+class Card(BaseModel):
+    """What is needed of the JSON beside a model; the rest of it is for people."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    version: Literal[1]
+    architecture: str
+    bn: BatchNorm
+    head: str | None = None
+    shape: tuple[int, ...] = Field(min_length=1)
+    classes: tuple[str, ...] = Field(min_length=1)
+    normalisation: _Normalisation
+
+    @model_validator(mode="after")
+    def _for_each_channel(self) -> Self:
+        told = self.normalisation
+        if not len(told.mean) == len(told.std) == self.shape[0]:
+            raise ValueError(f"normalisation is not of {self.shape[0]} channels")
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The card in a file.
+
+        Raises:
+            InputError: If it is missing, damaged, or of another version.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InputError(f"{path}: is no description of a model: {where and f'{where}: '}{first['msg']}") from error
+
+
+class Predictor(nn.Module):
+    """A trained model with the normalisation and the class names that belong to it, in evaluation mode.
+
+    Args:
+        model: On the CPU; moves with the module.
+        card: What is known of it.
+
+    Attributes:
+        classes: Names of the classes, in the order of the logits.
+        shape: Of one input.
+    """
+
+    def __init__(self, model: Model, card: Card) -> None:
+        super().__init__()
+        self.model, self.classes, self.shape = model, card.classes, card.shape
+        self._normalise = Normalisation(card.normalisation.mean, card.normalisation.std)
+        self.eval()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits, n×classes.
+
+        Args:
+            inputs: uint8 images n×c×h×w, normalised as in training; or floats of that shape, taken as they are.
+
+        Raises:
+            InputError: If their shape is another one.
+        """
+        if tuple(inputs.shape[1:]) != self.shape:
+            sizes = ["×".join(map(str, ("n", *shape))) for shape in (self.shape, inputs.shape[1:])]
+            raise InputError(f"inputs: must have the shape {sizes[0]}, and these have {sizes[1]}")
+        logits: Tensor = self.model(self._normalise(inputs) if inputs.dtype == torch.uint8 else inputs.float())
+        return logits
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor | NDArray[Any]) -> list[str]:
+        """The class of each input; see `forward`. As many at a time as in the run's own tests."""
+        self.eval()
+        parts = torch.as_tensor(inputs).split(CHUNK)
+        return [self.classes[k] for part in parts for k in self(part).argmax(dim=1).tolist()]
+
+
+def load(path: Path, client: int | None = None, module: nn.Module | None = None) -> Predictor:
+    """A model that a run has saved.
+
+    Args:
+        path: A safetensors file with its JSON beside it; or a run folder, for its global model.
+        client: In a run folder: whose personal model instead.
+        module: For a model of the user's own architecture, what that makes: no file may import it. Stays as it is.
+
+    Raises:
+        InputError: If there is no such model, a file is damaged, or the module does not fit.
+    """
+    path = _file(path, client)
+    card = Card.read(path.with_suffix(".json"))
+    try:
+        _, about = read_tensors(path)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
+    told = card.model_dump(mode="json")
+    for name in ("architecture", "bn", "shape", "classes"):
+        if told[name] != about.get(name):
+            raise InputError(f"{path.with_suffix('.json')}: does not belong to {path.name}, which has another {name}")
+    model = _built(path, card, module)
+    load_weights(model, path)
+    model.prefer_channels_last()
+    return Predictor(model, card)
+
+
+def _file(path: Path, client: int | None) -> Path:
+    """The safetensors file that is meant."""
+    if not path.is_dir():
+        if client is not None:
+            raise InputError(f"client: {client} is for run folders, and {str(path)!r} is none")
+        if path.suffix != ".safetensors" or not path.is_file():
+            raise InputError(f"load: {str(path)!r} is neither a run folder nor a safetensors file that is there")
+        return path
+    name = "global" if client is None else f"client-{client:05d}-personal"
+    file = path / "models" / f"{name}.safetensors"
+    if not file.is_file():
+        there = sorted(other.stem for other in file.parent.glob("*.safetensors"))
+        has = ", ".join(there[:3]) + (", …" if len(there) > 3 else "") or "none: a run saves them at its end"
+        raise InputError(f"load: {str(path)!r} has no model {name}; it has {has}")
+    return file
+
+
+def _built(path: Path, card: Card, module: nn.Module | None) -> Model:
+    """A model of the card's architecture, with any weights."""
+    if module is None and card.architecture not in ARCHITECTURES:
+        raise InputError(
+            f"{path}: its architecture is {card.architecture!r}, which a file may not import; give it: "
+            "kinfed.load(…, module=…)"
+        )
+    if module is None:
+        return build(card.architecture, card.shape, len(card.classes), seed=0, bn=card.bn)
+    own = copy.deepcopy(module)
+    model = own if isinstance(own, Model) else from_module(own, card.head)
+    set_batchnorm(model, card.bn)
+    return model

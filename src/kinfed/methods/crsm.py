@@ -1,0 +1,228 @@
+"""FedSHIBU's client representation similarity matrix (CRSM), and a mixture for every client by it (METHODS.md C.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor
+
+from kinfed.data.samples import Samples
+from kinfed.errors import InputError
+from kinfed.learning import features
+from kinfed.methods.aggregation import mix
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
+from kinfed.models import BODY, Tensors, select
+from kinfed.similarity import class_means, similarity_matrix
+
+__all__ = ["CRSMMixing"]
+
+CRSM, WEIGHTS = "crsm", "weights"
+OWN_SAMPLES = "representation"  # what a client tells of its own samples
+WITHOUT_CKA = {"local_feature_cov": "feature_cov", "local_class_mean": "class_mean"}
+RepSource = Literal["probe", "local_random", "local_sorted", "local_feature_cov", "local_class_mean"]
+Compared = Literal["representation", "change", "prediction", "mean_prediction"]
+Norm = Literal["sum", "minmax", "softmax", "topk", "power"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CRSMMixing(FedAvg):
+    """Each client receives its own mixture of what all clients sent, by how alike their representations are.
+
+    Attributes:
+        rep_source: Of which samples. ``probe``: images that the server holds. The others are s of a client's own, of
+            which it tells: ``local_random`` (Algorithm 2, which pairs unrelated rows), ``local_sorted`` by label,
+            ``local_feature_cov``, and ``local_class_mean``, which shows the server its classes.
+        compared: Of the probe images: the representation, its change in this round, what the head predicts from it
+            (all three by CKA), or the mean prediction (by cosine).
+        samples: s.
+        kernel: Of the CKA.
+        debiased: Whether that is debiased: 0 for unrelated representations.
+        norm: How a row of the CRSM becomes weights: ``sum`` (the paper) divides it by its sum, ``minmax`` stretches
+            it to [0, 1] before; ``softmax(C / temperature)``; ``power`` raises it to ``gamma`` first; in ``topk`` the k
+            most similar others weigh alike.
+        include_self: Whether a client's own is part of its mixture (Algorithm 3; the paper's prose: of the others).
+        size_weights: Whether weights are times the clients' sample counts.
+    """
+
+    personal: ClassVar[bool] = True
+    headline: ClassVar[str] = "mixture"
+    tested: ClassVar[str] = "own mixture"
+
+    rep_source: RepSource = "probe"
+    compared: Compared = "representation"
+    samples: Annotated[int, Ge(4)] = 100
+    kernel: Literal["linear", "rbf"] = "linear"
+    debiased: bool = False
+    norm: Norm = "minmax"
+    temperature: Annotated[float, Gt(0)] = 0.05
+    gamma: Annotated[float, Gt(0)] = 4.0
+    k: Annotated[int, Ge(1)] = 3
+    include_self: bool = True
+    size_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rep_source != "probe" and self.compared != "representation":
+            raise InputError(f"compared: {self.compared!r} is of probe images, and rep_source is {self.rep_source!r}")
+        plain = self.kernel == "linear" and not self.debiased
+        if not plain and (self.compared == "mean_prediction" or self.rep_source in WITHOUT_CKA):
+            raise InputError("kernel, debiased: they are of a CKA, and this similarity is none; leave them out")
+
+    @property
+    def needs_probe(self) -> bool:
+        """Only where the server's images are compared."""
+        return self.rep_source == "probe"
+
+    # -- at the server ------------------------------------------------------------------------------------------------
+
+    def init(self, server: Server) -> State:
+        """Everybody's mixture is the initial model (N×… a tensor); no similarity is known (NaN)."""
+        initial = server.model.tensors(self.shared)
+        unknown = torch.full((server.clients, server.clients), torch.nan, dtype=torch.float64)
+        mixtures = {name: tensor.expand(server.clients, *tensor.shape) for name, tensor in initial.items()}
+        return State({**mixtures, CRSM: unknown, WEIGHTS: unknown})
+
+    def download(self, state: State, client: ClientId) -> Message:
+        """θ̄_i, the client's own mixture."""
+        return Message({name: rows[client] for name, rows in _mixtures(state).items()})
+
+    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+        """C_ij = SimMet(A_i, A_j); θ̄_i ← Σ_j W_ij θ_j. Clients that took no part keep their mixture."""
+        similarity = self._similarity(server, state, uploads).cpu()
+        counts = torch.tensor([upload.numbers["samples"] for upload in uploads.values()], dtype=torch.float64)
+        weights = self.row_weights(similarity, counts)
+        sent = [select(upload.tensors, self.shared) for upload in uploads.values()]
+        mixed = self.mixed(sent, weights)
+
+        took_part = torch.tensor(list(uploads))
+        mixtures = {}
+        for name, rows in _mixtures(state).items():
+            mine = mixed.pop(name)  # so that there is never more than one copy of the mixtures
+            mixtures[name] = mine if len(mine) == len(rows) else rows.index_copy(0, took_part, mine)
+        known = {CRSM: similarity, WEIGHTS: weights}
+        for name, matrix in known.items():
+            known[name] = state.tensors[name].clone()
+            known[name][took_part[:, None], took_part] = matrix
+        return State({**mixtures, **known})
+
+    def mixed(self, sent: Sequence[Tensors], weights: Tensor) -> Tensors:
+        """Σ_j W_ij θ_j of m clients' tensors, m×… each."""
+        return mix(sent, weights)
+
+    def _similarity(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> Tensor:
+        """The CRSM of m clients, m×m; NaN beside a representation that is constant."""
+        metric = WITHOUT_CKA.get(self.rep_source, "cka")
+        if self.rep_source != "probe":
+            compared = [upload.tensors[OWN_SAMPLES] for upload in uploads.values()]
+        else:
+            compared = [self._seen(server, upload.tensors) for upload in uploads.values()]
+        if self.compared == "change":
+            before = [self._seen(server, self.download(state, id).tensors) for id in uploads]
+            compared = [after - then for after, then in zip(compared, before, strict=True)]
+        if self.compared == "mean_prediction":
+            metric, compared = "cosine", [prediction.mean(dim=0, keepdim=True) for prediction in compared]
+        options = {"kernel": self.kernel, "debiased": self.debiased} if metric == "cka" else {}
+        similarity: Tensor = similarity_matrix(compared, metric, **options)
+        return similarity
+
+    def _seen(self, server: Server, tensors: Tensors) -> Tensor:
+        """What is compared of the probe images as a client's model sees them, s×d or s×classes."""
+        assert server.probe is not None
+        server.model.load(select(tensors, BODY))
+        if self.compared in ("representation", "change"):
+            return features(server.model, server.probe)
+        return features(server.model, server.probe, "head").softmax(dim=1)
+
+    def row_weights(self, similarity: Tensor, counts: Tensor) -> Tensor:
+        """Rows of a similarity matrix, m×m, as weights that sum to 1.
+
+        What is undefined (NaN) and, in ``sum`` and ``power``, what is negative weighs nothing; where a whole row weighs
+        nothing, the client keeps its own. Equal similarities give equal weights.
+
+        Args:
+            similarity: The CRSM of m clients.
+            counts: Samples of each, for ``size_weights``.
+        """
+        alone = torch.eye(len(similarity), dtype=similarity.dtype)
+        left_out = similarity.isnan() if self.include_self else similarity.isnan() | alone.bool()
+        low = similarity.masked_fill(left_out, torch.inf).amin(dim=1, keepdim=True)
+        high = similarity.masked_fill(left_out, -torch.inf).amax(dim=1, keepdim=True)
+        match self.norm:
+            case "sum":
+                weights = similarity.clamp(min=0)
+            case "minmax":
+                weights = torch.where(high > low, (similarity - low) / (high - low), 1.0)
+            case "softmax":
+                weights = ((similarity - high) / self.temperature).exp()
+            case "power":
+                weights = similarity.clamp(min=0) ** self.gamma
+            case "topk":
+                others = similarity.masked_fill(left_out | alone.bool(), -torch.inf)
+                nearest = others.topk(min(self.k, len(others)), dim=1).indices
+                weights = torch.zeros_like(similarity).scatter(1, nearest, 1.0).maximum(alone)
+        weights = weights.masked_fill(left_out, 0.0)
+        if self.size_weights:
+            weights = weights * counts
+        total = weights.sum(dim=1, keepdim=True)
+        return torch.where(total > 0, weights / total, alone)
+
+    def upload_like(self, server: Server) -> Tensors:
+        """What is shared, and what a client tells of its own samples."""
+        rows = server.model.head.out_features if self.rep_source == "local_class_mean" else self.samples
+        told = {} if self.rep_source == "probe" else {OWN_SAMPLES: torch.zeros(rows, server.model.head.in_features)}
+        return {**super().upload_like(server), **told}
+
+    def global_model(self, server: Server, state: State) -> Tensors | None:
+        """None: every client has its own."""
+        del server, state
+        return None
+
+    def pictures(self, state: State) -> Tensors:
+        """The CRSM and the weights of the mixtures, N×N; NaN where two clients never took part together."""
+        return {name: state.tensors[name] for name in (CRSM, WEIGHTS)}
+
+    # -- where the data are -------------------------------------------------------------------------------------------
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """Train the mixture; where the clients' own samples are compared, tell of them too."""
+        upload, memory = super().update(client, message, memory)
+        told = {} if self.rep_source == "probe" else {OWN_SAMPLES: self._of_own_samples(client)}
+        return Message({**upload.tensors, **told}, upload.numbers), memory
+
+    def _of_own_samples(self, client: Client) -> Tensor:
+        """Â_i, s×d, of samples that are drawn anew each round, or their class means, classes×d.
+
+        A client with fewer than s samples tells of some of them several times.
+        """
+        stream, count = client.stream("representation"), len(client.train)
+        passes = [torch.randperm(count, generator=stream) for _ in range(math.ceil(self.samples / count))]
+        rows = torch.cat(passes)[: self.samples]
+        labels = _labels(client.train)[rows]
+        if self.rep_source == "local_sorted":
+            labels, order = labels.sort(stable=True)
+            rows = rows[order]
+        seen = features(client.model, client.train.take(rows.numpy())).cpu()
+        if self.rep_source == "local_class_mean":
+            means: Tensor = class_means(seen, labels, client.model.head.out_features)
+            return means.to(seen.dtype)
+        return seen
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+        """The client's mixture."""
+        del memory
+        client.model.load(message.tensors)
+        return {self.headline: client.model.tensors()}
+
+
+def _labels(samples: Samples) -> Tensor:
+    assert samples.labels is not None
+    return samples.labels.cpu()
+
+
+def _mixtures(state: State) -> Tensors:
+    return {name: tensor for name, tensor in state.tensors.items() if name not in (CRSM, WEIGHTS)}

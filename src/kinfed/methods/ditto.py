@@ -1,0 +1,43 @@
+"""Ditto: Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization.
+
+https://arxiv.org/abs/2012.04221
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge
+
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedprox import held_near
+from kinfed.methods.method import Client, Memory, Message
+from kinfed.models import ALL, Part
+
+__all__ = ["Ditto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(FedAvg):
+    """FedAvg, and beside it every client's own model v_i, held near the global one: F(v) + (λ/2)‖v − w‖².
+
+    Attributes:
+        lam: λ, how hard it is held; 0 is training alone.
+    """
+
+    kept: ClassVar[Part] = ALL
+    personal: ClassVar[bool] = True
+    headline: ClassVar[str] = "own"
+    tested: ClassVar[str] = "own model"
+
+    lam: Annotated[float, Ge(0)] = 1.0
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """Train v_i, held near the w that came, and then w itself, both on the same batches."""
+        client.model.load(memory.tensors)  # v_i⁰ = w⁰
+        self.local_training(client, before_step=held_near(message.tensors, client.model, self.lam))
+        v = client.model.tensors()
+        client.model.load(message.tensors)
+        numbers = self.local_training(client)
+        return Message(client.model.tensors(), numbers), Memory(v)

@@ -1,0 +1,107 @@
+"""FedProto: Tan et al. 2022, FedProto: Federated Prototype Learning across Heterogeneous Clients.
+
+https://arxiv.org/abs/2105.00243
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+from torch.nn import functional
+
+from kinfed.errors import InputError
+from kinfed.learning import Batch, Objective, features
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
+from kinfed.models import ALL, NOTHING, Model, Part, Tensors
+from kinfed.similarity.unpaired import class_means
+
+__all__ = ["FedProto"]
+
+PROTOTYPES, COUNTS = "prototypes", "counts"  # K×d, and of how many samples each is the mean, K
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProto(FedAvg):
+    """No weights travel: clients keep their representations of each class near the mean one of all clients.
+
+    Attributes:
+        lam: λ, weight of the distance; 0 is training alone.
+        aggregation: Whether a client's prototype of a class weighs as many samples as it has of it (the paper), or as
+            much as any other's (the authors' code).
+    """
+
+    shared: ClassVar[Part] = NOTHING
+    kept: ClassVar[Part] = ALL
+    personal: ClassVar[bool] = True
+    headline: ClassVar[str] = "own"
+    tested: ClassVar[str] = "own model"
+    mixes_architectures: ClassVar[bool] = True
+
+    lam: Annotated[float, Ge(0)] = 1.0
+    aggregation: Literal["counts", "uniform"] = "counts"
+
+    def init(self, server: Server) -> State:
+        """No class has a prototype (NaN)."""
+        return State({PROTOTYPES: torch.full_like(server.model.head.weight, torch.nan, device="cpu").detach()})
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """Train the own model near the prototypes that came; send the class means of what it makes of the samples."""
+        assert client.train.labels is not None
+        d, theirs = client.model.head.in_features, message.tensors[PROTOTYPES].shape[1]
+        if d != theirs:
+            raise InputError(
+                f"models: fedproto needs representations of one width, this client's has {d}, not {theirs}"
+            )
+        client.model.load(memory.tensors)
+        numbers = self.local_training(client, self.near(message.tensors[PROTOTYPES].to(client.train.labels.device)))
+        z, classes = features(client.model, client.train), client.model.head.out_features
+        means = class_means(z.double(), client.train.labels, classes).to(z.dtype)
+        counts = torch.bincount(client.train.labels, minlength=classes)
+        return Message({PROTOTYPES: means.cpu(), COUNTS: counts.cpu()}, numbers), Memory(client.model.tensors())
+
+    def near(self, prototypes: Tensor) -> Objective:
+        """CE + λ · mean (z − c̄_y)²; a sample whose class has no prototype adds nothing to the mean."""
+        known = ~prototypes.isnan()
+
+        def loss(model: Model, batch: Batch) -> Tensor:
+            z = model.body(batch.inputs)
+            gap = torch.where(known[batch.labels], z - prototypes[batch.labels], 0)
+            return functional.cross_entropy(model.head(z), batch.labels) + self.lam * gap.square().mean()
+
+        return loss
+
+    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+        """c̄_k ← Σ |D_{i,k}| c_{i,k} / Σ |D_{i,k}| of the clients that have class k; without any, c̄_k stays."""
+        del server
+        counts = torch.stack([upload.tensors[COUNTS] for upload in uploads.values()])
+        weights = (counts if self.aggregation == "counts" else counts > 0).double()
+        total = torch.zeros_like(state.tensors[PROTOTYPES], dtype=torch.float64)
+        for weight, upload in zip(weights, uploads.values(), strict=True):
+            total += weight[:, None] * upload.tensors[PROTOTYPES]
+        mean = (total / weights.sum(dim=0)[:, None]).to(state.tensors[PROTOTYPES].dtype)
+        return State({PROTOTYPES: torch.where(mean.isnan(), state.tensors[PROTOTYPES], mean)})
+
+    def upload_like(self, server: Server) -> Tensors:
+        """Prototypes, and the counts."""
+        weight = server.model.head.weight
+        return {PROTOTYPES: weight, COUNTS: torch.empty(len(weight), dtype=torch.int64)}
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+        """The client's model; and its body with the nearest prototype of its own classes as the answer."""
+        assert client.train.labels is not None
+        own = super().evaluated(client, Message(), memory)
+        prototypes = message.tensors[PROTOTYPES]
+        held = torch.bincount(client.train.labels.cpu(), minlength=len(prototypes)) > 0
+        answers = held & ~prototypes.isnan().any(dim=1)
+        if client.model.head.bias is None or not answers.any():
+            return own
+        # argmin ‖z − c‖² is argmax 2 c·z − ‖c‖²: a linear head.
+        c = torch.where(answers[:, None], prototypes, 0)
+        bias = torch.where(answers, -c.square().sum(dim=1), torch.finfo(c.dtype).min)
+        return {**own, "prototype": {**own[self.headline], "head.weight": 2 * c, "head.bias": bias}}

@@ -1,0 +1,25 @@
+"""LG-FedAvg: Liang et al. 2020, Think Locally, Act Globally: Federated Learning with Local and Global Representations.
+
+https://arxiv.org/abs/2001.01523
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kinfed.methods.fedavg import FedAvg
+from kinfed.models import BODY, HEAD, Part
+
+__all__ = ["LGFedAvg"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LGFedAvg(FedAvg):
+    """FedPer turned round: every client has a body of its own, under one shared head; both are trained together."""
+
+    shared: ClassVar[Part] = HEAD
+    kept: ClassVar[Part] = BODY
+    personal: ClassVar[bool] = True
+    headline: ClassVar[str] = "own"
+    tested: ClassVar[str] = "own body"

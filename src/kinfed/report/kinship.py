@@ -1,0 +1,133 @@
+"""Who is kin to whom: the similarity of the clients beside the classes that they share, over the rounds.
+
+Letters: ``N`` clients.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from kinfed.learning import class_overlap, rank_correlation
+from kinfed.report.folders import Run
+from kinfed.report.style import styled
+
+__all__ = ["kin_order", "kinship", "save_kinship"]
+
+Matrix = NDArray[np.float64]
+SHOWN = 4  # rounds in the picture
+
+
+def kin_order(similarity: Matrix) -> list[int]:
+    """An order of N clients in which those that are alike stand together (optimal leaf order of average linkage)."""
+    from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
+    from scipy.spatial.distance import squareform
+
+    if len(similarity) < 3:
+        return [*range(len(similarity))]
+    distance = 1 - np.nan_to_num((similarity + similarity.T) / 2)
+    np.fill_diagonal(distance, 0)
+    condensed = squareform(distance.clip(min=0), checks=False)
+    return [int(i) for i in leaves_list(optimal_leaf_ordering(linkage(condensed, "average"), condensed))]
+
+
+def kinship(run: Run) -> go.Figure:
+    """The classes that clients share, and their similarity after the round that a slider chooses.
+
+    Clients who share classes stand together; hover tells the classes.
+    """
+    overlap, rounds = _overlap(run), _rounds(run)
+    order = kin_order(overlap)
+    names = [f"{i}" for i in order]
+    held = [_held(run, i) for i in order]
+    text = [[f"classes {a} and {b}" for b in held] for a in held]
+    figure = make_subplots(cols=2, subplot_titles=("Classes in common", " "), horizontal_spacing=0.14)
+
+    def add(matrix: Matrix, col: int, visible: bool) -> None:
+        low, high = _spread(matrix)
+        figure.add_heatmap(
+            z=matrix[np.ix_(order, order)],
+            x=names,
+            y=names,
+            text=text,
+            zmin=low,
+            zmax=high,
+            hovertemplate="clients %{y} and %{x}: %{z:.4f}<br>%{text}<extra></extra>",
+            visible=visible,
+            colorscale="Blues" if col == 1 else "Viridis",
+            colorbar={"thickness": 12, "x": 0.43 if col == 1 else 1.0},
+            row=1,
+            col=col,
+        )
+
+    add(overlap, 1, visible=True)
+    left, right = figure.layout.annotations
+    steps = []
+    for round, matrix in rounds.items():
+        add(matrix, 2, visible=round == [*rounds][-1])
+        right.text = _titled(round, matrix, overlap)
+        shown = [True, *(round == other for other in rounds)]
+        titles = [left.to_plotly_json(), right.to_plotly_json()]
+        steps.append({"label": f"{round}", "method": "update", "args": [{"visible": shown}, {"annotations": titles}]})
+    figure.update_xaxes(title_text="client", type="category", constrain="domain")
+    figure.update_yaxes(title_text="client", type="category", autorange="reversed", constrain="domain")
+    figure.update_yaxes(scaleanchor="x", col=1)
+    figure.update_yaxes(scaleanchor="x2", col=2)
+    slider = {"active": len(steps) - 1, "steps": steps, "x": 0.57, "len": 0.43, "pad": {"t": 60}}
+    slider["currentvalue"] = {"prefix": "after round "}
+    return styled(figure, height=600, sliders=[slider] if len(steps) > 1 else [])
+
+
+def save_kinship(run: Run, path: Path) -> None:
+    """One PNG: the classes in common, and the similarity after some of the rounds, the last one among them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    overlap, rounds = _overlap(run), _rounds(run)
+    order = kin_order(overlap)
+    chosen = [[*rounds][i] for i in np.unique(np.linspace(0, len(rounds) - 1, SHOWN).round().astype(int))]
+    figure = Figure(figsize=(3.6 * (1 + len(chosen)), 3.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = [("Classes in common", overlap, "Blues")]
+    panels += [(_titled(round, rounds[round], overlap, "\n"), rounds[round], "viridis") for round in chosen]
+    for axes, (title, matrix, colours) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        low, high = _spread(matrix)
+        shown = matrix[np.ix_(order, order)].copy()
+        np.fill_diagonal(shown, np.nan)  # 1 by definition
+        image = axes.imshow(shown, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+        axes.set_title(title, fontsize=10)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        figure.colorbar(image, ax=axes, shrink=0.75)
+    figure.savefig(path, dpi=110)
+
+
+def _overlap(run: Run) -> Matrix:
+    return class_overlap(np.array(run.federation["train"]))
+
+
+def _rounds(run: Run) -> dict[int, Matrix]:
+    return {round: pictures["crsm"] for round, pictures in run.pictured.items()}
+
+
+def _titled(round: int, similarity: Matrix, overlap: Matrix, between: str = ", ") -> str:
+    correlation = rank_correlation(similarity, overlap)
+    told = "" if correlation is None else f"{between}rank correlation {correlation:.2f}"
+    return f"CRSM after round {round}{told}"
+
+
+def _spread(matrix: Matrix) -> tuple[float, float]:
+    """What the colours span: the diagonal is 1 by definition, and tells nothing."""
+    others = matrix[~np.eye(len(matrix), dtype=bool)]
+    known = others[np.isfinite(others)]
+    return (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+
+
+def _held(run: Run, client: int) -> str:
+    """The classes that a client has training samples of."""
+    counts = run.federation["train"][client]
+    return "/".join(name for name, count in zip(run.federation["classes"], counts, strict=True) if count)

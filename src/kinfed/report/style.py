@@ -1,0 +1,33 @@
+"""Looks that all figures share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+__all__ = ["REFERENCES", "colours", "styled"]
+
+# Okabe and Ito's colours, which people with every kind of colour vision tell apart; grey is for the references.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#44AA99", "#AA4499", "#999933")
+REFERENCES = {"local": "#555555", "central": "#999999"}
+FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
+
+
+def colours(methods: Sequence[str]) -> dict[str, str]:
+    """One colour a method, the same in every figure."""
+    federated = [method for method in methods if method not in REFERENCES]
+    return REFERENCES | {method: PALETTE[i % len(PALETTE)] for i, method in enumerate(federated)}
+
+
+def styled(figure: go.Figure, **layout: Any) -> go.Figure:
+    """The figure in the report's looks."""
+    figure.update_layout(
+        template="plotly_white",
+        font={"family": FONT, "size": 13, "color": "#222"},
+        margin={"l": 60, "r": 20, "t": 50, "b": 50},
+        legend={"orientation": "h", "y": 1.12, "x": 0, "yanchor": "bottom"},
+        **layout,
+    )
+    return figure

@@ -1,0 +1,263 @@
+"""What is measured after a round: fine-tuning, and clients that took no part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from kinfed.data import Dataset, Federation, Partition, Samples
+from kinfed.engine import Inline, Workshop
+from kinfed.engine.places import Task
+from kinfed.learning import SGD, Phase, hits, train
+from kinfed.methods import METHODS, Client, Memory, Message
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedper import FedPer
+from kinfed.models import BODY, HEAD, Model, Tensors, build, select
+from kinfed.streams import torch_stream
+from tests.worlds import NOBODY, close, federation, float_samples, run, same, workshop
+
+SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
+
+# -- fine-tuning ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_tells_its_headline_before_and_after_fine_tuning(name: str, tmp_path: Path) -> None:  # G.2
+    tuning = Phase(epochs=5, lr=0.05)
+    with_it, without = (
+        run(workshop(name, fine_tuning=t), tmp_path / n) for t, n in ((tuning, "with"), (None, "without"))
+    )
+    *before, last = with_it.lines
+    assert not any("fine_tuned" in key or "initial" in key for line in before for key in line)
+    assert same(with_it.state, without.state)
+    if METHODS[name].trains == "pooled":
+        assert with_it.lines == without.lines
+        return
+    kinds = ("initial", "fine_tuned")
+    assert [last[f"initial_{q}"] for q in SPREAD] == [last[f"personal_{q}"] for q in SPREAD]
+    assert last["fine_tuned_acc_mean"] != last["initial_acc_mean"]
+    accuracies = {key: value for key, value in last["client_acc"].items() if key not in kinds}
+    assert without.lines == [*before, {key: value for key, value in last.items() if not key.startswith(kinds)} | {
+        "client_acc": accuracies
+    }]  # fmt: skip
+
+
+def test_the_global_model_is_fine_tuned_as_by_hand_and_not_saved(tmp_path: Path) -> None:
+    tuning, sgd = Phase(epochs=2, lr=0.03), SGD(lr=0.05, batch_size=16)
+    shop = workshop("fedavg", rounds=2, fine_tuning=tuning, sgd=sgd)
+    outcome = run(shop, tmp_path / "out")
+    expected = []
+    for id in range(4):
+        model = shop.client(id, 1).model
+        model.load(outcome.state.tensors)
+        train(model, shop.federation.train(id), tuning, sgd, torch_stream(0, "fine-tuning", id, 2))
+        expected.append(hits(model, shop.federation.test(id)).double().mean().item())
+    assert outcome.lines[-1]["client_acc"]["fine_tuned"] == expected
+    assert not [*(tmp_path / "out" / "models").glob("client-*")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unlabelled(FedAvg):
+    """FedAvg of clients that could not fine-tune."""
+
+    adapts: ClassVar[bool] = False
+
+
+def test_a_method_whose_clients_have_no_labels_is_not_fine_tuned(tmp_path: Path) -> None:
+    last = run(workshop(Unlabelled(), federation(new=2)), tmp_path / "out").lines[-1]
+    assert last["client_acc"].keys() == {"personal", "new_global"}
+
+
+# -- clients that took no part ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_new_clients_are_tested_after_the_last_round_of_every_method(name: str, tmp_path: Path) -> None:  # CRC-T2
+    fed = federation(new=2)
+    *before, last = run(workshop(name, fed), tmp_path / "out").lines
+    assert not any("new_" in key for line in before for key in line)
+    assert not last["untested"]
+    for kind in ("new_global", "new_head", "new_fine_tuned"):
+        accuracies, sizes = last["client_acc"][kind], [len(rows) for rows in fed.new_clients.test]
+        assert len(accuracies) == 2
+        assert last[f"{kind}_acc_mean"] == pytest.approx(np.mean(accuracies))
+        assert last[f"{kind}_acc_weighted"] == pytest.approx(np.average(accuracies, weights=sizes))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_new_clients_change_nothing_for_the_others(name: str, tmp_path: Path) -> None:
+    fed = federation(new=2)
+    with_them, without = (
+        run(workshop(name, f), tmp_path / n) for f, n in ((fed, "a"), (replace(fed, new_clients=NOBODY), "b"))
+    )
+    assert same(with_them.state, without.state)
+    kept = {key: value for key, value in with_them.lines[-1]["client_acc"].items() if not key.startswith("new_")}
+    assert kept == without.lines[-1]["client_acc"]
+
+
+def one_weight(body: float, head: float) -> Model:
+    model = Model({"scale": nn.Linear(1, 1, bias=False)}, nn.Linear(1, 2, bias=False), [])
+    nn.init.constant_(model.body.scale.weight, body)
+    model.head.weight.data = torch.tensor([[head], [-head]])
+    return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(FedPer):
+    """Client i ends with body 2 and the i-th head, whatever its data are."""
+
+    heads: tuple[float, ...]
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+        return {"stale": one_weight(2.0, self.heads[client.id]).tensors()}
+
+
+def welcomed(shop: Workshop, path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
+    """The models that the new clients of a run were given."""
+    given: list[Tensors] = []
+    welcome = Workshop.welcome
+
+    def noting(self: Workshop, id: int, round: int, tensors: Tensors):  # type: ignore[no-untyped-def]
+        given.append({n: t.clone() for n, t in tensors.items()})
+        return welcome(self, id, round, tensors)
+
+    monkeypatch.setattr(Workshop, "welcome", noting)
+    run(shop, path)
+    return given
+
+
+def test_where_heads_are_personal_new_clients_get_the_body_and_the_mean_of_the_heads(  # CRC-9
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = float_samples(torch.linspace(-1, 1, 16)[:, None], [0, 1] * 8)
+    rows = lambda *sizes: [np.arange(a - n, a) for n, a in zip(sizes, np.cumsum(sizes), strict=True)]  # noqa: E731
+    cut = Partition(rows(3, 1, 4), rows(2, 2, 2))
+    fed = Federation(Dataset("x", samples, samples, ("0", "1")), cut.of([0, 1]), np.arange(0), cut.of([2]))
+    shop = workshop(Given(heads=(10.0, 30.0)), fed, rounds=1, wrap=lambda _: one_weight(2.0, 1.0), model="mlp")
+    (given,) = welcomed(shop, tmp_path / "out", monkeypatch)
+    assert given["body.scale.weight"].tolist() == [[2.0]]
+    assert given["head.weight"].tolist() == [[15.0], [-15.0]]  # (3·10 + 1·30) / 4
+
+
+def test_the_mean_is_of_the_saved_models_by_training_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = workshop("fedper", federation(new=1))
+    (given,) = welcomed(shop, tmp_path / "out", monkeypatch)
+    counts = [len(rows) for rows in shop.federation.partition.train]
+    saved = [load_file(path) for path in sorted((tmp_path / "out" / "models").glob("*-personal.safetensors"))]
+    by_hand = {n: sum(c * s[n].double() for c, s in zip(counts, saved, strict=True)) / sum(counts) for n in saved[0]}
+    assert close(given, by_hand)  # type: ignore[arg-type]
+
+
+def test_the_head_of_a_new_client_is_fitted_on_a_frozen_body_from_the_initial_head() -> None:
+    sgd = SGD(lr=0.05, batch_size=8)
+    shop = workshop("fedavg", federation(new=2), sgd=sgd, lr_schedule="step:0.5")
+    given = build("tiny_cnn", (1, 8, 8), 10, 7).tensors()
+    verdicts = shop.welcome(5, 3, given)
+    model, own = shop.client(0, 3).model, shop.federation.train(5)
+    model.load(select(given, BODY))  # under the run's initial head
+    order = torch_stream(0, "new head", 5, 3)
+    train(model, own, Phase(train=HEAD, epochs=10, lr=0.05), sgd, order)  # at the rate of the first round
+    assert same(model.tensors(BODY), select(given, BODY))
+    assert torch.equal(verdicts["new_head"].hits, hits(model, shop.federation.test(5)))
+    model.load(given)
+    assert torch.equal(verdicts["new_global"].hits, hits(model, shop.federation.test(5)))
+
+
+def test_a_new_client_without_test_samples_has_no_accuracy(tmp_path: Path) -> None:
+    fed = federation(new=2)
+    nothing = replace(fed.new_clients, test=[np.arange(0), fed.new_clients.test[1]])
+    last = run(workshop("fedper", replace(fed, new_clients=nothing)), tmp_path / "out").lines[-1]
+    for kind in ("new_global", "new_head", "new_fine_tuned"):
+        none, some = last["client_acc"][kind]
+        assert none is None
+        assert last[f"{kind}_acc_mean"] == some
+
+
+def test_there_is_no_global_model_of_different_architectures(tmp_path: Path) -> None:
+    fed = federation(new=2)
+    models = tuple(build(name, fed.dataset.shape, 10, 0) for name in ("tiny_cnn", "mlp"))
+    shop = replace(workshop("local", fed), models=models, architectures=(0, 0, 1, 1))
+    last = run(shop, tmp_path / "out").lines[-1]
+    assert last["client_acc"]["new_global"] == [None, None]
+    assert last["new_global_acc_weighted"] is None
+    assert None not in last["client_acc"]["fine_tuned"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgetful(FedPer):
+    """The own model of client 1 cannot be had."""
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+        if client.id == 1:
+            raise ValueError("no model")
+        return super().evaluated(client, message, memory)
+
+
+def test_a_client_without_a_model_is_not_fine_tuned_and_not_in_the_mean(tmp_path: Path) -> None:
+    last = run(workshop(Forgetful(), federation(new=1)), tmp_path / "out").lines[-1]
+    assert last["untested"] == {"1": "ValueError: no model"}
+    assert [a is None for a in last["client_acc"]["fine_tuned"]] == [False, True, False, False]
+    assert None not in last["client_acc"]["new_global"]
+
+
+def test_a_test_that_fails_is_told_and_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise MemoryError("too much")
+
+    whole = run(workshop("fedavg", federation(new=1)), tmp_path / "whole").lines[-1]
+    monkeypatch.setattr(Workshop, "fine_tune", failing)
+    monkeypatch.setattr(Workshop, "welcome", failing)
+    last = run(workshop("fedavg", federation(new=1)), tmp_path / "out").lines[-1]
+    reason = "MemoryError: too much"
+    tuned = {f"{id}, fine-tuning": reason for id in range(4)}
+    assert last["untested"] == {**tuned, "4, new client": reason}
+    assert last["client_acc"] == {"personal": whole["client_acc"]["personal"], "new_global": [None]}
+
+
+def test_test_samples_change_no_model_in_the_last_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # METHODS.md J.13
+    fed = federation(new=2)
+    flipped = replace(fed.dataset.test, labels=(fed.dataset.test.labels + 1) % 10)  # type: ignore[operator]
+    other = replace(fed, dataset=replace(fed.dataset, test=flipped))
+    tested: list[list[Tensors]] = []
+
+    def noting(model: Model, samples: Samples) -> torch.Tensor:
+        tested[-1].append(model.tensors())
+        return hits(model, samples)
+
+    monkeypatch.setattr("kinfed.engine.workshop.hits", noting)
+    for name, f in (("a", fed), ("b", other)):
+        tested.append([])
+        run(workshop("fedper", f), tmp_path / name)
+    assert [len(models) for models in tested] == [3 * 4 + 4 + 2 * 3] * 2  # own, fine-tuned, and of the new clients
+    assert all(same(a, b) for a, b in zip(*tested, strict=True))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper"])
+def test_a_run_stopped_in_its_last_evaluation_ends_as_if_it_had_not_been(name: str, tmp_path: Path) -> None:
+    straight = run(workshop(name, federation(new=2)), tmp_path / "a")
+
+    class Stops(Inline):
+        def evaluate(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
+            for task in tasks:
+                if task.test == "new client":
+                    raise InterruptedError
+                yield from super().evaluate([task])
+
+    shop = workshop(name, federation(new=2), checkpoint_every=2)
+    with pytest.raises(InterruptedError):
+        run(shop, tmp_path / "b", lambda here: Stops(here.workshop, here.memories))
+    assert len((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()) == 2
+    resumed = run(shop, tmp_path / "b")
+    assert resumed.lines == straight.lines
+    models = [{p.name: p.read_bytes() for p in (tmp_path / n / "models").iterdir()} for n in "ab"]
+    assert models[0] == models[1]

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import kinfed
+from kinfed.data import Federation, Samples
+from kinfed.errors import InputError
+from kinfed.experiment.config import Config, read_toml
+from kinfed.experiment.run import federation_of
+from kinfed.models import Model
+
+SMALL: dict[str, Any] = {"clients": 5, "rounds": 2, "quiet": True, "partition": "dirichlet"}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.norm(self.conv(x)).relu().mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+
+def net(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Net()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A run folder of a method, made once."""
+    made: dict[str, Path] = {}
+
+    def run(method: str, **fields: Any) -> Path:
+        name = f"{method}-{'-'.join(fields)}"
+        if name not in made:
+            made[name] = kinfed.run(method, out=tmp_path_factory.mktemp("runs") / name, **SMALL, **fields).path
+        return made[name]
+
+    return run
+
+
+def copied(run: Path, to: Path) -> Path:
+    """The files of a run's global model, at another place."""
+    for suffix in (".safetensors", ".json"):
+        (to / f"m{suffix}").write_bytes((run / "models" / f"global{suffix}").read_bytes())
+    return to / "m.safetensors"
+
+
+def clients_of(run: Path) -> Federation:
+    return federation_of(Config.checked(read_toml(run / "config.toml")))
+
+
+def right(model: Callable[..., list[str]], samples: Samples, classes: tuple[str, ...]) -> float:
+    assert samples.labels is not None
+    told = model(samples.inputs)
+    return sum(name == classes[k] for name, k in zip(told, samples.labels.tolist(), strict=True)) / len(samples)
+
+
+def test_a_clients_model_predicts_with_the_accuracy_that_the_run_told(runs: Callable[..., Path]) -> None:
+    run = runs("fedper")
+    fed, last = clients_of(run), json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    for id in range(5):
+        for name, accuracies in last["client_acc"].items():
+            card = json.loads((run / "models" / f"client-{id:05d}-{name}.json").read_text())
+            model = kinfed.load(run / "models" / f"client-{id:05d}-{name}.safetensors")
+            assert right(model.predict, fed.test(id), model.classes) == accuracies[id] == card["accuracy"]
+            assert card["measured_on"] == f"the client's own test samples, {len(fed.test(id))}"
+    personal = kinfed.load(run, client=3)
+    assert right(personal.predict, fed.test(3), personal.classes) == last["client_acc"]["personal"][3]
+
+
+def test_the_global_model_predicts_with_the_accuracy_that_the_run_told(runs: Callable[..., Path]) -> None:
+    run = runs("fedavg")
+    fed, model = clients_of(run), kinfed.load(str(run))
+    card = json.loads((run / "models" / "global.json").read_text())
+    summary = json.loads((run / "summary.json").read_text())
+    test = fed.dataset.test
+    assert right(model.predict, test, model.classes) == card["accuracy"] == summary["metrics"]["global_acc"]
+    assert card["measured_on"] == f"the pooled test set, {len(test)} samples"
+    assert not model.training
+    with torch.no_grad():  # floats are taken as they are
+        assert torch.equal(model(test.batch(slice(0, 9))), model(test.inputs[:9]))
+    assert model.predict(test.inputs[:3].numpy()) == model.predict(test.inputs[:3])
+
+
+def test_what_is_known_of_a_model_stands_beside_it(runs: Callable[..., Path]) -> None:
+    card = json.loads((runs("fedper") / "models" / "client-00002-personal.json").read_text())
+    card.pop("accuracy")
+    card.pop("measured_on")
+    assert card == {
+        "version": 1, "method": "fedper", "data": "digits", "partition": "dirichlet", "architecture": "tiny_cnn",
+        "bn": "track", "shape": [1, 8, 8], "classes": [str(k) for k in range(10)],
+        "normalisation": {"mean": [0.0], "std": [255.0]}, "seed": 0, "rounds": 2, "client": 2,
+    }  # fmt: skip
+
+
+def test_what_a_run_does_not_have_is_told_with_what_it_has(runs: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no model global; it has client-00000-fine_tuned, .*, …$"):
+        kinfed.load(runs("fedper"))
+    with pytest.raises(InputError, match=r"has no model client-00001-personal; it has global$"):
+        kinfed.load(runs("fedavg"), client=1)
+    with pytest.raises(InputError, match="has no model global; it has none: a run saves them at its end"):
+        kinfed.load(tmp_path)
+    with pytest.raises(InputError, match="is neither a run folder nor a safetensors file that is there"):
+        kinfed.load(tmp_path / "nothing.safetensors")
+    with pytest.raises(InputError, match="client: 1 is for run folders"):
+        kinfed.load(runs("fedavg") / "models" / "global.safetensors", client=1)
+
+
+def test_inputs_of_another_shape_are_refused(runs: Callable[..., Path]) -> None:
+    with pytest.raises(InputError, match=r"inputs: must have the shape n×1×8×8, and these have n×3×8×8"):
+        kinfed.load(runs("fedavg")).predict(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+
+
+def changed(path: Path, **fields: Any) -> None:
+    card = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in (card | fields).items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (Path.unlink, "cannot be read: No such file"),
+        (lambda p: p.write_bytes(p.read_bytes()[:-20]), "is no description of a model: Invalid JSON"),
+        (lambda p: p.write_bytes(b"\xff\xfe"), "is no description of a model"),
+        (lambda p: changed(p, version=2), "is no description of a model: version: Input should be 1"),
+        (lambda p: changed(p, shape=None), "is no description of a model: shape: Field required"),
+        (lambda p: changed(p, shape=[1, 99999, 99999]), "does not belong to m.safetensors, which has another shape"),
+        (lambda p: changed(p, classes=["a"] * 10), "which has another classes"),
+        (lambda p: changed(p, architecture="mlp"), "which has another architecture"),
+        (lambda p: changed(p, normalisation={"mean": [0], "std": [0]}), "std.0: Input should be greater than 0"),
+        (lambda p: changed(p, normalisation={"mean": [0, 0], "std": [1, 1]}), "normalisation is not of 1 channels"),
+    ],
+)
+def test_a_damaged_description_is_told_in_one_line(
+    damage: Callable[[Path], object], message: str, runs: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = copied(runs("fedavg"), tmp_path)
+    damage(path.with_suffix(".json"))
+    with pytest.raises(InputError, match=message) as told:
+        kinfed.load(path)
+    assert "\n" not in str(told.value)
+    assert "m.json" in str(told.value)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1] + bytes([b[-1] ^ 1]), lambda b: b[:-8], lambda b: b"pickle"])
+def test_damaged_weights_are_told_in_one_line(
+    damage: Callable[[bytes], bytes], runs: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = copied(runs("fedavg"), tmp_path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InputError, match=r"m\.safetensors: it (is damaged|cannot be read)") as told:
+        kinfed.load(path)
+    assert "\n" not in str(told.value)
+
+
+def test_a_model_of_ones_own_architecture_is_given_and_never_imported(runs: Callable[..., Path]) -> None:
+    run = runs("fedavg", model=f"{__name__}:net", head="fc")
+    command = f"import kinfed, sys; kinfed.load({str(run)!r})"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    assert f"its architecture is '{__name__}:net', which a file may not import; give it" in done.stderr.splitlines()[-1]
+    module = Net()
+    before = [*module.state_dict()]
+    model = kinfed.load(run, module=module)
+    accuracy = json.loads((run / "summary.json").read_text())["metrics"]["global_acc"]
+    assert right(model.predict, clients_of(run).dataset.test, model.classes) == accuracy
+    assert [*module.state_dict()] == before
+    with pytest.raises(InputError, match="head: 'fc' is no linear layer of the model"):
+        kinfed.load(run, module=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    with pytest.raises(InputError, match=r"weights: .* lacks body\.conv"):
+        kinfed.load(run, module=Model({"conv": nn.Conv2d(1, 4, 3)}, nn.Linear(4, 10), []))
+
+
+@pytest.mark.parametrize("bn", ["batch", "group"])
+def test_what_became_of_batchnorm_is_known(bn: str, runs: Callable[..., Path], tmp_path: Path) -> None:
+    fields = {"model": f"{__name__}:net", "head": "fc", "bn": bn}
+    run = kinfed.run("fedavg", out=tmp_path / "o", **SMALL, **fields).path
+    model = kinfed.load(run, module=Net())
+    accuracy = json.loads((run / "summary.json").read_text())["metrics"]["global_acc"]
+    assert right(model.predict, clients_of(run).dataset.test, model.classes) == accuracy

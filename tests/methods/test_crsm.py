@@ -1,0 +1,335 @@
+"""FedSHIBU and FedAvg + CRSM: reductions, and every similarity and row weighting of METHODS.md C.4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kinfed.data import Federation, Partition
+from kinfed.engine import Workshop
+from kinfed.engine.checks import fault
+from kinfed.errors import InputError
+from kinfed.experiment.config import Config
+from kinfed.learning import SGD, features
+from kinfed.methods import Memory, Message, Method, State, crsm
+from kinfed.methods.crsm import CRSMMixing
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedavg_crsm import FedAvgCRSM
+from kinfed.methods.fedbabu import FedBABU
+from kinfed.methods.fedshibu import FedSHIBU
+from kinfed.methods.local import Local
+from kinfed.models import BODY, HEAD, Part, Tensors, build, select
+from kinfed.similarity import cka, class_means
+from tests.worlds import close, dataset, equal_sizes, run, same, workshop
+
+MATRICES = ("crsm", "weights")
+SOURCES = ("probe", "local_random", "local_sorted", "local_feature_cov", "local_class_mean")
+
+
+def mixture(state: State, id: int) -> Tensors:
+    return {n: rows[id] for n, rows in state.tensors.items() if n not in MATRICES}
+
+
+def first_round(method: CRSMMixing, fed: Federation | None = None) -> tuple[Workshop, State, dict[int, Message]]:
+    shop = workshop(method, fed)
+    state = method.init(shop.server(0))
+    clients = range(len(shop.trained))
+    return shop, state, {id: shop.update(id, 1, method.download(state, id), Memory())[0] for id in clients}
+
+
+def two_groups() -> Federation:
+    """Two clients of the digits 0 to 4, two of 5 to 9, and a probe of all."""
+    data = dataset(600, 120)
+    assert data.train.labels is not None
+    high = (data.train.labels >= 5).numpy()
+    low_rows, high_rows = (60 + np.flatnonzero(high[60:] == side) for side in (False, True))
+    cut = Partition([*np.array_split(low_rows, 2), *np.array_split(high_rows, 2)], np.array_split(np.arange(120), 4))
+    return Federation(data, cut, np.arange(60))
+
+
+def with_similarity(monkeypatch: pytest.MonkeyPatch, matrix: Tensor) -> None:
+    monkeypatch.setattr(crsm, "similarity_matrix", lambda representations, *_, **__: matrix)
+
+
+# -- reductions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["minmax", "sum", "softmax", "power"])
+@pytest.mark.parametrize(("mixing", "plain"), [(FedSHIBU, FedBABU), (FedAvgCRSM, FedAvg)])
+def test_equal_similarities_give_the_plain_mean(
+    norm: crsm.Norm, mixing: type[CRSMMixing], plain: type[Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_similarity(monkeypatch, torch.ones(4, 4, dtype=torch.float64))
+    fed = equal_sizes()
+    mixed, mean = (run(workshop(m, fed), tmp_path / n) for m, n in ((mixing(norm=norm), "m"), (plain(), "p")))
+    for id in range(4):
+        assert close(mixture(mixed.state, id), mean.state.tensors)
+    assert mixed.lines[-1]["client_acc"]["personal"] == mean.lines[-1]["client_acc"]["personal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalBody(FedBABU, Local):
+    """Each client trains a body of its own under the initial head, alone."""
+
+    shared: ClassVar[Part] = ()
+    kept: ClassVar[Part] = BODY
+
+
+@pytest.mark.parametrize("norm", ["minmax", "sum", "power"])
+@pytest.mark.parametrize(("mixing", "alone"), [(FedSHIBU, LocalBody), (FedAvgCRSM, Local)])
+def test_similarity_to_oneself_alone_is_isolated_training(
+    norm: crsm.Norm, mixing: type[CRSMMixing], alone: type[Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_similarity(monkeypatch, torch.eye(4, dtype=torch.float64))
+    mixed, local = (run(workshop(m), tmp_path / n) for m, n in ((mixing(norm=norm), "m"), (alone(), "l")))
+    for id in range(4):
+        assert same(mixture(mixed.state, id), local.memories[id].tensors)
+
+
+def test_permuting_the_clients_permutes_the_mixtures_only() -> None:
+    shop, state, uploads = first_round(FedSHIBU())
+    order = [2, 0, 3, 1]
+    straight = shop.method.aggregate(shop.server(1), state, uploads)
+    permuted = shop.method.aggregate(shop.server(1), state, {i: uploads[o] for i, o in enumerate(order)})
+    for new, old in enumerate(order):
+        assert close(mixture(straight, old), mixture(permuted, new))
+    for name in MATRICES:
+        assert torch.allclose(straight.tensors[name][order][:, order], permuted.tensors[name])
+
+
+def test_clients_that_took_no_part_keep_their_mixture_and_are_not_compared(tmp_path: Path) -> None:
+    shop = workshop("fedshibu", participation=0.5, rounds=1)
+    outcome = run(shop, tmp_path / "out")
+    took_part = outcome.lines[0]["clients"]
+    initial = build("tiny_cnn", (1, 8, 8), 10, 0).tensors(BODY)
+    for id in range(4):
+        assert same(shop.method.download(outcome.state, id).tensors, initial) == (id not in took_part)
+    for name in MATRICES:
+        known = ~outcome.state.tensors[name].isnan()
+        assert known.nonzero().tolist() == [[a, b] for a in took_part for b in took_part]
+
+
+def test_the_head_of_fedshibu_stays_as_it_was(tmp_path: Path) -> None:
+    shop = workshop("fedshibu")
+    outcome = run(shop, tmp_path / "out")
+    shown = shop.method.evaluated(shop.client(0, 3), shop.method.download(outcome.state, 0), Memory())["mixture"]
+    assert same(select(shown, HEAD), build("tiny_cnn", (1, 8, 8), 10, 0).tensors(HEAD))
+    assert not any(name.startswith(HEAD) for name in outcome.state.tensors)
+
+
+def test_fedavg_crsm_may_leave_heads_where_they_are() -> None:
+    shop, state, uploads = first_round(FedAvgCRSM(mix_head=False, norm="sum"))
+    after = shop.method.aggregate(shop.server(1), state, uploads)
+    whole = FedAvgCRSM(norm="sum").aggregate(shop.server(1), state, uploads)
+    for id, upload in uploads.items():
+        assert same(select(mixture(after, id), HEAD), select(upload.tensors, HEAD))
+        assert same(select(mixture(after, id), BODY), select(mixture(whole, id), BODY))
+        assert not same(select(mixture(whole, id), HEAD), select(upload.tensors, HEAD))
+
+
+def test_fedavg_crsm_may_start_from_the_initial_head_as_printed() -> None:
+    shop, state, uploads = first_round(FedAvgCRSM(reset_head=True))
+    state = shop.method.aggregate(shop.server(1), state, uploads)
+    message = shop.method.download(state, 0)
+    reset = shop.update(0, 2, message, Memory())[0]
+    initial = Message({**message.tensors, **build("tiny_cnn", (1, 8, 8), 10, 0).tensors(HEAD)})
+    assert same(FedAvgCRSM().update(shop.client(0, 2), initial, Memory())[0], reset)
+    assert not same(FedAvgCRSM().update(shop.client(0, 2), message, Memory())[0], reset)
+
+
+# -- which rows are compared ------------------------------------------------------------------------------------------
+
+
+def gap(method: CRSMMixing, seed: int) -> float:
+    """Similarity within the two groups less that across, after three rounds."""
+    shop = workshop(method, two_groups(), seed=seed, sgd=SGD(lr=0.1, batch_size=16, epochs=2))
+    state = method.init(shop.server(0))
+    for round in (1, 2, 3):
+        uploads = {id: shop.update(id, round, method.download(state, id), Memory())[0] for id in range(4)}
+        state = method.aggregate(shop.server(round), state, uploads)
+    matrix = state.tensors["crsm"]
+    return float((matrix[0, 1] + matrix[2, 3]) / 2 - matrix[:2, 2:].mean())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"kernel": "rbf"},
+        {"debiased": True},
+        {"compared": "change"},
+        {"compared": "prediction"},
+        {"compared": "mean_prediction"},
+        {"rep_source": "local_feature_cov"},
+        {"rep_source": "local_class_mean"},
+    ],
+)
+def test_the_crsm_tells_two_groups_with_disjoint_classes_apart(fields: dict[str, Any]) -> None:  # METHODS.md J.10
+    assert all(gap(FedSHIBU(**fields), seed) > 0.01 for seed in (0, 1))
+
+
+def test_the_literal_crsm_does_not() -> None:  # METHODS.md J.10, SHIBU-1
+    literal = [gap(FedSHIBU(rep_source="local_random"), seed) for seed in range(6)]
+    sorted_rows = [gap(FedSHIBU(rep_source="local_sorted"), seed) for seed in range(3)]
+    told = [gap(FedSHIBU(), seed) for seed in range(3)]
+    assert abs(float(np.mean(literal))) < 0.2 * float(np.mean(told))
+    assert abs(float(np.mean(sorted_rows))) < float(np.mean(told))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("samples", [20, 100])  # fewer and more than the clients have
+def test_uploads_of_every_source_are_as_announced(source: crsm.RepSource, samples: int) -> None:
+    shop, state, uploads = first_round(FedSHIBU(rep_source=source, samples=samples))
+    assert all(fault(u, shop.method.upload_like(shop.server(1)), shop.samples) is None for u in uploads.values())
+    after = shop.method.aggregate(shop.server(1), state, uploads)
+    assert torch.allclose(after.tensors["crsm"].diagonal(), torch.ones(4, dtype=torch.float64))
+    rows = {"probe": 0, "local_class_mean": 10}.get(source, samples)
+    plain = FedBABU().upload_like(shop.server(1))
+    assert uploads[0].nbytes == sum(t.nbytes for t in plain.values()) + 4 * 64 * rows
+
+
+def test_own_samples_are_the_clients_and_drawn_anew_each_round() -> None:
+    shop, state, uploads = first_round(FedSHIBU(rep_source="local_random", samples=20))
+    told = uploads[1].tensors["representation"]
+    model = shop.client(1, 1).model
+    model.load(select(uploads[1].tensors, BODY))
+    distance = torch.cdist(told, features(model, shop.trained.train(1)))
+    assert distance.amin(dim=1).max() < 1e-2 * distance.median()
+    assert len(set(distance.argmin(dim=1).tolist())) == 20  # without replacement
+    later = shop.update(1, 2, shop.method.download(state, 1), Memory())[0]
+    assert set(distance.argmin(dim=1).tolist()) != set(
+        torch.cdist(later.tensors["representation"], features(model, shop.trained.train(1))).argmin(dim=1).tolist()
+    )
+
+
+def test_sorted_samples_are_the_random_ones_by_label() -> None:
+    shop, _, uploads = first_round(FedSHIBU(rep_source="local_sorted", samples=20))
+    _, _, unsorted = first_round(FedSHIBU(rep_source="local_random", samples=20))
+    model = shop.client(1, 1).model
+    model.load(select(uploads[1].tensors, BODY))
+    own = shop.trained.train(1)
+    assert own.labels is not None
+    told = uploads[1].tensors["representation"]
+    labels = own.labels[torch.cdist(told, features(model, own)).argmin(dim=1)]
+    assert labels.tolist() == sorted(labels.tolist())
+    other = unsorted[1].tensors["representation"]
+    assert torch.allclose(told.sort(dim=0).values, other.sort(dim=0).values)
+
+
+def test_class_means_are_of_the_clients_classes() -> None:
+    shop, _, uploads = first_round(FedSHIBU(rep_source="local_class_mean", samples=500), two_groups())
+    model = shop.client(0, 1).model
+    model.load(select(uploads[0].tensors, BODY))
+    own = shop.trained.train(0)
+    assert own.labels is not None
+    told = uploads[0].tensors["representation"]
+    assert not told[5:].any()  # classes that the client lacks
+    whole = class_means(features(model, own), own.labels, 10)
+    assert torch.cosine_similarity(told[:5], whole[:5]).min() > 0.99  # 500 draws of 135 samples weigh them nearly alike
+
+
+def test_the_change_of_a_representation_is_what_the_round_did() -> None:
+    shop, state, uploads = first_round(FedSHIBU(compared="change"))
+    after = shop.method.aggregate(shop.server(1), state, uploads).tensors["crsm"]
+    assert shop.federation.probe is not None
+    changes = []
+    for id in (0, 1):
+        model = shop.client(id, 1).model
+        before = features(model, shop.federation.probe)
+        model.load(uploads[id].tensors)
+        changes.append(features(model, shop.federation.probe) - before)
+    assert after[0, 1].item() == pytest.approx(float(cka(changes[0], changes[1])), abs=1e-6)
+
+
+def test_mean_predictions_are_compared_by_their_cosine() -> None:
+    shop, state, uploads = first_round(FedSHIBU(compared="mean_prediction"))
+    after = shop.method.aggregate(shop.server(1), state, uploads).tensors["crsm"]
+    assert shop.federation.probe is not None
+    mean = []
+    for id in (0, 3):
+        model = shop.client(id, 1).model
+        model.load(uploads[id].tensors)
+        mean.append(model(shop.federation.probe.batch(slice(0, 24))).softmax(dim=1).mean(dim=0))
+    assert after[0, 3].item() == pytest.approx(torch.cosine_similarity(mean[0], mean[1], dim=0).item(), abs=1e-6)
+
+
+def test_settings_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(InputError, match="compared: 'change' is of probe images, and rep_source is 'local_random'"):
+        FedSHIBU(rep_source="local_random", compared="change")
+    with pytest.raises(InputError, match="kernel, debiased"):
+        FedSHIBU(rep_source="local_class_mean", kernel="rbf")
+    with pytest.raises(InputError, match=r"^fedshibu\.kernel, debiased"):
+        Config.checked(
+            {"methods": ("fedshibu",), "settings": {"fedshibu": {"compared": "mean_prediction", "debiased": 1}}}
+        )
+
+
+def test_only_the_probe_needs_images_at_the_server() -> None:
+    with pytest.raises(InputError, match="probe: 0 is too few"):
+        Config.checked({"methods": ("fedshibu",), "probe": 0})
+    Config.checked({"methods": ("fedshibu",), "probe": 0, "settings": {"fedshibu": {"rep_source": "local_class_mean"}}})
+
+
+# -- from similarities to weights -------------------------------------------------------------------------------------
+
+C = torch.tensor([[1.0, 0.5, 0.0], [0.5, 1.0, 0.75], [0.0, 0.75, 1.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "row", "expected"),
+    [
+        ({"norm": "sum"}, 0, [2 / 3, 1 / 3, 0]),
+        ({"norm": "minmax"}, 1, [0, 2 / 3, 1 / 3]),  # 0, 1, 0.5 before the division
+        ({"norm": "power", "gamma": 2.0}, 0, [0.8, 0.2, 0]),
+        ({"norm": "softmax", "temperature": 0.5}, 0, [0.66524096, 0.24472847, 0.09003057]),  # softmax of 2, 1, 0
+        ({"norm": "topk", "k": 1}, 0, [0.5, 0.5, 0]),
+        ({"norm": "topk", "k": 1}, 1, [0, 0.5, 0.5]),
+        ({"norm": "topk", "k": 9}, 0, [1 / 3, 1 / 3, 1 / 3]),
+        ({"norm": "sum", "include_self": False}, 1, [0.4, 0, 0.6]),
+        ({"norm": "minmax", "include_self": False}, 1, [0, 0, 1]),
+        ({"norm": "topk", "k": 1, "include_self": False}, 0, [0, 1, 0]),
+        ({"norm": "sum", "size_weights": True}, 1, [0.5 / 4.75, 2 / 4.75, 2.25 / 4.75]),
+    ],
+)  # fmt: skip
+def test_rows_become_weights(fields: dict[str, Any], row: int, expected: list[float]) -> None:
+    counts = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    weights = FedSHIBU(**fields).row_weights(C, counts)
+    assert torch.allclose(weights[row], torch.tensor(expected, dtype=torch.float64))
+    assert torch.allclose(weights.sum(dim=1), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("norm", ["minmax", "sum", "softmax", "power", "topk"])
+@pytest.mark.parametrize("include_self", [True, False])
+def test_an_undefined_similarity_weighs_nothing_and_shifts_nobody(norm: crsm.Norm, include_self: bool) -> None:
+    undefined = torch.full((4, 4), torch.nan, dtype=torch.float64)  # case 72
+    undefined[:3, :3] = C
+    method, counts = FedSHIBU(norm=norm, include_self=include_self, k=1), torch.ones(4, dtype=torch.float64)
+    weights = method.row_weights(undefined, counts)
+    assert torch.allclose(weights[:3, :3], method.row_weights(C, counts[:3]))
+    assert not weights[:3, 3].any()
+    assert weights[3].tolist() == [0, 0, 0, 1]  # whom nothing is known of keeps its own
+
+
+@pytest.mark.parametrize("norm", ["minmax", "sum", "softmax", "power", "topk"])
+@pytest.mark.parametrize("include_self", [True, False])
+def test_one_client_alone_keeps_its_body(norm: crsm.Norm, include_self: bool) -> None:
+    alone = torch.ones(1, 1, dtype=torch.float64)
+    assert FedSHIBU(norm=norm, include_self=include_self).row_weights(alone, alone[0]).tolist() == [[1.0]]
+
+
+@pytest.mark.parametrize("norm", ["minmax", "sum"])
+@pytest.mark.filterwarnings("ignore:.*constant")
+def test_a_body_of_zeros_cannot_be_compared_and_stays_alone(norm: crsm.Norm) -> None:  # case 72
+    shop, state, uploads = first_round(FedSHIBU(norm=norm))
+    zeros = {n: torch.zeros_like(t) for n, t in uploads[0].tensors.items()}
+    after = shop.method.aggregate(shop.server(1), state, {**uploads, 0: Message(zeros, uploads[0].numbers)})
+    for id in range(4):
+        for tensor in mixture(after, id).values():
+            assert tensor.isfinite().all()
+            assert tensor.any() == (id != 0)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kinfed
+from kinfed.report.folders import Run, read_runs
+from kinfed.report.kinship import kin_order, kinship, save_kinship
+
+CLIENTS: dict[str, Any] = {"classes": ["cat", "dog", "owl"], "train": [[5, 5, 0], [0, 0, 9], [9, 1, 0], [0, 1, 9]]}
+
+
+def pictured(**rounds: list[list[float]]) -> Run:
+    matrices = {int(name.removeprefix("r")): {"crsm": np.array(matrix)} for name, matrix in rounds.items()}
+    return Run(Path("o"), {}, {}, [], CLIENTS, matrices)
+
+
+EARLY = [[1.0, 0.5, 0.4, 0.3], [0.5, 1.0, 0.2, 0.1], [0.4, 0.2, 1.0, 0.6], [0.3, 0.1, 0.6, 1.0]]
+LATE = [[1.0, 0.1, 0.9, 0.2], [0.1, 1.0, 0.05, 0.8], [0.9, 0.05, 1.0, 0.15], [0.2, 0.8, 0.15, 1.0]]
+
+
+def test_clients_that_share_classes_stand_together() -> None:
+    order = kin_order(np.array(LATE))
+    assert abs(order.index(0) - order.index(2)) == abs(order.index(1) - order.index(3)) == 1
+
+
+def test_the_figure_shows_the_last_round_and_a_slider_the_others() -> None:
+    figure = kinship(pictured(r1=EARLY, r5=LATE))
+    classes, early, late = figure.data
+    assert (classes.visible, early.visible, late.visible) == (True, False, True)
+    order = [int(name) for name in late.x]
+    assert np.array_equal(late.z, np.array(LATE)[np.ix_(order, order)])
+    assert (late.zmin, late.zmax) == (0.05, 0.9)  # the diagonal is 1 by definition
+    (slider,) = figure.layout.sliders
+    assert [step.label for step in slider.steps] == ["1", "5"]
+    assert slider.steps[0].args[0]["visible"] == [True, True, False]
+    # overlap of 02, 13 > 23 > 03 > 01 = 12; CRSM 02 > 13 > 03 > 23 > 01 > 12
+    assert figure.layout.annotations[1].text == "CRSM after round 5, rank correlation 0.93"
+    assert "classes cat/dog and owl" in {text for row in late.text for text in row}
+
+
+def test_one_round_needs_no_slider_and_unknown_pairs_are_left_blank() -> None:
+    unknown = np.array(LATE)
+    unknown[0, 1] = unknown[1, 0] = np.nan
+    figure = kinship(pictured(r3=unknown.tolist()))
+    assert not figure.layout.sliders
+    assert np.isnan(figure.data[1].z).sum() == 2
+
+
+def test_a_report_has_a_picture_of_it(tmp_path: Path) -> None:
+    result = kinfed.run("fedshibu", out=tmp_path / "o", clients=10, rounds=4, checkpoint_every=1, quiet=True)
+    page = result.report()
+    assert "Who is kin to whom: fedshibu" in page.read_text()
+    assert (page.parent / "report-kinship-o.png").is_file()
+    (run,) = read_runs([tmp_path / "o"])
+    assert [*run.pictured] == [1, 2, 3, 4]
+    assert all(-1 <= line["crsm_overlap_correlation"] <= 1 for line in run.lines)
+    save_kinship(run, tmp_path / "again.png")
+    assert (tmp_path / "again.png").is_file()
