@@ -75,6 +75,7 @@ def workshop(
             seed=seed,
             checkpoint_every=plan.pop("checkpoint_every", 100),
             fine_tuning=plan.pop("fine_tuning", Phase(epochs=1, lr=0.01)),
+            **plan,
         ),
     )
 

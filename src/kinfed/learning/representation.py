@@ -17,52 +17,60 @@ CHUNK = 256  # test samples whose neighbours are looked for at once
 
 
 def linear_probe(
-    train_features: Tensor,
-    train_labels: Tensor,
-    test_features: Tensor,
-    test_labels: Tensor,
+    features: Tensor,
+    labels: Tensor,
     *,
     classes: int,
     stream: torch.Generator,
+    bias: bool = True,
     hidden: int | None = None,
     epochs: int = 100,
     lr: float = 3e-3,
     batch_size: int = 512,
-) -> float:
-    """Accuracy of a linear classifier on features, by Adam and cross-entropy, after its last epoch.
+) -> nn.Linear:
+    """A linear classifier of features, by Adam and cross-entropy, after its last epoch.
 
     Args:
-        train_features: n×d, n ≥ 1.
-        train_labels: n, in 0..classes−1.
-        test_features: m×d.
-        test_labels: m.
+        features: n×d, n ≥ 1, to learn from.
+        labels: n, in 0..classes−1.
         classes: Outputs of the classifier.
         stream: On the CPU; its seed gives the initial weights, and it shuffles the samples once an epoch.
+        bias: Whether it has one.
         hidden: Width of a linear layer in between, without anything after it (the paper's 1000); None leaves it out.
-        epochs: Passes over the training features.
+            The two are one linear map, which is what is returned.
+        epochs: Passes over the features.
         lr: Of Adam.
         batch_size: Features a step; the last batch of a pass may be smaller.
 
     Returns:
-        In [0, 1], every test sample counted once; NaN if there are none.
+        d → classes, on the device of the features.
     """
-    device, width = train_features.device, train_features.shape[1]
+    device, width = features.device, features.shape[1]
     with forked_global_torch(stream.initial_seed()):
-        layers = (
-            [nn.Linear(width, classes)] if hidden is None else [nn.Linear(width, hidden), nn.Linear(hidden, classes)]
-        )
-    classifier = nn.Sequential(*layers).to(device)
+        last = nn.Linear(hidden or width, classes, bias=bias)
+        first = nn.Linear(width, hidden or 1, bias=bias)
+    classifier = (last if hidden is None else nn.Sequential(first, last)).to(device)
     optimiser = torch.optim.Adam(classifier.parameters(), lr, fused=device.type in ("cpu", "cuda"))
     for _ in range(epochs):
-        shuffled = torch.randperm(len(train_features), generator=stream).to(device)
+        shuffled = torch.randperm(len(features), generator=stream).to(device)
         for rows in shuffled.split(batch_size):
             optimiser.zero_grad(set_to_none=True)
-            logits = classifier(train_features.index_select(0, rows))
-            functional.cross_entropy(logits, train_labels.index_select(0, rows)).backward()
+            logits = classifier(features.index_select(0, rows))
+            functional.cross_entropy(logits, labels.index_select(0, rows)).backward()
             optimiser.step()
+    return last if hidden is None else _joined(first, last)
+
+
+def _joined(first: nn.Linear, second: nn.Linear) -> nn.Linear:
+    """Two linear layers as one."""
+    joined: nn.Linear = nn.utils.skip_init(
+        nn.Linear, first.in_features, second.out_features, bias=second.bias is not None, device=first.weight.device
+    )
     with torch.no_grad():
-        right = classifier(test_features).argmax(dim=1) == test_labels
-    return float(right.double().mean())
+        joined.weight.copy_(second.weight @ first.weight)
+        if second.bias is not None:
+            joined.bias.copy_(second(first.bias))
+    return joined
 
 
 @torch.no_grad()
@@ -76,8 +84,8 @@ def knn(
     k: int = 200,
     temperature: float = 0.1,
     top: int = 1,
-) -> float:
-    """Accuracy of a vote of the k training features nearest by cosine, each with the weight ``e^{cos / t}``.
+) -> Tensor:
+    """Which of m samples a vote of the k training features nearest by cosine gets right, with weights ``e^{cos / t}``.
 
     Args:
         train_features: n×d, n ≥ 1.
@@ -90,7 +98,7 @@ def knn(
         top: A sample counts as right if its class is among this many with most votes. A class without a vote never is.
 
     Returns:
-        In [0, 1]; NaN if there are no test samples.
+        Bool, m.
     """
     known = functional.normalize(train_features, dim=1)
     right = []
@@ -100,4 +108,4 @@ def knn(
         votes.scatter_add_(1, train_labels[nearest], (cosines / temperature).exp())
         weights, best = votes.topk(min(top, classes), dim=1)
         right.append(((best == truth[:, None]) & (weights > 0)).any(dim=1))
-    return float(torch.cat(right).double().mean()) if right else float("nan")
+    return torch.cat(right)

@@ -27,7 +27,7 @@ class LocalSSL(SelfSupervised):
     personal: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = True
     headline: ClassVar[str] = "own"
-    tested: ClassVar[str] = "own model"
+    tested: ClassVar[str] = "linear probe, own encoder"
 
     ssl: Literal["byol", "simsiam"] = "byol"
 

@@ -33,6 +33,7 @@ class SelfSupervised(FedAvg):
 
     supervised: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
+    tested: ClassVar[str] = "linear probe, global encoder"
     shared: ClassVar[Part] = ONLINE
 
     hidden: Annotated[int, Gt(0)] = 4096
