@@ -39,10 +39,9 @@ def _curve(group: Sequence[Run]) -> str:
 
 def _curve_title(grouped: Mapping[str, Sequence[Run]]) -> str:
     kinds = {_curve(group) for group in grouped.values()}
-    own, neighbours = "Accuracy on own test samples", "nearest neighbours on the test set"
     if len(kinds) > 1:
-        return f"{own}; without labels, of {neighbours}"
-    return own if "personal_acc_weighted" in kinds else f"Accuracy of {neighbours}"
+        return "Accuracy (without labels: by nearest neighbours)"
+    return "Accuracy on own test samples" if "personal_acc_weighted" in kinds else "Accuracy by nearest neighbours"
 
 
 def curves(runs: Sequence[Run]) -> go.Figure:
