@@ -243,3 +243,14 @@ def test_the_server_s_images_are_counted_once_a_client_also_after_a_kill(tmp_pat
         run(workshop(Stops(**own), **plan), tmp_path / "c")
     resumed = run(workshop(HeteroSSFL(**own), **plan), tmp_path / "c").lines
     assert [line["down_bytes"] for line in resumed] == [line["down_bytes"] for line in straight]
+
+
+def test_where_clients_split_their_samples_themselves_no_test_sample_is_learned_from() -> None:
+    data = dataset()
+    rows = np.random.default_rng(0).permutation(np.arange(24, 360))
+    cut = Partition([rows[:100], rows[150:260]], [rows[100:150], rows[260:]], pooled=True)
+    shop = workshop("fedbyol", Federation(data, cut, np.arange(24)))
+    learned = {image.numpy().tobytes() for image in shop._probed.inputs}
+    tested = {image.numpy().tobytes() for image in shop.federation.tested[0].inputs}
+    assert (len(shop._probed), len(tested)) == (24 + 210, 126)
+    assert not learned & tested

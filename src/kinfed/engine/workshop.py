@@ -149,7 +149,8 @@ class Workshop:
         """What it takes to use a model, beside that, and where it is from."""
         normalise = self._seen(self.federation.dataset.train).normalise
         how = {"mean": normalise.mean, "std": normalise.std}
-        return {"normalisation": how, "seed": self.plan.seed, "rounds": self.plan.rounds}
+        learned = "with labels" if self.method.supervised else "without labels; a head is that of a linear probe"
+        return {"normalisation": how, "learned": learned, "seed": self.plan.seed, "rounds": self.plan.rounds}
 
     def tensor_names(self, id: ClientId) -> set[str]:
         """Of all parameters and buffers of a client's model."""

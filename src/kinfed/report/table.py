@@ -262,9 +262,9 @@ def notes(runs: Sequence[Run]) -> list[str]:
     ]
     if len({_supervised(run) for run in runs}) > 1:
         said.append(
-            "The own test accuracy of methods that read no labels is that of a classifier on their representations, fitted "
-            "to the labels of all clients at one place. Compare it with no other method's: --linear-probe true tests all "
-            "methods that way."
+            "The own test accuracy of methods that read no labels is that of a classifier on their representations, "
+            "fitted to the labels of all clients at one place. Compare it with no other method's: --linear-probe true "
+            "tests all methods that way."
         )
     for run in runs:
         s, name = run.summary, f"{run.method}, seed {run.summary['seed']}"
