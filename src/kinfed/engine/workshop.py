@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kinfed.data import Federation, Samples, balanced
 from kinfed.errors import InputError
@@ -213,7 +213,7 @@ class Workshop:
             client.model.load(tensors)
             if name == self.method.headline:
                 found = self._represented(client.model, round, [id])
-                verdicts |= {name.removesuffix(f" {id}"): verdict for name, verdict in found.items()}
+                verdicts |= {what.removesuffix(f" {id}"): verdict for what, verdict in found.items()}
             if self.method.supervised:
                 verdicts[name] = Verdict(self._hits(client), tensors if client.last_round else {})
             elif PROBED in verdicts:  # its representation under a head that was fitted to it
@@ -251,25 +251,29 @@ class Workshop:
             verdicts["knn"] = Verdict(knn(x, y, x_test, y_test, classes=classes).cpu(), {})
         if not linear:
             return verdicts
-        bias = model.head.bias is not None
-        counts = self.federation.class_counts()
-        probed: Tensors = {}
-        fitted: dict[tuple[int, ...], Tensor] = {}  # clients of the same classes share a classifier
-        for name, held in [(PROBED, range(classes)), *((f"{LOCAL} {id}", counts[id].nonzero()[0]) for id in ids)]:
-            own = tuple(int(k) for k in held)
-            if len(own) < 2:
-                continue
-            if own not in fitted:
-                order = torch.tensor(own, device=self.device)
-                rows, rows_test = (torch.isin(labels, order).nonzero().squeeze(1) for labels in (y, y_test))
-                places, places_test = (torch.searchsorted(order, labels) for labels in (y[rows], y_test[rows_test]))
-                stream = torch_stream(plan.seed, "linear probe")
-                head = linear_probe(x[rows], places, classes=len(own), stream=stream, bias=bias)
-                with torch.no_grad():
-                    fitted[own] = (head(x_test[rows_test]).argmax(dim=1) == places_test).cpu()
-                if name == PROBED:
-                    probed = {f"head.{n}": tensor.cpu() for n, tensor in head.state_dict().items()}
-            verdicts[name] = Verdict(fitted[own], model.tensors(BODY) | probed if name == PROBED else {})
+        bias, counts = model.head.bias is not None, self.federation.class_counts()
+
+        def fitted(own: tuple[int, ...]) -> tuple[nn.Linear, Tensor]:
+            """A classifier of some of the classes, and which of their test images it gets right."""
+            order = torch.tensor(own, device=self.device)
+            rows, rows_test = (torch.isin(labels, order).nonzero().squeeze(1) for labels in (y, y_test))
+            places, places_test = (torch.searchsorted(order, labels) for labels in (y[rows], y_test[rows_test]))
+            stream = torch_stream(plan.seed, "linear probe")
+            head = linear_probe(x[rows], places, classes=len(own), stream=stream, bias=bias)
+            with torch.no_grad():
+                return head, (head(x_test[rows_test]).argmax(dim=1) == places_test).cpu()
+
+        everything = tuple(range(classes))
+        head, right = fitted(everything)
+        under = {f"head.{name}": tensor.cpu() for name, tensor in head.state_dict().items()}
+        verdicts[PROBED] = Verdict(right, model.tensors(BODY) | under)
+        right_of = {everything: right}  # clients of the same classes share a classifier
+        for id in ids:
+            own = tuple(counts[id].nonzero()[0].tolist())
+            if len(own) > 1:
+                if own not in right_of:
+                    _, right_of[own] = fitted(own)
+                verdicts[f"{LOCAL} {id}"] = Verdict(right_of[own], {})
         return verdicts
 
     @cached_property
