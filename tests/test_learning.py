@@ -210,6 +210,7 @@ def test_the_worst_tenth_of_25_clients_is_the_mean_of_the_worst_two() -> None:
     [
         ("constant", [1, 1, 1, 1, 1, 1, 1, 1]),
         ("step:0.5,0.75", [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]),  # METHODS.md C: after rounds T/2 and 3T/4
+        ("step:0.5:5,0.75", [1, 1, 1, 1, 0.2, 0.2, 0.02, 0.02]),  # METHODS.md G.4: 0.05, 0.01, 0.001
         ("cosine", [0.5 * (1 + math.cos(math.pi * t / 8)) for t in range(8)]),
     ],
 )
@@ -222,7 +223,19 @@ def test_the_last_quarter_of_30_rounds_starts_after_round_22() -> None:
 
 
 @pytest.mark.parametrize(
-    "schedule", ["linear", "step:", "step:0.5,0.2", "step:1.5", "step:0", "step:x", "constant:0.5"]
+    "schedule",
+    [
+        "linear",
+        "step:",
+        "step:0.5,0.2",
+        "step:1.5",
+        "step:0",
+        "step:x",
+        "step:0.5:",
+        "step:0.5:1",
+        "step:0.5:inf",
+        "constant:0.5",
+    ],
 )
 def test_other_schedules_are_refused(schedule: str) -> None:
     with pytest.raises(ValueError, match="must be 'constant', 'cosine' or 'step:'"):

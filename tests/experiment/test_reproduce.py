@@ -8,8 +8,9 @@ import pytest
 import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment import reproduce
-from kinfed.experiment.config import Config
-from kinfed.experiment.reproduce import TABLES, PaperTable, Scale
+from kinfed.experiment.run import COMPARISON
+from kinfed.experiment.tables import TABLES, PaperTable, Row, Scale
+from kinfed.learning.schedule import lr_factor
 from kinfed.methods import METHODS
 
 SMALL = PaperTable(
@@ -17,15 +18,33 @@ SMALL = PaperTable(
     quantity="global_acc",
     fields={"data": "digits", "clients": 4, "partition": "dirichlet", "probe": 0},
     columns={"α=5": {"alpha": 5.0}, "α=1": {"alpha": 1.0}},
-    printed={"fedavg": (64.37, 50.43), "fedbabu": (60.0, 50.0)},
+    rows=(
+        Row("fedavg", "fedavg", (64.37, 50.43)),
+        Row("fedbabu", "fedbabu", (60.0, 50.0)),
+        Row("local", "local", quantity="personal_acc_weighted"),
+    ),
     scales={"small": Scale(("α=1",), {"rounds": 1, "seeds": 2}), "paper": Scale(("α=5", "α=1"), {"rounds": 2})},
-    beside={"local": "personal_acc_weighted"},
+)
+SEVERAL = PaperTable(
+    title="Several models of one run, and several runs of one method",
+    quantity="personal_acc_mean",
+    fields={"model": "tiny_cnn", "clients": 4, "participation": 0.5, "probe": 16, "ft_epochs": 1, "partition": "iid"},
+    columns={"digits": {"data": "digits"}, "grey": {"data": "digits", "channels": 1, "partition": "sort"}},
+    rows=(
+        Row("FedCRC", "fedcrc", (1.0, 2.0), quantity="global_acc_mean", also="fine_tuned_acc_mean"),
+        Row("FedCRC-Per", "fedcrc", (3.0, 4.0), quantity="stale_acc_mean", also="refreshed_acc_mean"),
+        Row("linear", "fedshibu", (5.0, 6.0)),
+        Row("sum", "fedshibu", settings={"norm": "sum"}, also="fine_tuned_acc_mean"),
+        Row("local", "local", quantity="personal_acc_mean"),
+    ),
+    scales={"small": Scale(("digits", "grey"), {"rounds": 2, "local_epochs": 2}, {"local": {"rounds": 1}})},
+    note="What to know.",
 )
 
 
 @pytest.fixture(autouse=True)
 def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "TABLES", {"a-table1": SMALL})
+    monkeypatch.setattr(reproduce, "TABLES", {"a-table1": SMALL, "a-table2": SEVERAL})
 
 
 def test_a_table_is_run_and_the_papers_numbers_stand_beside_ours(out: Path) -> None:
@@ -60,20 +79,106 @@ def test_fields_overrule_those_of_the_table(out: Path) -> None:
 
 
 def test_unknown_tables_and_scales_are_told(out: Path) -> None:
-    with pytest.raises(InputError, match="table: 'fedcka-table9' is not known; allowed: a-table1"):
+    with pytest.raises(InputError, match="table: 'fedcka-table9' is not known; allowed: a-table1, a-table2"):
         kinfed.reproduce("fedcka-table9", out=out, quiet=True)
     with pytest.raises(InputError, match="scale: 'huge' is not known; allowed: small, paper"):
         kinfed.reproduce("a-table1", scale="huge", out=out, quiet=True)
     assert not out.exists()
 
 
+def test_rows_of_one_run_and_runs_of_one_method(out: Path) -> None:
+    lines = kinfed.reproduce("a-table2", out=out, quiet=True).read_text().splitlines()
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == [
+        "digits", "digits, local", "digits, sum", "grey", "grey, local", "grey, sum"
+    ]  # fmt: skip
+    assert sorted(path.name for path in (out / "digits").iterdir() if path.is_dir()) == [
+        "fedcrc-seed0", "fedshibu-seed0"
+    ]  # fmt: skip
+    assert [path.name for path in (out / "digits, sum").iterdir() if path.is_dir()] == ["fedshibu-seed0"]
+    assert [path.name for path in (out / "digits, local").iterdir() if path.is_dir()] == ["local-seed0"]
+
+    def measured(folder: str, quantity: str) -> str:
+        return f"{100 * json.loads((out / folder / 'summary.json').read_text())['metrics'][quantity]:.2f}"
+
+    def row(label: str, quantity: str, run: str, printed: tuple[str, str]) -> str:
+        digits, grey = (measured(f"{column}{run}-seed0", quantity) for column in ("digits", "grey"))
+        return f"| {label} | {digits} | {printed[0]} | {grey} | {printed[1]} |"
+
+    assert lines[2] == (
+        "digits, 4 clients, partition iid/sort, model tiny_cnn, 2 rounds of 2 local epochs, batch 16, lr 0.1, "
+        "fine-tuning of 1 epochs with lr 0.001, seed 0; local: rounds 1. The numbers are "
+        "personal_acc_mean at the last round, in percent; of FedCRC, global_acc_mean; "
+        "of FedCRC-Per, stale_acc_mean; of local, personal_acc_mean."
+    )
+    assert lines[4] == "What to know."
+    assert lines[8:13] == [
+        row("FedCRC", "global_acc_mean", "/fedcrc", ("1.00", "2.00")),
+        row("FedCRC-Per", "stale_acc_mean", "/fedcrc", ("3.00", "4.00")),
+        row("linear", "personal_acc_mean", "/fedshibu", ("5.00", "6.00")),
+        row("sum", "personal_acc_mean", ", sum/fedshibu", ("–", "–")),
+        row("local", "personal_acc_mean", ", local/local", ("–", "–")),
+    ]
+    tuned = [measured(f"{run}/fedshibu-seed0", "fine_tuned_acc_mean") for run in ("digits, sum", "grey, sum")]
+    at = lines.index("The same runs, fine_tuned_acc_mean:")
+    assert lines[at + 2] == "| | digits | grey |"
+    assert lines[at + 4].startswith("| FedCRC | ")
+    assert lines[at + 5 : at + 7] == [f"| sum | {' | '.join(tuned)} |", ""]
+    refreshed = json.loads((out / "table.json").read_text())["refreshed_acc_mean"]
+    assert {column: [*rows] for column, rows in refreshed.items()} == {"digits": ["FedCRC-Per"], "grey": ["FedCRC-Per"]}
+
+
+def test_settings_overrule_those_of_the_rows_one_by_one(out: Path) -> None:
+    fields = {"rounds": 1, "local_epochs": 1, "clients": 2, "participation": 1.0}
+    kinfed.reproduce("a-table2", out=out, quiet=True, **fields, settings={"fedshibu": {"kernel": "rbf"}})
+    texts = [(out / folder / COMPARISON).read_text() for folder in ("digits", "digits, sum")]
+    assert all('kernel = "rbf"' in text for text in texts)
+    assert ['norm = "sum"' in text for text in texts] == [False, True]
+    with pytest.raises(InputError, match="set: 'fedsibu' is not known"):
+        kinfed.reproduce("a-table2", out=out, quiet=True, settings={"fedsibu": {"kernel": "rbf"}})
+
+
+def test_a_folder_from_before_a_field_was_there_is_gone_on_with(out: Path) -> None:
+    before = kinfed.reproduce("a-table1", out=out, quiet=True).read_text()
+    begun = out / "α=1" / COMPARISON
+    begun.write_text("".join(line for line in begun.read_text().splitlines(True) if not line.startswith("ft_part")))
+    assert kinfed.reproduce("a-table1", out=out, quiet=True).read_text() == before
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_every_cell_of_every_table_is_a_valid_config(name: str) -> None:
     table = TABLES[name]
-    methods = (*table.printed, *table.beside)
-    assert set(methods) <= METHODS.keys()
-    assert all(len(numbers) == len(table.columns) for numbers in table.printed.values())
-    for scale in table.scales.values():
-        for column in scale.columns:
-            fields = {**table.fields, **table.columns[column], **scale.fields, "methods": methods, "data": "digits"}
-            assert Config.checked(fields).methods == methods
+    labels = [row.label for row in table.rows]
+    assert len(set(labels)) == len(labels)
+    assert {row.method for row in table.rows} <= METHODS.keys()
+    assert all(len(row.printed) in (0, len(table.columns)) for row in table.rows)
+    for scale in table.scales:
+        assert table.scales[scale].rows.keys() <= {*labels}
+        for column in table.scales[scale].columns:
+            comparisons = reproduce.comparisons(table, scale, column, {"data": "digits"})
+            assert sorted(row.label for comparison in comparisons for row in comparison.rows) == sorted(labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "column", "number"),
+    [
+        ("fedcka-table2", "fedcka", "α=0.1", 52.35),
+        ("fedshibu-table1", "FedSHIBU linear", "CIFAR-100 s=2", 91.12),
+        ("fedshibu-table1", "FedSHIBU RBF", "CIFAR-10 s=4", 85.9),
+        ("fedshibu-table1", "FedBABU", "CIFAR-100 s=100", 73.37),
+        ("fedshibu-table1", "FedAvg", "CIFAR-10 s=2", 58.13),
+        ("fedcrc-table1", "FedPer", "CIFAR-10 β=0.1", 12.57),
+        ("fedcrc-table1", "FedRep", "CIFAR-100 IID", 9.43),
+        ("fedcrc-table1", "FedCRC", "MNIST IID", 99.17),
+        ("fedcrc-table1", "FedCRC-Per", "MNIST β=0.1", 99.24),
+    ],
+)
+def test_printed_numbers_stand_in_their_columns(name: str, label: str, column: str, number: float) -> None:
+    (row,) = (row for row in TABLES[name].rows if row.label == label)
+    assert row.printed[[*TABLES[name].columns].index(column)] == number  # METHODS.md H
+
+
+def test_learning_rates_of_fedcrc_are_the_papers() -> None:
+    column, *_ = TABLES["fedcrc-table1"].columns
+    config = reproduce.comparisons(TABLES["fedcrc-table1"], "paper", column, {"data": "digits"})[0].config
+    rates = [config.lr * lr_factor(config.lr_schedule, round, config.rounds) for round in (1, 49, 50, 74, 75, 100)]
+    assert rates == pytest.approx([0.05, 0.05, 0.01, 0.01, 0.001, 0.001])

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kinfed.data import Federation, Partition
 from kinfed.engine import Workshop
 from kinfed.engine.checks import fault
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
-from kinfed.learning import SGD, features
+from kinfed.learning import SGD, activations, features
 from kinfed.methods import Memory, Message, Method, State, crsm
 from kinfed.methods.crsm import CRSMMixing
 from kinfed.methods.fedavg import FedAvg
@@ -24,7 +24,7 @@ from kinfed.methods.fedavg_crsm import FedAvgCRSM
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.methods.local import Local
-from kinfed.models import BODY, HEAD, Part, Tensors, build, select
+from kinfed.models import ARCHITECTURES, BODY, HEAD, Part, Tensors, build, from_module, select
 from kinfed.similarity import cka, class_means
 from tests.worlds import close, dataset, equal_sizes, run, same, workshop
 
@@ -259,11 +259,58 @@ def test_mean_predictions_are_compared_by_their_cosine() -> None:
     assert after[0, 3].item() == pytest.approx(torch.cosine_similarity(mean[0], mean[1], dim=0).item(), abs=1e-6)
 
 
+# -- every stage by its own similarity ------------------------------------------------------------------------------
+
+
+def test_each_stage_is_mixed_by_the_similarity_of_its_own_outputs() -> None:
+    method = FedSHIBU(layers="each", norm="power", gamma=8.0)
+    shop, state, uploads = first_round(method)
+    after = method.aggregate(shop.server(1), state, uploads)
+    probe = shop.federation.probe
+    assert probe is not None
+    for stage in ("conv1", "conv2", "fc64"):
+        seen = []
+        for id, upload in uploads.items():
+            model = shop.client(id, 1).model
+            model.load(upload.tensors)
+            seen.append(activations(model, probe, [stage])[0])
+        row = torch.stack([cka(seen[1], other) for other in seen]).double() ** 8
+        name = next(name for name in uploads[0].tensors if name.startswith(f"body.{stage}."))
+        tensors = torch.stack([upload.tensors[name] for upload in uploads.values()]).double()
+        expected = torch.tensordot(row / row.sum(), tensors, dims=1)
+        assert torch.allclose(mixture(after, 1)[name].double(), expected, atol=1e-5)
+    plain = FedSHIBU(norm="power", gamma=8.0).aggregate(shop.server(1), state, uploads)
+    for name in MATRICES:  # the picture is that of the representation
+        assert torch.allclose(after.tensors[name], plain.tensors[name])
+    assert not close(mixture(after, 1), mixture(plain, 1))
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES])
+def test_every_tensor_of_every_architecture_is_mixed_once(architecture: str) -> None:
+    model = build(architecture, (3, 32, 32), 10, 0)
+    parts = FedAvgCRSM(layers="each")._parts(model)
+    covered = [name for part in parts.values() for name in select(model.state_dict(), part)]
+    assert sorted(covered) == sorted(model.state_dict())
+    assert all(tap in (*model.taps, "body") for tap in parts)
+    assert [*parts.values()][-1][-1:] == HEAD
+
+
+def test_a_body_of_one_stage_is_mixed_by_the_representation() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    shop = workshop(FedSHIBU(), wrap=lambda _: from_module(module, "3"))
+    state = shop.method.init(shop.server(0))
+    uploads = {id: shop.update(id, 1, shop.method.download(state, id), Memory())[0] for id in range(4)}
+    each, last = (FedSHIBU(layers=layers).aggregate(shop.server(1), state, uploads) for layers in ("each", "last"))  # type: ignore[arg-type]
+    assert same(each, last)
+
+
 def test_settings_that_mean_nothing_are_refused() -> None:
     with pytest.raises(InputError, match="compared: 'change' is of probe images, and rep_source is 'local_random'"):
         FedSHIBU(rep_source="local_random", compared="change")
     with pytest.raises(InputError, match="kernel, debiased"):
         FedSHIBU(rep_source="local_class_mean", kernel="rbf")
+    with pytest.raises(InputError, match="layers: 'each' is of probe images and of representations"):
+        FedSHIBU(compared="mean_prediction", layers="each")
     with pytest.raises(InputError, match=r"^fedshibu\.kernel, debiased"):
         Config.checked(
             {"methods": ("fedshibu",), "settings": {"fedshibu": {"compared": "mean_prediction", "debiased": 1}}}

@@ -282,3 +282,29 @@ def test_layers_of_different_examples_are_refused(files):
         s.compare_layers(a, {"fc": a["a"][1:]})
     with pytest.raises(ValueError, match="at least one layer"):
         s.compare_layers(a, {})
+
+
+@pytest.mark.parametrize("options", [{}, {"kernel": "rbf"}, {"debiased": True}])
+def test_grams_stand_for_what_they_are_of(options):
+    xs = [torch.from_numpy(x) for x in representations()]
+    grams = [s.Gram.of_features(x, **options) for x in xs]
+    assert torch.allclose(s.similarity_matrix(grams, **options), s.similarity_matrix(xs, **options), atol=1e-12)
+
+
+def test_the_gram_of_a_constant_is_like_nothing():
+    xs = [torch.from_numpy(x) for x in representations(count=3)]
+    grams = [s.Gram.of_features(x) for x in [xs[0], torch.ones(12, 4), xs[2]]]
+    with pytest.warns(s.UndefinedSimilarityWarning, match="representation 1"):
+        matrix = s.similarity_matrix(grams)
+    assert matrix.isnan().tolist() == [[False, True, False], [True] * 3, [False, True, False]]
+
+
+def test_grams_are_refused_where_they_do_not_fit():
+    gram, debiased = (s.Gram.of_features(torch.eye(6), debiased=d) for d in (False, True))
+    for grams, options in (([gram, debiased], {}), ([gram], {"debiased": True})):
+        with pytest.raises(ValueError, match="debiased"):
+            s.similarity_matrix(grams, **options)
+    with pytest.raises(ValueError, match="Grams for cka"):
+        s.similarity_matrix([gram, torch.eye(6)])
+    with pytest.raises(ValueError, match="Grams for cka"):
+        s.similarity_matrix([gram], "rsa")

@@ -146,7 +146,7 @@ def resume(path: RunPath) -> None:
 @app.command()
 @with_config_options
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="a table of a paper, as fedcka-table2")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="fedcka-table2, fedshibu-table1 or fedcrc-table1")],
     scale: Annotated[str, typer.Option("--scale", help="small, or paper: as much as the paper ran")] = "small",
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder [runs/TABLE-SCALE]")] = None,
     given: Mapping[str, str] = {},

@@ -82,7 +82,9 @@ class Config(BaseModel):
     local_epochs: int = Field(1, ge=1, description="passes over its data that a client makes in a round")
     batch_size: int = Field(16, ge=1, description="samples in a training step")
     lr: float = Field(0.1, gt=0, description="learning rate in the first round")
-    lr_schedule: str = Field("step:0.75", description="constant, cosine, or step:F,…: a tenth after each fraction F")
+    lr_schedule: str = Field(
+        "step:0.75", description="constant, cosine, or step:F:D,…: divided by D (10 if left out) after each fraction F"
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of SGD")
     feature_cache_mb: float = Field(

@@ -1,94 +1,39 @@
-"""Tables of the papers as experiments: the paper's numbers, and the configs that should give them (METHODS.md H)."""
+"""Runs of a paper's table, its numbers beside ours."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kinfed.engine.files import write_whole
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config
+from kinfed.experiment.config import Config, read_toml
 from kinfed.experiment.run import COMPARISON, Watcher, compare, nobody, resume
+from kinfed.experiment.tables import CELLS, TABLES, Fields, PaperTable, Row
 
-__all__ = ["TABLES", "PaperTable", "Scale", "reproduce"]
+__all__ = ["Comparison", "comparisons", "reproduce"]
 
-Fields = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much of a table is run.
-
-    Attributes:
-        columns: Which of the table's.
-        fields: Of the config, over those of the table.
-    """
-
-    columns: tuple[str, ...]
-    fields: Fields
+Cells = Mapping[str, list[float]]  # of a column: row → one a seed
 
 
 @dataclass(frozen=True)
-class PaperTable:
-    """One table of a paper.
+class Comparison:
+    """The runs of some rows of a column, and the name of their folder.
 
     Attributes:
-        title: What it shows.
-        quantity: Which metric of a run's summary the numbers are.
-        fields: Of the config, for all cells.
-        columns: Heading → what the config of its cells has beyond that.
-        printed: Method → its numbers in the paper, in percent, one a column.
-        scales: By name.
-        beside: Quantities of methods whose accuracy is of another kind and stands beside for reference.
+        folder: Its name.
+        rows: Which.
+        own: What sets their config apart from that of the column's other rows.
+        config: Of the runs.
     """
 
-    title: str
-    quantity: str
-    fields: Fields
-    columns: Mapping[str, Fields]
-    printed: Mapping[str, tuple[float, ...]]
-    scales: Mapping[str, Scale]
-    beside: Mapping[str, str] = field(default_factory=dict)
-
-
-def _fedcka(alpha: float, *, fedprox: float, moon: float, fedcka: float) -> Fields:
-    """A column of FedCKA's Table 2 with the μ that the paper found best; its SCAFFOLD must be NIID-Bench's."""
-    mu = {"fedprox": fedprox, "moon": moon, "fedcka": fedcka}
-    return {"alpha": alpha, "settings": {"scaffold": {"denom": "steps"}, **{name: {"mu": m} for name, m in mu.items()}}}
-
-
-TABLES: dict[str, PaperTable] = {
-    "fedcka-table2": PaperTable(
-        title="FedCKA (Son et al. 2021), Table 2: CIFAR-10 by how much the clients' labels differ",
-        quantity="global_acc",
-        fields={
-            "data": "cifar10", "model": "small_cnn", "clients": 10, "partition": "dirichlet", "probe": 0,
-            "local_epochs": 10, "batch_size": 128, "lr": 0.01, "lr_schedule": "constant", "momentum": 0.9,
-            "weight_decay": 1e-5, "checkpoint_every": 1,
-        },
-        columns={
-            "α=5": _fedcka(5.0, fedprox=0.001, moon=0.1, fedcka=5),
-            "α=0.5": _fedcka(0.5, fedprox=0.1, moon=10, fedcka=3),
-            "α=0.1": _fedcka(0.1, fedprox=0.001, moon=10, fedcka=3),
-        },
-        printed={
-            "fedavg": (64.37, 59.81, 50.43),
-            "fedprox": (64.58, 59.98, 51.07),
-            "scaffold": (64.33, 59.47, 40.53),
-            "moon": (65.25, 60.65, 51.63),
-            "fedcka": (67.86, 61.13, 52.35),
-        },
-        scales={
-            "small": Scale(("α=5", "α=0.1"), {"rounds": 5}),
-            "paper": Scale(("α=5", "α=0.5", "α=0.1"), {"rounds": 100, "seeds": 3}),
-        },
-        beside={"local": "personal_acc_weighted"},
-    ),
-}  # fmt: skip
+    folder: str
+    rows: Sequence[Row]
+    own: Fields
+    config: Config
 
 
 def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher = nobody) -> Path:
@@ -97,7 +42,8 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
     Args:
         name: One of `TABLES`.
         scale: One of the table's.
-        out: Folder; gets a comparison folder a column.
+        out: Folder; gets a comparison folder a column, and one for every row that has a method with other settings than
+            a row above.
         given: Fields of the config that overrule the table's, ``seeds`` or ``workers``, say.
         watcher: Looks at the runs.
 
@@ -112,67 +58,133 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
     table = TABLES[name]
     if scale not in table.scales:
         raise InputError(f"scale: {scale!r} is not known; allowed: {', '.join(table.scales)}")
-    chosen = table.scales[scale]
-    methods = (*table.printed, *table.beside)
-    configs = {
-        column: Config.checked({**table.fields, **table.columns[column], **chosen.fields, **given, "methods": methods})
-        for column in chosen.columns
-    }
-    for column, config in configs.items():
-        folder = out / column
-        if (folder / COMPARISON).is_file():
-            _check_same(config, folder)
-            resume(folder, watcher)
-        else:
-            compare(config, folder, watcher)
-    cells = {column: _measured(out / column, table) for column in configs}
-    write_whole(out / "table.json", json.dumps({"table": name, "scale": scale, "cells": cells}, indent=1) + "\n")
-    write_whole(out / "table.md", markdown(table, cells, configs))
+    columns = {column: comparisons(table, scale, column, given) for column in table.scales[scale].columns}
+    for of_column in columns.values():
+        for comparison in of_column:
+            _go_on(comparison.config, out / comparison.folder, watcher)
+    found = {}
+    for of, quantities in table.quantities().items():
+        found[of] = {column: _measured(out, of_column, quantities) for column, of_column in columns.items()}
+    write_whole(out / "table.json", json.dumps({"table": name, "scale": scale, **found}, indent=1) + "\n")
+    write_whole(out / "table.md", markdown(table, columns, found))
     return out / "table.md"
 
 
-def _check_same(config: Config, folder: Path) -> None:
-    """Refuse to go on with a column that was begun with another config."""
-    if (folder / COMPARISON).read_text() != config.with_local().toml():
-        raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
-
-
-def _measured(folder: Path, table: PaperTable) -> dict[str, list[float]]:
-    """Each method's accuracies, one a seed, in percent."""
-    summaries = json.loads((folder / "comparison.json").read_text())
-    found: dict[str, list[float]] = {}
-    for summary in summaries:
-        quantity = table.beside.get(summary["method"], table.quantity)
-        found.setdefault(summary["method"], []).append(100 * summary["metrics"][quantity])
+def comparisons(table: PaperTable, scale: str, column: str, given: Fields) -> list[Comparison]:
+    """The runs of a column; a comparison has a method once, and one config, so that other settings need another."""
+    own = table.scales[scale].rows
+    folders: dict[str, list[Row]] = {column: []}
+    for row in table.rows:
+        fitting = (
+            folder
+            for folder, there in folders.items()
+            if all(own.get(other.label) == own.get(row.label) for other in there)
+            and all(other.settings == row.settings for other in there if other.method == row.method)
+        )
+        folders.setdefault(next(fitting, f"{column}, {row.label}"), []).append(row)
+    found = []
+    for folder, rows in folders.items():
+        apart = own.get(rows[0].label, {})
+        fields = {**table.fields, **table.columns[column], **table.scales[scale].fields, **apart}
+        found.append(Comparison(folder, rows, apart, _config(table, fields, rows, given)))
     return found
 
 
-def markdown(table: PaperTable, cells: Mapping[str, Mapping[str, list[float]]], configs: Mapping[str, Config]) -> str:
-    """The table with the paper's numbers beside ours, and what was run."""
-    config = next(iter(configs.values()))
-    seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}" if config.seeds > 1 else f"seed {config.seed}"
-    heads = [f"{column}: {of}" for column in cells for of in ("here", "paper")]
-    lines = [
-        f"# {table.title}",
-        "",
-        f"{config.data}, {config.clients} clients, partition {config.partition}, model {config.model}, "
-        f"{config.rounds} rounds of {config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}, "
-        f"{seeds}. The numbers are {table.quantity} at the last round, in percent"
-        + "".join(f"; of {method}, {quantity}" for method, quantity in table.beside.items())
-        + ("; ± is the sample standard deviation over seeds." if config.seeds > 1 else "."),
-        "",
-        f"| | {' | '.join(heads)} |",
-        f"|---|{'---|' * len(heads)}",
-    ]
-    for method in (*table.printed, *table.beside):
-        row = [_cell(table, cells, column, method) for column in cells]
-        lines.append(f"| {method} | {' | '.join(row)} |")
+def _config(table: PaperTable, fields: Fields, rows: Sequence[Row], given: Fields) -> Config:
+    """Of the runs of some rows; what is given of a method's settings overrules those of the table one by one."""
+    of_column, wanted = fields.get("settings", {}), given.get("settings", {})
+    settings = {
+        row.method: {**of_column.get(row.method, {}), **row.settings, **wanted.get(row.method, {})} for row in rows
+    }
+    # A method that no row is of is left for the config to refuse.
+    unknown = {name: wanted[name] for name in wanted.keys() - {row.method for row in table.rows}}
+    return Config.checked({**fields, **given, "methods": (*settings,), "settings": settings | unknown})
+
+
+def _go_on(config: Config, folder: Path, watcher: Watcher) -> None:
+    """Run a comparison, or what is left of it; one that was begun with another config is refused."""
+    if not (folder / COMPARISON).is_file():
+        compare(config, folder, watcher)
+    elif Config.checked(read_toml(folder / COMPARISON)) == config:  # also one from before a field was there
+        resume(folder, watcher)
+    else:
+        raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
+
+
+def _measured(out: Path, comparisons: Sequence[Comparison], quantities: Mapping[str, str]) -> Cells:
+    """Accuracies in a column, one a seed, in percent, of the rows that have a quantity."""
+    found = {}
+    for comparison in comparisons:
+        summaries = json.loads((out / comparison.folder / "comparison.json").read_text())
+        for row in comparison.rows:
+            if row.label in quantities:
+                metrics = [summary["metrics"] for summary in summaries if summary["method"] == row.method]
+                seeds = [of_seed.get(quantities[row.label]) for of_seed in metrics]
+                found[row.label] = [100 * accuracy for accuracy in seeds if accuracy is not None]
+    return found
+
+
+def markdown(
+    table: PaperTable, columns: Mapping[str, Sequence[Comparison]], found: Mapping[str, Mapping[str, Cells]]
+) -> str:
+    """The table with the paper's numbers beside ours, and what was run.
+
+    Args:
+        table: Which.
+        columns: Its runs.
+        found: ``cells``, and by quantity what the paper does not print.
+    """
+    lines = [f"# {table.title}", "", _what_was_run(table, columns), ""]
+    lines += [table.note, ""] if table.note else []
+    lines += _header([f"{column}: {of}" for column in columns for of in ("here", "paper")])
+    for row in table.rows:
+        printed = {column: f"{number:.2f}" for column, number in zip(table.columns, row.printed, strict=False)}
+        beside = [f"{_cell(found[CELLS][column], row)} | {printed.get(column, '–')}" for column in columns]
+        lines.append(f"| {row.label} | {' | '.join(beside)} |")
+    for also in [of for of in found if of != CELLS]:
+        lines += ["", f"The same runs, {also}:", "", *_header([*columns])]
+        of_rows = [
+            [row.label, *(_cell(cells, row) for cells in found[also].values())]
+            for row in table.rows
+            if row.also == also
+        ]
+        lines += [f"| {' | '.join(row)} |" for row in of_rows]
     return "\n".join(lines) + "\n"
 
 
-def _cell(table: PaperTable, cells: Mapping[str, Mapping[str, list[float]]], column: str, method: str) -> str:
-    """Mean over seeds with its spread, and the paper's number."""
-    ours, printed = cells[column].get(method, []), table.printed.get(method)
+def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]) -> str:
+    """The setting, and which quantities are shown."""
+    configs = [of_column[0].config for of_column in columns.values()]
+    config = configs[0]
+    data, partition, model = (
+        "/".join(dict.fromkeys(str(getattr(config, name)) for config in configs))
+        for name in ("data", "partition", "model")
+    )
+    others = [f"; of {row.label}, {row.quantity}" for row in table.rows if row.quantity]
+    apart = [
+        f"; {row.label}: {', '.join(f'{name} {getattr(comparison.config, name)}' for name in comparison.own)}"
+        for comparison in next(iter(columns.values()))
+        for row in comparison.rows
+        if comparison.own
+    ]
+    seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}" if config.seeds > 1 else f"seed {config.seed}"
+    tuned = any(row.also is not None and row.also.startswith("fine_tuned") for row in table.rows)
+    tuning = f", fine-tuning of {config.ft_epochs} epochs with lr {config.ft_lr}" if tuned else ""
+    spread = "; ± is the sample standard deviation over seeds" if config.seeds > 1 else ""
+    return (
+        f"{data}, {config.clients} clients, partition {partition}, model {model}, {config.rounds} rounds of "
+        f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}{tuning}, "
+        f"{seeds}{''.join(apart)}. "
+        f"The numbers are {table.quantity} at the last round, in percent{''.join(others)}{spread}."
+    )
+
+
+def _header(heads: Sequence[str]) -> list[str]:
+    return [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
+
+
+def _cell(cells: Mapping[str, list[float]], row: Row) -> str:
+    """Mean over seeds with its spread."""
+    ours = cells.get(row.label, [])
     spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
-    mean = f"{statistics.fmean(ours):.2f}{spread}" if ours else "–"
-    return f"{mean} | {printed[[*table.columns].index(column)]:.2f}" if printed else f"{mean} | –"
+    return f"{statistics.fmean(ours):.2f}{spread}" if ours else "–"

@@ -188,12 +188,9 @@ def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool
 def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
     """Run several methods, and several seeds, on the same clients: a run folder each, and ``comparison.json``.
 
-    ``local`` joins where a method is personalised, ``local_ssl`` where one learns without labels.
-
     Raises:
         InputError: As `run`.
     """
-    config = config.with_local()
     _check_room(out, overwrite)
     # What does not fit the data or the model shows before a folder changes.
     workshop = workshop_of(config.of(config.methods[0], config.seed))

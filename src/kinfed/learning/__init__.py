@@ -1,7 +1,7 @@
 """What happens at one client: training in phases, frozen features, two views, evaluation."""
 
 from kinfed.learning.evaluation import class_overlap, hits, over_clients, rank_correlation
-from kinfed.learning.frozen import features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
+from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
 from kinfed.learning.representation import knn, linear_probe
 from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
 from kinfed.learning.training import SGD, AfterStep, Batch, BeforeStep, Objective, Phase, Tally, cross_entropy, train
@@ -16,6 +16,7 @@ __all__ = [
     "Objective",
     "Phase",
     "Tally",
+    "activations",
     "byol_loss",
     "class_overlap",
     "cross_entropy",

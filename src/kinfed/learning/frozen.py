@@ -19,7 +19,7 @@ from kinfed.similarity.inputs import magnitude
 if TYPE_CHECKING:
     from kinfed.learning.training import SGD, Batch
 
-__all__ = ["features", "frozen_copy", "frozen_grams", "frozen_rows", "store", "with_frozen_body"]
+__all__ = ["activations", "features", "frozen_copy", "frozen_grams", "frozen_rows", "store", "with_frozen_body"]
 
 CHUNK = 128  # samples a forward pass: so few that the activations stay in the cache
 
@@ -37,10 +37,15 @@ def features(model: Model, samples: Samples, tap: str = "body") -> Tensor:
         samples: n samples on the model's device.
         tap: A tap point of the model; ``"body"`` is the representation n×d, ``"head"`` the logits n×classes.
     """
+    return activations(model, samples, [tap])[0]
+
+
+def activations(model: Model, samples: Samples, taps: Sequence[str]) -> list[Tensor]:
+    """The same of several tap points, in one pass."""
     model.eval()
-    stored = store(lambda inputs: [model.activations(inputs, [tap])[tap]], samples)
+    stored = store(lambda inputs: [*model.activations(inputs, taps).values()], samples)
     assert stored is not None
-    return stored[0]
+    return stored
 
 
 @torch.no_grad()

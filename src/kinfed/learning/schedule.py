@@ -7,8 +7,8 @@ import math
 __all__ = ["lr_factor", "parse_schedule"]
 
 
-def parse_schedule(schedule: str) -> tuple[float, ...] | None:
-    """The fractions of a ``step:`` schedule in ascending order, () for ``constant``, None for ``cosine``.
+def parse_schedule(schedule: str) -> tuple[tuple[float, float], ...] | None:
+    """The fractions of a ``step:`` schedule with their divisors, () for ``constant``, None for ``cosine``.
 
     Raises:
         ValueError: If it is none of these.
@@ -16,21 +16,26 @@ def parse_schedule(schedule: str) -> tuple[float, ...] | None:
     if schedule in ("constant", "cosine"):
         return () if schedule == "constant" else None
     kind, _, listed = schedule.partition(":")
+    parts = [part.partition(":") for part in listed.split(",")]
     try:
-        fractions = tuple(float(part) for part in listed.split(","))
+        steps = tuple((float(fraction), float(divisor) if colon else 10.0) for fraction, colon, divisor in parts)
     except ValueError:
-        fractions = ()
-    if kind != "step" or not fractions or not all(0 < f < 1 for f in fractions) or list(fractions) != sorted(fractions):
+        steps = ()
+    fractions = [fraction for fraction, _ in steps]
+    valid = all(0 < fraction < 1 and 1 < divisor < math.inf for fraction, divisor in steps)
+    if kind != "step" or not steps or not valid or fractions != sorted(fractions):
         raise ValueError(
-            "must be 'constant', 'cosine' or 'step:' and ascending fractions of the rounds, as in step:0.5,0.75"
+            "must be 'constant', 'cosine' or 'step:' and ascending fractions of the rounds, as in step:0.5,0.75, each "
+            "with a divisor above 1 if that is not 10, as in step:0.5:5,0.75"
         )
-    return fractions
+    return steps
 
 
 def lr_factor(schedule: str, round: int, rounds: int) -> float:
     """What the learning rate is multiplied by in one round.
 
-    ``constant``: 1. ``step:0.5,0.75``: a tenth after each of these fractions of the rounds, rounded down.
+    ``constant``: 1. ``step:0.5,0.75``: a tenth after each of these fractions of the rounds, rounded down;
+    ``step:0.5:5,0.75``: a fifth after the first.
     ``cosine``: ½(1 + cos(π (round − 1) / rounds)).
 
     Args:
@@ -38,7 +43,7 @@ def lr_factor(schedule: str, round: int, rounds: int) -> float:
         round: 1 to ``rounds``.
         rounds: T.
     """
-    fractions = parse_schedule(schedule)
-    if fractions is None:
+    steps = parse_schedule(schedule)
+    if steps is None:
         return 0.5 * (1 + math.cos(math.pi * (round - 1) / rounds))
-    return float(10.0 ** -sum(round > math.floor(f * rounds + 1e-9) for f in fractions))
+    return 1.0 / math.prod(divisor for fraction, divisor in steps if round > math.floor(fraction * rounds + 1e-9))

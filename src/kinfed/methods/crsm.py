@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from kinfed.data.samples import Samples
 from kinfed.errors import InputError
-from kinfed.learning import features
+from kinfed.learning import activations, features
 from kinfed.methods.aggregation import mix
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
-from kinfed.models import BODY, Tensors, select
-from kinfed.similarity import class_means, similarity_matrix
+from kinfed.models import BODY, HEAD, Model, Part, Tensors, select
+from kinfed.similarity import Gram, class_means, similarity_matrix
 
 __all__ = ["CRSMMixing"]
 
@@ -40,6 +40,9 @@ class CRSMMixing(FedAvg):
             ``local_feature_cov``, and ``local_class_mean``, which shows the server its classes.
         compared: Of the probe images: the representation, its change in this round, what the head predicts from it
             (all three by CKA), or the mean prediction (by cosine).
+        layers: ``last``: everything is mixed by the similarity of the representation (the paper). ``each``: every stage
+            of the body by that of its own outputs, so that early ones, alike everywhere, are shared by all, and late
+            ones by kin.
         samples: s.
         kernel: Of the CKA.
         debiased: Whether that is debiased: 0 for unrelated representations.
@@ -56,6 +59,7 @@ class CRSMMixing(FedAvg):
 
     rep_source: RepSource = "probe"
     compared: Compared = "representation"
+    layers: Literal["last", "each"] = "last"
     samples: Annotated[int, Ge(4)] = 100
     kernel: Literal["linear", "rbf"] = "linear"
     debiased: bool = False
@@ -69,6 +73,8 @@ class CRSMMixing(FedAvg):
     def __post_init__(self) -> None:
         if self.rep_source != "probe" and self.compared != "representation":
             raise InputError(f"compared: {self.compared!r} is of probe images, and rep_source is {self.rep_source!r}")
+        if self.layers == "each" and (self.rep_source != "probe" or "prediction" in self.compared):
+            raise InputError("layers: 'each' is of probe images and of representations or their change")
         plain = self.kernel == "linear" and not self.debiased
         if not plain and (self.compared == "mean_prediction" or self.rep_source in WITHOUT_CKA):
             raise InputError("kernel, debiased: they are of a CKA, and this similarity is none; leave them out")
@@ -93,18 +99,22 @@ class CRSMMixing(FedAvg):
 
     def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
         """C_ij = SimMet(A_i, A_j); θ̄_i ← Σ_j W_ij θ_j. Clients that took no part keep their mixture."""
-        similarity = self._similarity(server, state, uploads).cpu()
         counts = torch.tensor([upload.numbers["samples"] for upload in uploads.values()], dtype=torch.float64)
-        weights = self.row_weights(similarity, counts)
         sent = [select(upload.tensors, self.shared) for upload in uploads.values()]
-        mixed = self.mixed(sent, weights)
+        parts = self._parts(server.model)
+        seen = self._seen(server, state, uploads, [*parts])
+        mixed: Tensors = {}
+        for tap, part in parts.items():
+            similarity = self._similarity(seen.pop(tap)).cpu()
+            weights = self.row_weights(similarity, counts)
+            mixed |= self.mixed([select(tensors, part) for tensors in sent], weights)
 
         took_part = torch.tensor(list(uploads))
         mixtures = {}
         for name, rows in _mixtures(state).items():
             mine = mixed.pop(name)  # so that there is never more than one copy of the mixtures
             mixtures[name] = mine if len(mine) == len(rows) else rows.index_copy(0, took_part, mine)
-        known = {CRSM: similarity, WEIGHTS: weights}
+        known = {CRSM: similarity, WEIGHTS: weights}  # of the last part: the representation
         for name, matrix in known.items():
             known[name] = state.tensors[name].clone()
             known[name][took_part[:, None], took_part] = matrix
@@ -114,29 +124,52 @@ class CRSMMixing(FedAvg):
         """Σ_j W_ij θ_j of m clients' tensors, m×… each."""
         return mix(sent, weights)
 
-    def _similarity(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> Tensor:
-        """The CRSM of m clients, m×m; NaN beside a representation that is constant."""
-        metric = WITHOUT_CKA.get(self.rep_source, "cka")
+    def _parts(self, model: Model) -> dict[str, Part]:
+        """What is mixed by which tap point's similarity, the representation last; the head goes with that."""
+        if self.layers == "last":
+            return {"body": self.shared}
+        stages = [name for name, stage in model.body.named_children() if stage.state_dict()]
+        parts: dict[str, Part] = {name if name in model.taps else "body": (f"body.{name}.",) for name in stages}
+        *_, last = parts
+        return {**parts, last: (*parts[last], *HEAD)}
+
+    def _seen(
+        self, server: Server, state: State, uploads: Mapping[ClientId, Message], taps: Sequence[str]
+    ) -> dict[str, list[Any]]:
+        """What is compared at each tap point: a matrix a client, or its Gram, however wide the matrix was."""
         if self.rep_source != "probe":
-            compared = [upload.tensors[OWN_SAMPLES] for upload in uploads.values()]
-        else:
-            compared = [self._seen(server, upload.tensors) for upload in uploads.values()]
-        if self.compared == "change":
-            before = [self._seen(server, self.download(state, id).tensors) for id in uploads]
-            compared = [after - then for after, then in zip(compared, before, strict=True)]
-        if self.compared == "mean_prediction":
-            metric, compared = "cosine", [prediction.mean(dim=0, keepdim=True) for prediction in compared]
-        options = {"kernel": self.kernel, "debiased": self.debiased} if metric == "cka" else {}
-        similarity: Tensor = similarity_matrix(compared, metric, **options)
+            return {"body": [upload.tensors[OWN_SAMPLES] for upload in uploads.values()]}
+        seen: dict[str, list[Any]] = {tap: [] for tap in taps}
+        for id, upload in uploads.items():
+            now = self._of_probe(server, upload.tensors, taps)
+            if self.compared == "change":
+                before = self._of_probe(server, self.download(state, id).tensors, taps)
+                now = [x - y for x, y in zip(now, before, strict=True)]
+            for tap, x in zip(taps, now, strict=True):
+                seen[tap].append(Gram.of_features(x, **self._cka) if self._metric == "cka" else x)
+        return seen
+
+    def _of_probe(self, server: Server, tensors: Tensors, taps: Sequence[str]) -> list[Tensor]:
+        """The s probe images as a client's model sees them: activations, s×…, or predictions, s×K or 1×K."""
+        assert server.probe is not None
+        server.model.load(select(tensors, BODY))  # under the initial head
+        if self.compared in ("representation", "change"):
+            return activations(server.model, server.probe, taps)
+        predicted = features(server.model, server.probe, "head").softmax(dim=1)
+        return [predicted.mean(dim=0, keepdim=True) if self.compared == "mean_prediction" else predicted]
+
+    def _similarity(self, compared: Sequence[Tensor] | Sequence[Gram]) -> Tensor:
+        """The CRSM of m clients, m×m; NaN beside a representation that is constant."""
+        similarity: Tensor = similarity_matrix(compared, self._metric, **self._cka)
         return similarity
 
-    def _seen(self, server: Server, tensors: Tensors) -> Tensor:
-        """What is compared of the probe images as a client's model sees them, s×d or s×classes."""
-        assert server.probe is not None
-        server.model.load(select(tensors, BODY))
-        if self.compared in ("representation", "change"):
-            return features(server.model, server.probe)
-        return features(server.model, server.probe, "head").softmax(dim=1)
+    @property
+    def _metric(self) -> str:
+        return "cosine" if self.compared == "mean_prediction" else WITHOUT_CKA.get(self.rep_source, "cka")
+
+    @property
+    def _cka(self) -> dict[str, Any]:
+        return {"kernel": self.kernel, "debiased": self.debiased} if self._metric == "cka" else {}
 
     def row_weights(self, similarity: Tensor, counts: Tensor) -> Tensor:
         """Rows of a similarity matrix, m×m, as weights that sum to 1.

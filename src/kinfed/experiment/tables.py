@@ -1,0 +1,291 @@
+"""Tables of the papers: their numbers, and the configs that should give them (METHODS.md H)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["CELLS", "TABLES", "Fields", "PaperTable", "Row", "Scale"]
+
+CELLS = "cells"  # what the paper prints, in table.json
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a table says of one model.
+
+    Attributes:
+        label: Its name in the table.
+        method: Whose run it is of. Rows of the same method with the same settings are of one run.
+        printed: The paper's numbers, in percent, one a column; none of what stands beside for reference.
+        quantity: Which metric of the run's summary it shows, if not the table's.
+        settings: The method's fields.
+        also: A metric that the paper does not print, for a table of its own.
+    """
+
+    label: str
+    method: str
+    printed: tuple[float, ...] = ()
+    quantity: str | None = None
+    settings: Fields = field(default_factory=dict)
+    also: str | None = None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of a table is run.
+
+    Attributes:
+        columns: Which of the table's.
+        fields: Of the config, over those of the table.
+        rows: Row → fields over these, where it cannot be run like the others.
+    """
+
+    columns: tuple[str, ...]
+    fields: Fields
+    rows: Mapping[str, Fields] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of a paper.
+
+    Attributes:
+        title: What it shows.
+        quantity: Which metric of a run's summary the numbers are, where a row does not name another.
+        fields: Of the config, for all cells.
+        columns: Heading → what the config of its cells has beyond that.
+        rows: From top to bottom.
+        scales: By name.
+        note: What must be known to read it.
+    """
+
+    title: str
+    quantity: str
+    fields: Fields
+    columns: Mapping[str, Fields]
+    rows: tuple[Row, ...]
+    scales: Mapping[str, Scale]
+    note: str = ""
+
+    def quantities(self) -> dict[str, dict[str, str]]:
+        """Row → metric of the ``cells``, and of every further metric those that have it."""
+        main = {row.label: row.quantity or self.quantity for row in self.rows}
+        further: dict[str, dict[str, str]] = {}
+        for row in self.rows:
+            if row.also is not None:
+                further.setdefault(row.also, {})[row.label] = row.also
+        return {CELLS: main, **further}
+
+
+def _fedcka(alpha: float, *, fedprox: float, moon: float, fedcka: float) -> Fields:
+    """A column of FedCKA's Table 2 with the μ that the paper found best; its SCAFFOLD must be NIID-Bench's."""
+    mu = {"fedprox": fedprox, "moon": moon, "fedcka": fedcka}
+    return {"alpha": alpha, "settings": {"scaffold": {"denom": "steps"}, **{name: {"mu": m} for name, m in mu.items()}}}
+
+
+_FEDCKA_TABLE2 = PaperTable(
+    title="FedCKA (Son et al. 2021), Table 2: CIFAR-10 by how much the clients' labels differ",
+    quantity="global_acc",
+    fields={
+        "data": "cifar10", "model": "small_cnn", "clients": 10, "partition": "dirichlet", "probe": 0,
+        "local_epochs": 10, "batch_size": 128, "lr": 0.01, "lr_schedule": "constant", "momentum": 0.9,
+        "weight_decay": 1e-5, "checkpoint_every": 1,
+    },
+    columns={
+        "α=5": _fedcka(5.0, fedprox=0.001, moon=0.1, fedcka=5),
+        "α=0.5": _fedcka(0.5, fedprox=0.1, moon=10, fedcka=3),
+        "α=0.1": _fedcka(0.1, fedprox=0.001, moon=10, fedcka=3),
+    },
+    rows=(
+        Row("fedavg", "fedavg", (64.37, 59.81, 50.43)),
+        Row("fedprox", "fedprox", (64.58, 59.98, 51.07)),
+        Row("scaffold", "scaffold", (64.33, 59.47, 40.53)),
+        Row("moon", "moon", (65.25, 60.65, 51.63)),
+        Row("fedcka", "fedcka", (67.86, 61.13, 52.35)),
+        Row("local", "local", quantity="personal_acc_weighted"),
+    ),
+    scales={
+        "small": Scale(("α=5", "α=0.1"), {"rounds": 5}),
+        "paper": Scale(("α=5", "α=0.5", "α=0.1"), {"rounds": 100, "seeds": 3}),
+    },
+)  # fmt: skip
+
+
+_SHARDS = (2, 3, 4, 5, 8, 10, 20, 50, 100)
+_FEDSHIBU_COLUMNS = {
+    f"{called} s={s}": {"data": data, "shards": s}
+    for called, data in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100"))
+    for s in _SHARDS
+}
+
+
+def _fedshibu(label: str, printed: tuple[float, ...] = (), **settings: str) -> Row:
+    """A row of FedSHIBU with all that decides about its mixtures, so that the table outlives other defaults."""
+    of = {"rep_source": "probe", "compared": "representation", "debiased": False, "norm": "minmax", "kernel": "linear"}
+    return Row(label, "fedshibu", printed, settings=of | settings, also="fine_tuned_acc_weighted")
+
+
+_FEDSHIBU_TABLE1 = PaperTable(
+    title="FedSHIBU, Table 1: CIFAR-10 and CIFAR-100 by the shards that a client has",
+    quantity="personal_acc_weighted",
+    fields={
+        "partition": "shards", "probe": 256, "local_epochs": 1, "batch_size": 50, "momentum": 0.9, "weight_decay": 0.0,
+        "lr_schedule": "step:0.5,0.75", "augment": "crop_flip",
+    },
+    columns=_FEDSHIBU_COLUMNS,
+    rows=(
+        _fedshibu(
+            "FedSHIBU linear",
+            (
+                94.04, 81.12, 85.07, 89.26, 89.32, 90.34, 90.64, 90.88, 90.93,
+                91.12, 54.12, 57.96, 59.48, 63.63, 69.72, 72.33, 73.88, 72.97,
+            ),
+        ),
+        _fedshibu(
+            "FedSHIBU RBF",
+            (
+                90.69, 78.62, 85.9, 88.18, 89.92, 90.28, 90.93, 90.94, 91.23,
+                41.65, 41.95, 49.47, 53.62, 62.71, 66.07, 69.97, 70.93, 71.31,
+            ),
+            kernel="rbf",
+        ),
+        _fedshibu("FedSHIBU linear, sum (literal)", norm="sum"),
+        Row(
+            "FedBABU",
+            "fedbabu",
+            (
+                68.43, 77.74, 84.06, 86.93, 89.38, 90.24, 90.85, 91.03, 90.87,
+                15.55, 33.03, 47.22, 53.88, 60.77, 66.46, 71.86, 73.44, 73.37,
+            ),
+            also="fine_tuned_acc_weighted",
+        ),
+        Row(
+            "FedAvg",
+            "fedavg",
+            (
+                58.13, 69.58, 83.88, 85.96, 89.01, 89.67, 90.58, 91.28, 90.94,
+                24.92, 37.98, 47.27, 52.36, 60.36, 62.45, 67.31, 69.01, 70.17,
+            ),
+            also="fine_tuned_acc_weighted",
+        ),
+        Row("FedPer", "fedper", also="fine_tuned_acc_weighted"),
+        Row("local", "local", also="fine_tuned_acc_weighted"),
+    ),
+    scales={
+        # 14 runs of 8 rounds and an epoch of fine-tuning, each of 10 to 13 CPU seconds: 25 minutes. So few rounds leave
+        # no time for a smaller learning rate.
+        "small": Scale(
+            ("CIFAR-10 s=2", "CIFAR-10 s=5"),
+            {
+                "model": "small_cnn", "clients": 20, "rounds": 8, "lr": 0.01, "lr_schedule": "constant",
+                "ft_epochs": 1,
+            },
+        ),
+        "paper": Scale(
+            (*_FEDSHIBU_COLUMNS,),
+            {"model": "resnet18", "clients": 100, "rounds": 320, "lr": 0.1, "seeds": 3},
+        ),
+    },
+    note="Each client's model on its own test images, before fine-tuning; that the paper's numbers are so is inferred "
+    "from their size. FedSHIBU compares the bodies on images that the server holds, and stretches every row of "
+    "similarities to [0, 1] before dividing it by its sum (minmax). The paper prints the division alone: that is "
+    "the row sum (literal), with the same images. The paper's numbers stand beside the other two.",
+)  # fmt: skip
+
+
+_CRC_DATA: Mapping[str, Fields] = {
+    "MNIST": {"data": "mnist", "model": "cnn4"},
+    "CIFAR-10": {"data": "cifar10", "model": "cnn4", "augment": "crop_flip"},
+    "CIFAR-100": {"data": "cifar100", "model": "resnet18", "augment": "crop_flip"},
+}
+_CRC_SKEW: Mapping[str, Fields] = {
+    **{f"β={beta:g}": {"partition": "dirichlet_clients", "alpha": beta} for beta in (0.1, 0.5, 1.0)},
+    "IID": {"partition": "iid"},
+}
+_CRC_COLUMNS = {
+    f"{called} {skew}": {**_CRC_DATA[called], **_CRC_SKEW[skew]} for called in _CRC_DATA for skew in _CRC_SKEW
+}
+
+
+_FEDCRC_TABLE1 = PaperTable(
+    title="FedCRC, Table I: MNIST, CIFAR-10 and CIFAR-100 by how much the clients' labels differ",
+    quantity="global_acc_mean",
+    fields={
+        "clients": 100, "participation": 0.1, "probe": 0, "local_epochs": 5, "batch_size": 50, "lr": 0.05,
+        "momentum": 0.9, "weight_decay": 0.0, "ft_epochs": 0,
+        # Of 100 rounds 0.01 from round 50 on, and 0.001 from round 75 on; both are counted from 1.
+        "lr_schedule": "step:0.49:5,0.74",
+    },
+    columns=_CRC_COLUMNS,
+    rows=(
+        Row(
+            "FedAvg",
+            "fedavg",
+            (98.49, 98.74, 98.81, 99.12, 56.69, 68.64, 71.58, 75.66, 32.89, 38.84, 40.86, 44.04),
+        ),
+        Row(
+            "FedProx",
+            "fedprox",
+            (98.05, 98.49, 98.66, 99.06, 55.99, 66.15, 68.69, 72.83, 28.66, 30.95, 32.27, 32.35),
+            settings={"mu": 0.1},
+        ),
+        Row(
+            "FedBABU",
+            "fedbabu",
+            (98.22, 98.52, 98.72, 99.13, 63.52, 71.27, 72.69, 76.09, 39.46, 43.53, 45.69, 45.99),
+        ),
+        Row(
+            "FedPer",
+            "fedper",
+            (97.05, 98.47, 98.85, 99.14, 12.57, 63.29, 70.64, 75.03, 26.25, 35.79, 38.71, 41.5),
+            quantity="stale_acc_mean",
+            also="refreshed_acc_mean",
+        ),
+        Row(
+            "FedRep",
+            "fedrep",
+            (98.47, 98.10, 98.08, 97.76, 85.57, 70.60, 65.21, 55.9, 47.76, 26.26, 20.70, 9.43),
+            quantity="stale_acc_mean",
+            settings={"head_epochs": 5, "body_epochs": 1},
+            also="refreshed_acc_mean",
+        ),
+        Row(
+            "FedCRC",
+            "fedcrc",
+            (98.37, 98.58, 98.79, 99.17, 64.61, 70.75, 72.77, 76.41, 40.00, 43.30, 44.73, 47.66),
+            settings={"tau": 0.99},
+        ),
+        Row(
+            "FedCRC-Per",
+            "fedcrc",
+            (99.24, 99.12, 99.10, 99.06, 79.40, 77.01, 76.02, 75.88, 48.45, 44.56, 43.94, 45.86),
+            quantity="stale_acc_mean",
+            settings={"tau": 0.99},
+            also="refreshed_acc_mean",
+        ),
+        Row("local", "local", quantity="personal_acc_mean"),
+    ),
+    scales={
+        # Six runs of 10 rounds, each of 20 CPU seconds (FedRep: a third), and one of five rounds of 40: 25 minutes with
+        # the tests.
+        "small": Scale(
+            ("MNIST β=0.1",), {"rounds": 10, "evaluate_every": 5}, {"local": {"rounds": 5, "local_epochs": 1}}
+        ),
+        "paper": Scale((*_CRC_COLUMNS,), {"rounds": 100, "seeds": 3}),
+    },
+    note="Means over all clients on the fifth of their images that they keep for testing. A tenth of the clients "
+    "trains in a round, but all of them where they train alone (local), which makes ten times the epochs of as "
+    "many rounds; in the small table local has as many in all as the others. The head of a client that was never "
+    "sampled is the initial one (stale); before refreshed each client trains its head once more.",
+)  # fmt: skip
+
+
+TABLES: dict[str, PaperTable] = {
+    "fedcka-table2": _FEDCKA_TABLE2,
+    "fedshibu-table1": _FEDSHIBU_TABLE1,
+    "fedcrc-table1": _FEDCRC_TABLE1,
+}
