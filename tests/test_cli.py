@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -166,3 +167,4 @@ def test_lists_have_a_line_each(kinfed) -> None:  # type: ignore[no-untyped-def]
         assert code == 0
         assert [line.split()[0] for line in out.splitlines()][: len(names)] == [*names]
         assert all(len(line.split()) > 3 for line in out.splitlines())
+        assert len({re.match(r"\S+\s{2,}", line + "x").end() for line in out.splitlines()}) == 1  # type: ignore[union-attr]

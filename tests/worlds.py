@@ -44,6 +44,12 @@ def equal_sizes(clients: int = 4) -> Federation:
     return Federation(data, Partition(cut(np.arange(24, 240)), cut(np.arange(120))), np.arange(24))
 
 
+def small(name: str) -> Method:
+    """A method with its defaults, but for the widths of projector and predictor."""
+    kind = METHODS[name]
+    return kind() if kind.supervised else kind(hidden=32, out=16)  # type: ignore[call-arg]
+
+
 def workshop(
     method: str | Method,
     fed: Federation | None = None,
@@ -58,7 +64,7 @@ def workshop(
 ) -> Workshop:
     fed = fed or federation()
     return Workshop(
-        METHODS[method]() if isinstance(method, str) else method,
+        small(method) if isinstance(method, str) else method,
         fed,
         (wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),),
         Plan(
@@ -69,6 +75,7 @@ def workshop(
             seed=seed,
             checkpoint_every=plan.pop("checkpoint_every", 100),
             fine_tuning=plan.pop("fine_tuning", Phase(epochs=1, lr=0.01)),
+            **plan,
         ),
     )
 

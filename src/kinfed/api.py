@@ -76,7 +76,8 @@ def compare(
     ``data`` may also be four arrays, ``(x_train, y_train, x_test, y_test)`` as `kinfed.data.from_arrays` takes them;
     they are kept in the cache folder, where a resumed run finds them again.
 
-    `local` joins a comparison that has a personalised method, since training alone is what such a method must beat.
+    `local` joins a comparison that has a personalised method, since training alone is what such a method must beat;
+    `local_ssl` one that has a method without labels.
 
     >>> result = kinfed.compare(["fedavg", "fedshibu"], data="digits", partition="shards", shards=2)  # doctest: +SKIP
     >>> result.table(); result.report("report.html")  # doctest: +SKIP

@@ -47,7 +47,10 @@ def config(**fields: Any) -> Config:
         ({"models": "resnet18"}, "models: 'resnet18' must have the form NAME:SHARE"),
         ({"models": "mlp:0.5,cnn4:0.6"}, "with shares that sum to 1"),
         ({"models": "mlp:0.5,cnn:0.5"}, "model: 'cnn' is not known"),
-        ({"models": "mlp:0.5,cnn4:0.5"}, "models: fedavg needs one architecture .*different ones suit fedproto, local"),
+        (
+            {"models": "mlp:0.5,cnn4:0.5"},
+            "models: fedavg needs one architecture .*different ones suit fedproto, hetero_ssfl, local",
+        ),
         ({"methods": ("local",), "models": "mlp:1", "model": "mlp"}, "models: takes the place of model"),
         ({"weights": "nowhere.safetensors"}, "weights: 'nowhere.safetensors' is no file"),
         ({"bn": "none"}, "bn: 'none' is not allowed; must be 'track', 'batch' or 'group'"),
@@ -112,8 +115,8 @@ def test_every_field_is_written_except_those_that_are_not_given() -> None:
     written = config().toml()
     absent = {name for name in Config.model_fields if f"{name} = " not in written}
     assert absent == {
-        "channels", "classes_per_client", "client_timeout", "image_size", "model", "models", "head", "weights", "log",
-        "settings",
+        "channels", "classes_per_client", "client_timeout", "image_size", "train_images", "model", "models", "head",
+        "weights", "linear_probe", "linear_probe_images", "log", "settings",
     }  # fmt: skip
 
 

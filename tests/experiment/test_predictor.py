@@ -99,7 +99,7 @@ def test_what_is_known_of_a_model_stands_beside_it(runs: Callable[..., Path]) ->
     assert card == {
         "version": 1, "method": "fedper", "data": "digits", "partition": "dirichlet", "architecture": "tiny_cnn",
         "bn": "track", "shape": [1, 8, 8], "classes": [str(k) for k in range(10)],
-        "normalisation": {"mean": [0.0], "std": [255.0]}, "seed": 0, "rounds": 2, "client": 2,
+        "normalisation": {"mean": [0.0], "std": [255.0]}, "learned": "with labels", "seed": 0, "rounds": 2, "client": 2,
     }  # fmt: skip
 
 

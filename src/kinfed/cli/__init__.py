@@ -221,8 +221,7 @@ def methods() -> None:
     """What can be run, a line each."""
     from kinfed.methods import METHODS
 
-    for name, method in METHODS.items():
-        typer.echo(f"{name:<12}{_first_line(method)}")
+    _list({name: _first_line(method) for name, method in METHODS.items()})
 
 
 @app.command()
@@ -230,8 +229,7 @@ def datasets() -> None:
     """Which data sets can be named here, a line each."""
     from kinfed.data.sources import PATHS, known
 
-    for name, where in (*known().items(), *PATHS):
-        typer.echo(f"{name:<24}{where}")
+    _list(dict([*known().items(), *PATHS]))
 
 
 @app.command()
@@ -239,8 +237,14 @@ def models() -> None:
     """Which architectures there are, a line each."""
     from kinfed.models import ARCHITECTURES
 
-    for name, architecture in ARCHITECTURES.items():
-        typer.echo(f"{name:<12}{architecture.summary}")
+    _list({name: architecture.summary for name, architecture in ARCHITECTURES.items()})
+
+
+def _list(told: Mapping[str, str]) -> None:
+    """Names, and beside them in one column what they are."""
+    width = max(map(len, told), default=0) + 2
+    for name, what in told.items():
+        typer.echo(f"{name:<{width}}{what}")
 
 
 def _first_line(documented: type) -> str:

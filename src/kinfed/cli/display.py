@@ -68,7 +68,11 @@ class RunDisplay:
         took, self._last = now - self._last, now
         self._pace = took if self._pace is None else 0.7 * self._pace + 0.3 * took
         accuracy = line.get("personal_acc_weighted")
-        shown = "" if accuracy is None else f"own test {accuracy:.3f}  "
+        neighbours = line.get("knn_acc_mean")  # of methods that read no labels, all there is before the last round
+        if accuracy is not None:
+            shown = f"own test {accuracy:.3f}  "
+        else:
+            shown = "" if neighbours is None else f"knn {neighbours:.3f}  "
         self._told = f"{shown}{self._pace:.2f} s/round"
         self._bars.update(self._bar, completed=line["round"], told=self._told)
         every = max(1, self._rounds // PLAIN_LINES)

@@ -1,7 +1,7 @@
 """Samples, data sets, partitions and federations. Knows nothing of federated learning beyond who holds what."""
 
 from kinfed.data.arrays import from_arrays
-from kinfed.data.federation import Federation, federate
+from kinfed.data.federation import Federation, balanced, federate, fewer
 from kinfed.data.partition import Partition
 from kinfed.data.proportions import dirichlet, dirichlet_clients, quantity
 from kinfed.data.recipes import disjoint, groups, iid, natural, shards, sort
@@ -15,10 +15,12 @@ __all__ = [
     "Normalisation",
     "Partition",
     "Samples",
+    "balanced",
     "dirichlet",
     "dirichlet_clients",
     "disjoint",
     "federate",
+    "fewer",
     "from_arrays",
     "groups",
     "iid",

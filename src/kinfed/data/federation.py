@@ -16,7 +16,7 @@ from kinfed.data.samples import Dataset, Samples
 from kinfed.errors import InputError
 from kinfed.streams import numpy_stream
 
-__all__ = ["Federation", "Recipe", "federate"]
+__all__ = ["Federation", "Recipe", "balanced", "federate", "fewer"]
 
 Recipe = Callable[[NDArray[Any], NDArray[Any], int, np.random.Generator], Partition]
 
@@ -170,7 +170,7 @@ def federate(
     labels = _labels(dataset.train)
     if probe >= len(labels):
         raise InputError(f"probe: {probe} leaves none of the {len(labels)} training samples for the clients")
-    withheld = _balanced(labels, probe, numpy_stream(seed, "probe"))
+    withheld = balanced(labels, probe, numpy_stream(seed, "probe"))
     rest = np.setdiff1d(np.arange(len(labels)), withheld)
     before, after = (labels, _labels(dataset.test)) if by is None else dataset.columns[by]
     cut = recipe(before[rest], after, clients, numpy_stream(seed, "partition"))
@@ -187,7 +187,25 @@ def federate(
     return Federation(dataset, cut.of(np.setdiff1d(np.arange(len(cut)), held_back)), withheld, cut.of(held_back))
 
 
-def _balanced(labels: Indices, count: int, rng: np.random.Generator) -> Indices:
+def fewer(dataset: Dataset, count: int, seed: int) -> Dataset:
+    """The data set with only some of its training samples, at random, the classes as balanced as the data allow.
+
+    Args:
+        dataset: Its test set and normalisation stay.
+        count: How many.
+        seed: Of the run.
+
+    Raises:
+        InputError: If there are not so many.
+    """
+    if count > len(dataset.train):
+        raise InputError(f"train_images: {count} is not allowed; {dataset.name} has {len(dataset.train)}")
+    rows = balanced(_labels(dataset.train), count, numpy_stream(seed, "train images"))
+    columns = {name: (train[rows], test) for name, (train, test) in dataset.columns.items()}
+    return replace(dataset, train=dataset.train.take(rows), columns=columns)
+
+
+def balanced(labels: Indices, count: int, rng: np.random.Generator) -> Indices:
     """``count`` rows with as equal class counts as the data allow: the classes take turns until one runs out."""
     turn = np.empty(len(labels), dtype=np.int64)
     for k in np.unique(labels):

@@ -14,11 +14,11 @@ from torch import Tensor
 from kinfed.engine.folder import RunFolder
 from kinfed.engine.memories import Kept
 from kinfed.engine.places import Failure, Place, Task
-from kinfed.engine.workshop import Verdict, Workshop
+from kinfed.engine.workshop import PROBED, Verdict, Workshop
 from kinfed.learning import class_overlap, over_clients, rank_correlation
 from kinfed.methods import ClientId, Message, State
 from kinfed.methods.aggregation import mean_of
-from kinfed.models import Tensors
+from kinfed.models import BODY, Tensors, select
 
 __all__ = ["Evaluation", "Line"]
 
@@ -77,14 +77,18 @@ class Evaluation:
         """What the round's line of the metrics says of accuracies.
 
         Where a client has no model of its own, the global one is what serves it. After the last round the models are
-        saved, each client fine-tunes a copy of what serves it, and the new clients are tested.
+        saved, each client fine-tunes a copy of what serves it, and the new clients are tested. Where no labels were
+        read, a model is a body under the head that a linear probe fitted to it in the end; before, it has no accuracy.
         """
         method, federation, plan = self.workshop.method, self.workshop.federation, self.workshop.plan
         last = self.round == plan.rounds
         own = _Accuracies([len(rows) for rows in federation.tested[1]])
         new = _Accuracies([len(rows) for rows in federation.new_clients.test])
         model = method.global_model(self.workshop.server(self.round), state)
-        global_acc, served = (None, {}) if model is None else self._global(model, own)
+        global_acc: float | None = None
+        served: Served = {}
+        if model is not None:
+            model, global_acc, served = self._global(model, own)
         if method.personal:
             tasks = (Task(id, self.round, method.download(state, id), kept.get(id)) for id in range(len(federation)))
             served = self._own(tasks, own) or served
@@ -110,20 +114,50 @@ class Evaluation:
         overlap = class_overlap(self.workshop.federation.class_counts())
         return {"crsm_overlap_correlation": rank_correlation(pictures["crsm"].numpy(), overlap)}
 
-    def _global(self, model: Tensors, own: _Accuracies) -> tuple[float | None, Served]:
-        """Its accuracy on the pooled test set, of which the clients' are read off; and whom it serves."""
-        federation = self.workshop.federation
+    def _global(self, model: Tensors, own: _Accuracies) -> tuple[Tensors | None, float | None, Served]:
+        """The model that is tested, its accuracy on the pooled test set, and whom it serves.
+
+        The clients' accuracies are read off the pooled test set. Where no labels were read and no linear probe is due,
+        there is nothing to test.
+        """
+        federation, method = self.workshop.federation, self.workshop.method
         pooled, rows = federation.tested
-        right = self.place.test(model)
+        probed = self._represented(model, own)
+        right: Tensor | Failure | None = None
+        if method.supervised:
+            right = self.place.test(model)
+        elif probed is not None:
+            model, right = probed.tensors, probed.hits
         accuracy = None
         if isinstance(right, Failure):
             self.untested["global"] = self._noted(right, "test of the global model")
-        else:
+        elif right is not None:
             accuracy = _share(right)
             own.of["global"] = [_share(right[of_client]) for of_client in rows]
-        self._save("global", model, None, accuracy, f"the pooled test set, {len(pooled)} samples")
-        serves = self.workshop.method.headline == "global"
-        return accuracy, dict.fromkeys(range(len(federation)), lambda: model) if serves else {}
+        there = method.supervised or probed is not None
+        saved = model if there else select(model, BODY)
+        self._save("global", saved, None, accuracy, f"the pooled test set, {len(pooled)} samples")
+        if not there:
+            return None, None, {}
+        serves = method.headline == "global"
+        return model, accuracy, dict.fromkeys(range(len(federation)), lambda: model) if serves else {}
+
+    def _represented(self, model: Tensors, own: _Accuracies) -> Verdict | None:
+        """Note what a global model's representation is worth; what a linear probe made of it, if that is due."""
+        plan, method = self.workshop.plan, self.workshop.method
+        due = plan.fits_probes(self.round, method) or plan.asks_neighbours(self.round, method)
+        if not due or method.headline != "global":
+            return None
+        task = Task(0, self.round, Message(model), test="global representation")
+        ((_, answer),) = self.place.evaluate([task])
+        if isinstance(answer, Failure):
+            self.untested["global"] = self._noted(answer, "test of the global representation")
+            return None
+        for name, verdict in answer.items():
+            kind, _, id = name.partition(" ")
+            for at in [int(id)] if id else range(len(own.sizes)):  # one representation serves all
+                own.note(kind, at, verdict)
+        return answer.get(PROBED)
 
     def _own(self, tasks: Iterator[Task], own: _Accuracies) -> Served:
         """Test the clients' own models; those that serve them, as they were saved after the last round."""
@@ -158,9 +192,9 @@ class Evaluation:
         """The global model of a method that has none: the mean of what serves the clients, by their training samples.
 
         Where they share a body, that is the body under the mean of their heads (CRC-9). None if their architectures
-        differ.
+        differ, or where no labels were read: a linear probe belongs to its representation alone.
         """
-        if not served or len(self.workshop.models) > 1:
+        if not served or len(self.workshop.models) > 1 or not self.workshop.method.supervised:
             return None
         counts = [len(self.workshop.federation.partition.train[id]) for id in served]
         return mean_of([count / sum(counts) for count in counts], (of() for of in served.values()))

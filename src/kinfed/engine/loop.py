@@ -59,6 +59,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
     ledger = Ledger(folder.memories, start.kept, folder.referred())
     state, failed = start.state, _failed_rounds(folder.lines(METRICS))
     participation = plan.participation if method.trains == "sampled" else 1.0
+    reached = {id for line in folder.lines(METRICS) for id in line["clients"]}
     watch.started(start.round)
     with Interrupt() as interrupt:
         for round in range(start.round + 1, plan.rounds + 1):
@@ -81,10 +82,11 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
                 "clients": ids,
                 "refused": answers.refused,
                 **_totals(answers.uploads),
-                **_traffic(workshop, answers),
+                **_traffic(workshop, answers, len({*ids} - reached)),
             }
+            reached.update(ids)
             with clock("evaluate"):
-                if round % plan.evaluate_every == 0 or round == plan.rounds:
+                if plan.evaluates(round, method):
                     line |= Evaluation(round, workshop, place, folder, told).line(state, ledger.now)
                 else:
                     line |= {"global_acc": None, "untested": {}, "client_acc": {}}
@@ -218,14 +220,26 @@ def _totals(uploads: Mapping[ClientId, Message]) -> Line:
         "train_loss": None if loss is None else float(loss),
         "skipped_samples": int(sum(n.get("skipped", 0) for n in numbers)),
         "zero_step_clients": int(sum(n.get("steps", 1) == 0 for n in numbers)),
+        **({"spread": spreads} if (spreads := _spreads(uploads)) else {}),
     }
 
 
-def _traffic(workshop: Workshop, answers: _Answers) -> Line:
-    """Bytes of the messages of a round; where all data are at one place, none travel."""
+def _spreads(uploads: Mapping[ClientId, Message]) -> dict[str, float]:
+    """How far apart the directions of each network's outputs are (`kinfed.learning.spread`), where clients tell."""
+    return {str(id): float(upload.numbers["spread"]) for id, upload in uploads.items() if "spread" in upload.numbers}
+
+
+def _traffic(workshop: Workshop, answers: _Answers, newcomers: int) -> Line:
+    """Bytes of the messages of a round; where all data are at one place, none travel.
+
+    The server's images go down as they are stored, where a method sends them: once to each client, the first time that
+    it is asked to work.
+    """
     if workshop.method.trains == "pooled":
         return {"down_bytes": 0, "up_bytes": 0}
+    probe = workshop.federation.probe
+    images = probe.inputs.nbytes if probe is not None and workshop.method.sends_probe else 0
     return {
-        "down_bytes": answers.down_bytes,
+        "down_bytes": answers.down_bytes + newcomers * images,
         "up_bytes": sum(upload.nbytes for upload in answers.uploads.values()),
     }

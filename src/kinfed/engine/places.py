@@ -21,7 +21,7 @@ from kinfed.models import Tensors
 
 __all__ = ["Done", "Failure", "Inline", "Place", "Task", "Test", "one_thread"]
 
-Test = Literal["own models", "fine-tuning", "new client"]
+Test = Literal["own models", "fine-tuning", "new client", "global representation"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Task:
     Attributes:
         id: Whose.
         round: Of the run.
-        message: What it received; in the last two tests a whole model.
+        message: What it received; in the tests but the first a whole model.
         kept: The round of which its memory is; None if it has none.
         test: What is tested, where the work is a test.
     """
@@ -140,6 +140,8 @@ class Inline:
                 return self.workshop.fine_tune(task.id, task.round, task.message.tensors)
             if task.test == "new client":
                 return self.workshop.welcome(task.id, task.round, task.message.tensors)
+            if task.test == "global representation":
+                return self.workshop.appraise(task.round, task.message.tensors)
             memory = self.memories.read(task.id, task.kept)
             return self.workshop.evaluate(task.id, task.round, task.message, memory)
         except Exception as error:

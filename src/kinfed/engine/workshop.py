@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kinfed.data import Federation
-from kinfed.learning import SGD, Phase, hits, train
+from kinfed.data import Federation, Samples, balanced
+from kinfed.errors import InputError
+from kinfed.learning import SGD, Phase, features, hits, knn, linear_probe, train, unnormalised
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import Client, ClientId, Memory, Message, Method, Server
-from kinfed.models import HEAD, Model, Tensors, select
+from kinfed.models import BODY, HEAD, Model, Tensors, select
+from kinfed.streams import numpy_stream, torch_stream
 
-__all__ = ["Plan", "Verdict", "Workshop"]
+__all__ = ["LOCAL", "PROBED", "Plan", "Verdict", "Workshop"]
 
+PROBED, LOCAL = "linear_global", "linear_local"
+NOTHING_TESTED = torch.zeros(0, dtype=torch.bool)
 NEW_HEAD_EPOCHS = 10  # a head alone after the last round, in the code of Collins et al. 2021 (METHODS.md C.2)
 
 
@@ -34,6 +40,11 @@ class Plan:
         evaluate_every: Rounds between two evaluations; there is always one after the last round.
         save_local: Whether the whole models that clients send in the last round are saved.
         fine_tuning: What clients do to a copy of their headline model in the last evaluation; None leaves it out.
+        linear_probe: Whether linear probes are fitted to the representations after the last round; None: where a method
+            reads no labels, which has no accuracy without one.
+        knn_every: Rounds between two votes of nearest neighbours, of methods that read no labels: these have no other
+            evaluation before the last round. 0 leaves them out.
+        probed: Training images that both are taken from; None is all.
     """
 
     rounds: int
@@ -45,10 +56,27 @@ class Plan:
     evaluate_every: int = 1
     save_local: bool = False
     fine_tuning: Phase | None = None
+    linear_probe: bool | None = None
+    knn_every: int = 10
+    probed: int | None = None
 
     def sgd_in(self, round: int) -> SGD:
         """Local training in one round."""
         return replace(self.sgd, lr=self.sgd.lr * lr_factor(self.lr_schedule, round, self.rounds))
+
+    def evaluates(self, round: int, method: Method) -> bool:
+        """Whether there is an evaluation after a round."""
+        every = self.evaluate_every if method.supervised else self.knn_every
+        return round == self.rounds or (every > 0 and round % every == 0)
+
+    def fits_probes(self, round: int, method: Method) -> bool:
+        """Whether linear probes are part of it."""
+        wanted = not method.supervised if self.linear_probe is None else self.linear_probe
+        return wanted and round == self.rounds
+
+    def asks_neighbours(self, round: int, method: Method) -> bool:
+        """Whether nearest neighbours are."""
+        return not method.supervised and self.knn_every > 0 and self.evaluates(round, method)
 
 
 @dataclass(frozen=True)
@@ -76,7 +104,7 @@ class Workshop:
         architectures: For each client, which of the models is its own; everybody has the first if not given.
 
     Raises:
-        InputError: If the method cannot work with one of the models.
+        InputError: If the method cannot work with one of the models, or a linear probe would lack a class.
     """
 
     method: Method
@@ -86,6 +114,9 @@ class Workshop:
     architectures: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        classes = len(self.federation.dataset.classes)
+        if self.plan.probed is not None and self.plan.probed < classes:
+            raise InputError(f"linear_probe_images: {self.plan.probed} is too few; there are {classes} classes")
         for model in self.models:
             self.method.check(model)
             model.prefer_channels_last()
@@ -116,13 +147,18 @@ class Workshop:
 
     def about_run(self) -> dict[str, Any]:
         """What it takes to use a model, beside that, and where it is from."""
-        normalise = self.federation.dataset.train.normalise
+        normalise = self._seen(self.federation.dataset.train).normalise
         how = {"mean": normalise.mean, "std": normalise.std}
-        return {"normalisation": how, "seed": self.plan.seed, "rounds": self.plan.rounds}
+        learned = "with labels" if self.method.supervised else "without labels; a head is that of a linear probe"
+        return {"normalisation": how, "learned": learned, "seed": self.plan.seed, "rounds": self.plan.rounds}
 
     def tensor_names(self, id: ClientId) -> set[str]:
         """Of all parameters and buffers of a client's model."""
         return {*self.models[self._architecture(id)].state_dict()}
+
+    def architecture(self, id: ClientId) -> str:
+        """The name of a client's."""
+        return self.models[self._architecture(id)].recipe.get("architecture", "")
 
     def _architecture(self, id: ClientId) -> int:
         return self.architectures[id] if id < len(self.architectures) else 0
@@ -134,15 +170,18 @@ class Workshop:
 
     def server(self, round: int) -> Server:
         """The server's side of one round."""
-        probe = self.federation.probe
         return Server(
             model=self._fresh_model(),
             seed=self.plan.seed,
             round=round,
             rounds=self.plan.rounds,
             clients=len(self.trained),
-            probe=probe.to(self.device) if probe is not None else None,
+            probe=self._probe(),
         )
+
+    def _probe(self) -> Samples | None:
+        probe = self.federation.probe
+        return None if probe is None else probe.to(self.device)
 
     def client(self, id: ClientId, round: int) -> Client:
         """One client's side of one round."""
@@ -157,6 +196,7 @@ class Workshop:
             id=id,
             train=holder.train(id).to(self.device),
             sgd=self.plan.sgd_in(round),
+            probe=self._probe() if self.method.sends_probe else None,
         )
 
     def update(self, id: ClientId, round: int, message: Message, memory: Memory) -> tuple[Message, Memory]:
@@ -168,11 +208,93 @@ class Workshop:
         if self.method.trains == "pooled":
             return {}
         client = self.client(id, round)
-        verdicts = {}
+        verdicts: dict[str, Verdict] = {}
         for name, tensors in self.method.evaluated(client, message, memory).items():
             client.model.load(tensors)
-            verdicts[name] = Verdict(self._hits(client), tensors if client.last_round else {})
+            if name == self.method.headline:
+                found = self._represented(client.model, round, [id])
+                verdicts |= {what.removesuffix(f" {id}"): verdict for what, verdict in found.items()}
+            if self.method.supervised:
+                verdicts[name] = Verdict(self._hits(client), tensors if client.last_round else {})
+            elif PROBED in verdicts:  # its representation under a head that was fitted to it
+                probed = verdicts[PROBED]
+                right = probed.hits[torch.from_numpy(self.federation.tested[1][id])]
+                verdicts |= {name: Verdict(right, probed.tensors), PROBED: Verdict(probed.hits, {})}
+            elif client.last_round:
+                verdicts[name] = Verdict(NOTHING_TESTED, select(tensors, BODY))
         return verdicts
+
+    def appraise(self, round: int, tensors: Tensors) -> dict[str, Verdict]:
+        """What the representation of a global model is worth; by name, see `_represented`."""
+        model = self.models[0]
+        model.load(tensors)
+        return self._represented(model, round, range(len(self.federation)))
+
+    def _represented(self, model: Model, round: int, ids: Sequence[ClientId]) -> dict[str, Verdict]:
+        """What classifiers make of a model's frozen body (METHODS.md D.7, G.3), on features that are read once.
+
+        ``linear_global``: linear, fitted to all labelled training images, on the whole test set; this verdict has the
+        model with the classifier as its head. ``linear_local I``: the same, both with the images of client I's classes
+        alone, whoever holds them. There is none of fewer than two classes. ``knn``: nearest neighbours, on the whole
+        test set.
+        """
+        plan, method = self.plan, self.method
+        linear, neighbours = plan.fits_probes(round, method), plan.asks_neighbours(round, method)
+        if not (linear or neighbours):
+            return {}
+        known, asked = self._probed.to(self.device), self._seen(self.federation.tested[0]).to(self.device)
+        assert known.labels is not None and asked.labels is not None  # noqa: PT018
+        x, y, x_test, y_test = features(model, known), known.labels, features(model, asked), asked.labels
+        classes = len(self.federation.dataset.classes)
+        verdicts: dict[str, Verdict] = {}
+        if neighbours:
+            verdicts["knn"] = Verdict(knn(x, y, x_test, y_test, classes=classes).cpu(), {})
+        if not linear:
+            return verdicts
+        bias, counts = model.head.bias is not None, self.federation.class_counts()
+
+        def fitted(own: tuple[int, ...]) -> tuple[nn.Linear, Tensor]:
+            """A classifier of some of the classes, and which of their test images it gets right."""
+            order = torch.tensor(own, device=self.device)
+            rows, rows_test = (torch.isin(labels, order).nonzero().squeeze(1) for labels in (y, y_test))
+            places, places_test = (torch.searchsorted(order, labels) for labels in (y[rows], y_test[rows_test]))
+            stream = torch_stream(plan.seed, "linear probe")
+            head = linear_probe(x[rows], places, classes=len(own), stream=stream, bias=bias)
+            with torch.no_grad():
+                return head, (head(x_test[rows_test]).argmax(dim=1) == places_test).cpu()
+
+        everything = tuple(range(classes))
+        head, right = fitted(everything)
+        under = {f"head.{name}": tensor.cpu() for name, tensor in head.state_dict().items()}
+        verdicts[PROBED] = Verdict(right, model.tensors(BODY) | under)
+        right_of = {everything: right}  # clients of the same classes share a classifier
+        for id in ids:
+            own = tuple(counts[id].nonzero()[0].tolist())
+            if len(own) > 1:
+                if own not in right_of:
+                    _, right_of[own] = fitted(own)
+                verdicts[f"{LOCAL} {id}"] = Verdict(right_of[own], {})
+        return verdicts
+
+    @cached_property
+    def _probed(self) -> Samples:
+        """What classifiers of representations are fitted to, the same for every client.
+
+        All labelled training images (METHODS.md G.3), or some, the classes alike: those of the clients and the server.
+        New clients are no part of it, so that they change nothing for the others.
+        """
+        federation = self.federation
+        rows = np.sort(np.concatenate([*federation.partition.train, federation.probe_rows]))
+        known = federation.splits[0]
+        if self.plan.probed is not None and self.plan.probed < len(rows):
+            assert known.labels is not None
+            stream = numpy_stream(self.plan.seed, "probed")
+            rows = rows[balanced(known.labels.numpy()[rows], self.plan.probed, stream)]
+        return self._seen(known.take(rows))
+
+    def _seen(self, samples: Samples) -> Samples:
+        """Samples as the method's models see them: those that learned from two views, unnormalised."""
+        return samples if self.method.supervised else unnormalised(samples)
 
     def fine_tune(self, id: ClientId, round: int, tensors: Tensors) -> dict[str, Verdict]:
         """A copy of a client's headline model, fine-tuned on its training samples and tested on its test samples."""
@@ -208,7 +330,7 @@ class Workshop:
 
     def _hits(self, client: Client) -> Tensor:
         """Which of the client's test samples its present model gets right, bool."""
-        return hits(client.model, self.federation.test(client.id).to(self.device)).cpu()
+        return hits(client.model, self._seen(self.federation.test(client.id)).to(self.device)).cpu()
 
     def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
         """Which of some rows of the pooled test set the one global model gets right, bool."""

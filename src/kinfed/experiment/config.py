@@ -6,6 +6,7 @@ it is checked.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,9 @@ class Config(BaseModel):
         None, ge=1, description="pixels that images are resized to; as they are if not given"
     )
     on_error: Literal["stop", "skip"] = Field("stop", description="what an image that cannot be decoded does")
+    train_images: int | None = Field(
+        None, ge=1, description="use only so many training samples, at random, the classes alike; all if not given"
+    )
     model: str | None = Field(None, description="architecture, or your own as package.module:function [by the data]")
     models: str | None = Field(None, description="different models for the clients, as resnet18:0.4,resnet34:0.6")
     head: str | None = Field(None, description="name of the last linear layer in a model of your own")
@@ -91,6 +95,15 @@ class Config(BaseModel):
     )
     ft_lr: float = Field(1e-3, gt=0, description="learning rate of the fine-tuning")
     ft_part: Literal["full", "head", "body"] = Field("full", description="what the fine-tuning trains")
+    linear_probe: bool | None = Field(
+        None, description="whether linear probes test the representations in the end [where no labels are read]"
+    )
+    linear_probe_images: int | None = Field(
+        None, ge=1, description="training images that linear probes and knn take, the classes alike; all if not given"
+    )
+    knn_every: int = Field(
+        10, ge=0, description="rounds between two votes of nearest neighbours, where no labels are read; 0: none"
+    )
     probe: int = Field(128, ge=0, description="training images that the server holds and no client has")
     seed: int = Field(0, ge=0, description="seed, the first if there are several")
     seeds: int = Field(1, ge=1, description="how many seeds a comparison runs")
@@ -258,12 +271,24 @@ class Config(BaseModel):
         return self.checked(fields | {"settings": {method: self.settings[method]}})
 
     def with_local(self) -> Self:
-        """The same with ``local`` among the methods if one of them is personalised: it is what they must beat."""
+        """The same with training alone among the methods, where it is what they must beat.
+
+        That is ``local`` if one of them is personalised, and ``local_ssl`` if one learns without labels: with the
+        settings of the first of these, as far as it has them.
+        """
         from kinfed.methods import METHODS
 
-        if "local" in self.methods or not any(METHODS[name].personal for name in self.methods):
+        unlabelled = [name for name in self.methods if not METHODS[name].supervised]
+        personal = any(METHODS[name].personal and METHODS[name].supervised for name in self.methods)
+        wanted = [("local", personal), ("local_ssl", bool(unlabelled))]
+        joining = tuple(name for name, joins in wanted if joins and name not in self.methods)
+        if not joining:
             return self
-        return self.checked(self.model_dump() | {"methods": (*self.methods, "local")})
+        settings = dict(self.settings)
+        if "local_ssl" in joining:
+            has = {f.name for f in dataclasses.fields(METHODS["local_ssl"])}
+            settings["local_ssl"] = {name: v for name, v in self.settings[unlabelled[0]].items() if name in has}
+        return self.checked(self.model_dump() | {"methods": (*self.methods, *joining), "settings": settings})
 
     def toml(self) -> str:
         """All fields, and one table a method with its own."""

@@ -16,7 +16,7 @@ from kinfed.data import Normalisation
 from kinfed.engine.files import read_tensors
 from kinfed.errors import InputError
 from kinfed.learning.frozen import CHUNK
-from kinfed.models import ARCHITECTURES, BatchNorm, Model, build, from_module, load_weights, set_batchnorm
+from kinfed.models import ARCHITECTURES, HEAD, BatchNorm, Model, build, from_module, load_weights, select, set_batchnorm
 
 __all__ = ["Card", "Predictor", "load"]
 
@@ -120,13 +120,15 @@ def load(path: Path, client: int | None = None, module: nn.Module | None = None)
     path = _file(path, client)
     card = Card.read(path.with_suffix(".json"))
     try:
-        _, about = read_tensors(path)
+        tensors, about = read_tensors(path)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
     told = card.model_dump(mode="json")
     for name in ("architecture", "bn", "shape", "classes"):
         if told[name] != about.get(name):
             raise InputError(f"{path.with_suffix('.json')}: does not belong to {path.name}, which has another {name}")
+    if not select(tensors, HEAD):
+        raise InputError(f"{path}: is a body without a head and predicts nothing; it can be start weights: --weights")
     model = _built(path, card, module)
     load_weights(model, path)
     model.prefer_channels_last()

@@ -8,7 +8,7 @@ import functools
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kinfed.data import (
     dirichlet_clients,
     disjoint,
     federate,
+    fewer,
     groups,
     iid,
     load,
@@ -35,7 +36,7 @@ from kinfed.engine.files import clear_unfinished, write_whole
 from kinfed.errors import InputError
 from kinfed.experiment.config import EXECUTION, MARK, Config, model_shares, read_toml
 from kinfed.experiment.trackers import Tracked
-from kinfed.learning import SGD, Phase
+from kinfed.learning import COLLAPSED, SGD, Phase
 from kinfed.methods import METHODS
 from kinfed.models import ALL, BODY, HEAD, Model, build, load_weights, suited
 
@@ -81,6 +82,8 @@ def federation_of(config: Config) -> Federation:
         "folders": natural,
     }
     dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
+    if config.train_images is not None:
+        dataset = fewer(dataset, config.train_images, config.seed)
     kind, _, named = config.partition.partition(":")
     if kind == "file":
         return _saved(config, dataset, Path(named))
@@ -142,6 +145,9 @@ def workshop_of(config: Config) -> Workshop:
         evaluate_every=config.evaluate_every,
         save_local=config.save_local,
         fine_tuning=tuning if config.ft_epochs else None,
+        linear_probe=config.linear_probe,
+        knn_every=config.knn_every,
+        probed=config.linear_probe_images,
     )
     method = METHODS[name](**config.settings[name])
     return Workshop(method, federation, models, plan, _dealt([share for _, share in shares], len(federation)))
@@ -326,6 +332,7 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
     spreads = {name: value for name, value in lines[-1].items() if name.endswith(SPREAD)}
     metrics: dict[str, float | None] = dict.fromkeys(always) | spreads
     metrics["global_acc"] = lines[-1]["global_acc"]
+    metrics |= _by_architecture(workshop, lines[-1]["client_acc"])
     for name in ("personal_acc_weighted", "global_acc"):
         series = [line[name] for line in lines if line.get(name) is not None]
         metrics[f"{name}_mean_of_last_10_rounds"] = math.fsum(series[-10:]) / len(series[-10:]) if series else None
@@ -336,6 +343,7 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         "method": method,
         "seed": config.seed,
         "rounds": config.rounds,
+        "supervised": METHODS[method].supervised,
         "tested": METHODS[method].tested,
         "model": config.models or config.model or suited(federation.dataset.shape),
         "data": {
@@ -362,7 +370,31 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         "untested_reasons": _told(lines, "untested"),
         "skipped_samples": sum(line["skipped_samples"] for line in lines),
         "zero_step_clients": sum(line["zero_step_clients"] for line in lines),
+        "collapsed": _collapsed(lines),
     }
+
+
+def _by_architecture(workshop: Workshop, accuracies: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
+    """``linear_global_acc_mean_of_cnn4`` and the like: plain means over the clients of one of several architectures."""
+    if len(workshop.models) < 2:
+        return {}
+    of_clients = [workshop.architecture(id) for id in range(len(workshop.federation))]
+    means: dict[str, float | None] = {}
+    for name, told in accuracies.items():
+        if name.startswith("new_"):
+            continue
+        for architecture in dict.fromkeys(of_clients):
+            theirs = [a for a, of in zip(told, of_clients, strict=True) if of == architecture and a is not None]
+            means[f"{name}_acc_mean_of_{architecture}"] = math.fsum(theirs) / len(theirs) if theirs else None
+    return means
+
+
+def _collapsed(lines: Sequence[dict[str, Any]]) -> list[int]:
+    """Clients whose network said nearly the same of every image when it was last trained."""
+    last: dict[str, float] = {}
+    for line in lines:
+        last |= line.get("spread", {})
+    return sorted(int(id) for id, spread in last.items() if spread < COLLAPSED)
 
 
 def _told(lines: Sequence[dict[str, Any]], what: str) -> list[dict[str, Any]]:

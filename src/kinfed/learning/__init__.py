@@ -1,10 +1,14 @@
-"""What happens at one client: training in phases, frozen features, evaluation."""
+"""What happens at one client: training in phases, frozen features, two views, evaluation."""
 
 from kinfed.learning.evaluation import class_overlap, hits, over_clients, rank_correlation
 from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
+from kinfed.learning.representation import knn, linear_probe
+from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
 from kinfed.learning.training import SGD, AfterStep, Batch, BeforeStep, Objective, Phase, Tally, cross_entropy, train
+from kinfed.learning.views import two_views, unnormalised
 
 __all__ = [
+    "COLLAPSED",
     "SGD",
     "AfterStep",
     "Batch",
@@ -13,6 +17,7 @@ __all__ = [
     "Phase",
     "Tally",
     "activations",
+    "byol_loss",
     "class_overlap",
     "cross_entropy",
     "features",
@@ -20,8 +25,15 @@ __all__ = [
     "frozen_grams",
     "frozen_rows",
     "hits",
+    "knn",
+    "linear_probe",
     "over_clients",
     "rank_correlation",
+    "simsiam_loss",
+    "spread",
     "train",
+    "train_siamese",
+    "two_views",
+    "unnormalised",
     "with_frozen_body",
 ]

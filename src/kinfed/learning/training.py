@@ -50,11 +50,13 @@ class Phase:
         train: The part that is trained; the rest is frozen and in evaluation mode.
         epochs: Passes over the data, if not the round's.
         lr: Step size, if not the round's.
+        drop_last: Whether the last batch of a pass is left out if it is smaller than the others, and not the only one.
     """
 
     train: Part = ALL
     epochs: int | None = None
     lr: float | None = None
+    drop_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Batch:
 
     Attributes:
         inputs: Normalised, b×c×h×w; in a phase whose body is frozen, the representations b×d.
-        labels: b.
+        labels: b; of unlabelled samples none, 0.
         rows: Which of the client's samples these are, b.
     """
 
@@ -92,7 +94,8 @@ class Tally:
 
     Attributes:
         steps: Optimiser steps.
-        skipped: Samples in batches that were left out (a batch of one where BatchNorm needs two), over all epochs.
+        skipped: Samples in batches that were left out (a batch of one where BatchNorm needs two, or the phase's
+            ``drop_last``), over all epochs.
         loss: Mean of the objective over the samples seen; NaN if there was no step.
     """
 
@@ -109,6 +112,7 @@ def train(
     order: torch.Generator,
     objective: Objective = cross_entropy,
     *,
+    read: Callable[[Tensor], Tensor] | None = None,
     before_step: BeforeStep | None = None,
     after_step: AfterStep | None = None,
 ) -> Tally:
@@ -116,21 +120,22 @@ def train(
 
     Args:
         model: Changed in place; left with only the phase's part trainable.
-        samples: Labelled, on the model's device.
+        samples: On the model's device; labelled, if the objective asks for labels.
         phase: What is trained.
         sgd: Step size, epochs and batch size of the round.
         order: The stream that shuffles the samples, once an epoch, and augments them. What draws from the global
             generator (dropout) draws from one that belongs to this stream, too.
         objective: Loss of a batch, a mean over its samples.
+        read: The inputs of a batch, given its rows; if not given, these are normalised and augmented as ``sgd`` says.
         before_step: What is done to the gradients before each optimiser step.
         after_step: What is done to the weights after it.
     """
-    if not BODY[0].startswith(phase.train):
+    if read is None and not BODY[0].startswith(phase.train):
         # A frozen body says the same of a sample in every epoch.
         model, samples = with_frozen_body(model, samples, sgd)
-    assert samples.labels is not None
     model.freeze_all_but(phase.train)
-    read = partial(_augmented, samples, order) if sgd.augment == "crop_flip" else samples.batch
+    if read is None:
+        read = partial(_augmented, samples, order) if sgd.augment == "crop_flip" else samples.batch
     needs_two = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
     fewest = 2 if needs_two else 1
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -139,6 +144,7 @@ def train(
     optimiser = torch.optim.SGD(
         parameters, phase.lr or sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay, **{one_call: True}
     )
+    labels = samples.labels
     steps = skipped = seen = 0
     total = torch.zeros((), dtype=torch.float64, device=samples.inputs.device)
     epochs = sgd.epochs if phase.epochs is None else phase.epochs
@@ -146,11 +152,12 @@ def train(
         for _ in range(epochs):
             shuffled = torch.randperm(len(samples), generator=order).to(samples.inputs.device)
             for rows in shuffled.split(sgd.batch_size):
-                if len(rows) < fewest:
+                dropped = phase.drop_last and len(rows) < min(sgd.batch_size, len(samples))
+                if len(rows) < fewest or dropped:
                     skipped += len(rows)
                     continue
                 optimiser.zero_grad(set_to_none=True)
-                loss = objective(model, Batch(read(rows), samples.labels[rows], rows))
+                loss = objective(model, Batch(read(rows), rows[:0] if labels is None else labels[rows], rows))
                 loss.backward()
                 if before_step:
                     before_step(weights, [p.grad for p in parameters if p.grad is not None])

@@ -1,19 +1,26 @@
 """The methods by name. A new one is a file and a line here."""
 
 from kinfed.methods.central import Central
+from kinfed.methods.central_byol import CentralBYOL
 from kinfed.methods.ditto import Ditto
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedavg_crsm import FedAvgCRSM
 from kinfed.methods.fedbabu import FedBABU
+from kinfed.methods.fedbyol import FedBYOL
 from kinfed.methods.fedcka import FedCKA
 from kinfed.methods.fedcrc import FedCRC
+from kinfed.methods.fedema import FedEMA
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.fedproto import FedProto
 from kinfed.methods.fedprox import FedProx
 from kinfed.methods.fedrep import FedRep
 from kinfed.methods.fedshibu import FedSHIBU
+from kinfed.methods.fedsimsiam import FedSimSiam
+from kinfed.methods.fedu import FedU
+from kinfed.methods.hetero_ssfl import HeteroSSFL
 from kinfed.methods.lg_fedavg import LGFedAvg
 from kinfed.methods.local import Local
+from kinfed.methods.local_ssl import LocalSSL
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
 from kinfed.methods.moon import MOON
 from kinfed.methods.scaffold import SCAFFOLD
@@ -35,6 +42,13 @@ METHODS: dict[str, type[Method]] = {
     "ditto": Ditto,
     "fedproto": FedProto,
     "lg_fedavg": LGFedAvg,
+    "fedbyol": FedBYOL,
+    "fedsimsiam": FedSimSiam,
+    "fedu": FedU,
+    "fedema": FedEMA,
+    "hetero_ssfl": HeteroSSFL,
     "local": Local,
     "central": Central,
+    "local_ssl": LocalSSL,
+    "central_byol": CentralBYOL,
 }

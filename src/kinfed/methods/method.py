@@ -63,13 +63,15 @@ class Client(Site):
 
     Attributes:
         id: 0 to N-1.
-        train: Its labelled training samples, on the model's device.
+        train: Its training samples, on the model's device; labelled.
         sgd: How to train in this round.
+        probe: The server's images (`Server.probe`), where the method sends them to the clients.
     """
 
     id: ClientId
     train: Samples
     sgd: SGD
+    probe: Samples | None = None
 
     def stream(self, purpose: str | int) -> torch.Generator:
         """This client's random stream for one purpose in this round."""
@@ -104,6 +106,9 @@ class Method(ABC):
         headline: Which accuracy on the clients' own test samples is ``personal`` in the metrics: that of the ``global``
             model, or of a model that `evaluated` names.
         tested: What the headline accuracy tests at each client, for people.
+        sends_probe: Whether the server gives the images that it holds to the clients.
+        supervised: Whether training reads labels. If not, the heads of the models are as they were initialised, and
+            what a model is worth is what a classifier on its body is (`kinfed.learning.linear_probe`).
         adapts: Whether clients can fine-tune a model in the last evaluation; not if they have no labels.
         mixes_architectures: Whether clients may have models of different architectures.
     """
@@ -112,6 +117,8 @@ class Method(ABC):
     personal: ClassVar[bool] = False
     headline: ClassVar[str] = "global"
     tested: ClassVar[str] = "global"
+    sends_probe: ClassVar[bool] = False
+    supervised: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = False
 

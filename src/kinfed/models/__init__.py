@@ -5,6 +5,7 @@ from kinfed.models.catalogue import ARCHITECTURES, Architecture, build, suited
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
 from kinfed.models.own import factory, from_module
 from kinfed.models.saved import load_weights, open_saved, saved_about
+from kinfed.models.siamese import ONLINE, PREDICTOR, PROJECTOR, TARGET, Siamese, Target
 
 __all__ = [
     "ALL",
@@ -12,10 +13,16 @@ __all__ = [
     "BODY",
     "HEAD",
     "NOTHING",
+    "ONLINE",
+    "PREDICTOR",
+    "PROJECTOR",
+    "TARGET",
     "Architecture",
     "BatchNorm",
     "Model",
     "Part",
+    "Siamese",
+    "Target",
     "Tensors",
     "build",
     "factory",

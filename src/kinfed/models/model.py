@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfed.errors import InputError
 
-__all__ = ["ALL", "BODY", "HEAD", "NOTHING", "BeforeReLU", "Model", "Part", "Tensors", "select"]
+__all__ = ["ALL", "BODY", "HEAD", "NOTHING", "BeforeReLU", "Model", "Part", "Parts", "Tensors", "select"]
 
 Tensors = dict[str, Tensor]
 Part = tuple[str, ...]  # prefixes of tensor names
@@ -27,6 +27,41 @@ def select(tensors: Mapping[str, Tensor], part: Part) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if name.startswith(part)}
 
 
+class Parts(nn.Module):
+    """A module whose children are the parts by which tensors are named: what travels, is trained, or is kept."""
+
+    def tensors(self, part: Part = ALL) -> Tensors:
+        """A copy of the parameters and buffers of one part, by name, on the CPU: what travels and what is saved.
+
+        Contiguous, whatever the layout here.
+        """
+        plain = partial(Tensor.to, device="cpu", copy=True, memory_format=torch.contiguous_format)
+        return {name: plain(tensor) for name, tensor in select(self.state_dict(), part).items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the given tensors in, by name; the others stay as they are."""
+        mine = self.state_dict()
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                mine[name].copy_(tensor)
+
+    def prefer_channels_last(self) -> None:
+        """Store the weights of convolutions in the layout that makes them fast, which their outputs then follow.
+
+        Not on MPS, where backward passes of that layout have failed (pytorch/pytorch#140902, #188371).
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d) and module.weight.device.type != "mps":
+                module.to(memory_format=torch.channels_last)
+
+    def freeze_all_but(self, part: Part) -> None:
+        """Let only one part be trained; what is frozen is in evaluation mode, its BatchNorm statistics untouched."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name.startswith(part))
+        for name, child in self.named_children():
+            child.train(f"{name}.".startswith(part))
+
+
 class BeforeReLU(nn.Sequential):
     """A stage whose ReLU comes after the pooling that follows; its tap is nevertheless read after a ReLU.
 
@@ -34,7 +69,7 @@ class BeforeReLU(nn.Sequential):
     """
 
 
-class Model(nn.Module):
+class Model(Parts):
     """``head(body(x))``: the head is the last linear layer, the body everything before it.
 
     Args:
@@ -95,34 +130,3 @@ class Model(nn.Module):
         stages = [*dict(self.body.named_children())]
         following = dict(itertools.pairwise(stages)).get(tap, tap)
         return following if following.startswith("pool") else tap
-
-    def tensors(self, part: Part = ALL) -> Tensors:
-        """A copy of the parameters and buffers of one part, by name, on the CPU: what travels and what is saved.
-
-        Contiguous, whatever the layout here.
-        """
-        plain = partial(Tensor.to, device="cpu", copy=True, memory_format=torch.contiguous_format)
-        return {name: plain(tensor) for name, tensor in select(self.state_dict(), part).items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the given tensors in, by name; the others stay as they are."""
-        mine = self.state_dict()
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                mine[name].copy_(tensor)
-
-    def prefer_channels_last(self) -> None:
-        """Store the weights of convolutions in the layout that makes them fast, which their outputs then follow.
-
-        Not on MPS, where backward passes of that layout have failed (pytorch/pytorch#140902, #188371).
-        """
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d) and module.weight.device.type != "mps":
-                module.to(memory_format=torch.channels_last)
-
-    def freeze_all_but(self, part: Part) -> None:
-        """Let only one part be trained; what is frozen is in evaluation mode, its BatchNorm statistics untouched."""
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name.startswith(part))
-        self.body.train("body.".startswith(part))
-        self.head.train("head.".startswith(part))

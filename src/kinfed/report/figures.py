@@ -5,7 +5,7 @@ Letters: ``N`` clients, ``K`` classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,33 @@ def mean_series(group: Sequence[Run], name: str) -> tuple[list[int], NDArray[np.
     return rounds, values.mean(axis=0), (values.max(axis=0) - values.min(axis=0)) / 2
 
 
+def _curve(group: Sequence[Run]) -> str:
+    """The accuracy that is known between rounds: of methods that read no labels, that of nearest neighbours."""
+    unlabelled = all(not run.summary.get("supervised", True) for run in group)
+    told = unlabelled and all(run.series("knn_acc_mean")[0] for run in group)
+    return "knn_acc_mean" if told else "personal_acc_weighted"
+
+
+def _curve_title(grouped: Mapping[str, Sequence[Run]]) -> str:
+    kinds = {_curve(group) for group in grouped.values()}
+    if len(kinds) > 1:
+        return "Accuracy (without labels: by nearest neighbours)"
+    return "Accuracy on own test samples" if "personal_acc_weighted" in kinds else "Accuracy by nearest neighbours"
+
+
 def curves(runs: Sequence[Run]) -> go.Figure:
     """Own-test accuracy and training loss by round; the legend switches methods off in both."""
     grouped = in_rows(runs)
     colour = colours([*grouped])
-    figure = make_subplots(
-        cols=2, subplot_titles=("Accuracy on own test samples", "Training loss"), horizontal_spacing=0.08
-    )
-    for col, name in ((1, "personal_acc_weighted"), (2, "train_loss")):
+    figure = make_subplots(cols=2, subplot_titles=(_curve_title(grouped), "Training loss"), horizontal_spacing=0.08)
+    for col in (1, 2):
         for method, group in grouped.items():
-            rounds, mean, _ = mean_series(group, name)
+            rounds, mean, _ = mean_series(group, _curve(group) if col == 1 else "train_loss")
             figure.add_scatter(
                 x=rounds,
                 y=mean,
                 name=method,
+                mode="lines" if len(rounds) > 1 else "markers",
                 legendgroup=method,
                 showlegend=col == 1,
                 line={"color": colour[method], "width": 2, "dash": "dot" if method in REFERENCES else "solid"},
@@ -147,11 +160,13 @@ def save_picture(runs: Sequence[Run], path: Path) -> None:
     FigureCanvasAgg(figure)
     (left, right), (below_left, below_right) = figure.subplots(2, 2)
     for method, group in grouped.items():
-        rounds, mean, spread = mean_series(group, "personal_acc_weighted")
+        rounds, mean, spread = mean_series(group, _curve(group))
         style = ":" if method in REFERENCES else "-"
-        left.plot(rounds, mean, style, color=colour[method], label=method)
+        left.plot(
+            rounds, mean, style, color=colour[method], label=method, marker="" if len(rounds) > 1 else "o", markersize=4
+        )
         left.fill_between(rounds, mean - spread, mean + spread, color=colour[method], alpha=0.15, linewidth=0)
-    left.set(title="Accuracy on own test samples", xlabel="round", ylim=(0, 1.02))
+    left.set(title=_curve_title(grouped), xlabel="round", ylim=(0, 1.02))
     left.grid(alpha=0.25)
     left.legend(frameon=False)
 

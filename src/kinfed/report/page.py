@@ -65,7 +65,8 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
 def _page(runs: Sequence[Run]) -> str:
     title = f"kinfed: {', '.join(in_rows(runs))} on {runs[0].summary['data']['name']}"
     sections = [
-        _section("Accuracy by round", "Click a name to switch it off; hover for values.", figures.curves(runs)),
+        _section("Accuracy by round", f"Click a name to switch it off; hover for values.{_neighbours(runs)}",
+                 figures.curves(runs)),
         _section("Every client", "Each point is one client. Look at the lowest as well as the middle.",
                  figures.clients(runs)),
         _section("Who holds what", "Training samples of each client and class.", figures.partition(runs[0])),
@@ -106,6 +107,16 @@ def _page(runs: Sequence[Run]) -> str:
 </body>
 </html>
 """
+
+
+def _neighbours(runs: Sequence[Run]) -> str:
+    """What the curves are of methods that read no labels."""
+    if all(run.summary.get("supervised", True) for run in runs):
+        return ""
+    return (
+        " Without labels there is no accuracy until a linear probe is fitted after the last round; before, it is that "
+        "of a vote of the nearest neighbours in the representation, on the whole test set."
+    )
 
 
 def _new_clients(runs: Sequence[Run]) -> str:

@@ -11,7 +11,7 @@ __all__ = ["REFERENCES", "colours", "styled"]
 
 # Okabe and Ito's colours, which people with every kind of colour vision tell apart; grey is for the references.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#44AA99", "#AA4499", "#999933")
-REFERENCES = {"local": "#555555", "central": "#999999"}
+REFERENCES = {"local": "#555555", "central": "#999999", "local_ssl": "#777777", "central_byol": "#BBBBBB"}
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 
 

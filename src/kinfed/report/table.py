@@ -12,14 +12,19 @@ import numpy as np
 from rich.table import Table as RichTable
 
 from kinfed.report.folders import Run
+from kinfed.report.style import REFERENCES
 
 __all__ = ["NEW_CLIENTS", "Cell", "Table", "notes", "setting", "table", "verdict"]
 
 Summary = dict[str, Any]
 
 # What has no bearing on the numbers of a row.
-NO_BEARING = ("seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "save_local", "log")
+NO_BEARING = (
+    "seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "knn_every", "save_local",
+    "log",
+)  # fmt: skip
 SHARED = ("data", "rounds", "model")  # what runs must agree in to be compared
+ALONE = ("local", "local_ssl")
 SIZES = ("train", "test")  # of the data
 NARROW = {"refreshed": "re-\nfreshed", "fine-tuned": "fine-\ntuned"}  # headings in a terminal
 
@@ -36,6 +41,11 @@ class Column:
 
 
 COLUMNS = (
+    Column("linear probe", "accuracy on the whole test set of a linear classifier on a frozen representation, fitted "
+           "to all training samples; mean over what serves the clients",
+           lambda s: s["metrics"].get("linear_global_acc_mean")),
+    Column("local probe", "the same, fitted to and tested on samples of the client's own classes alone",
+           lambda s: s["metrics"].get("linear_local_acc_mean")),
     Column("own test", "accuracy on the clients' own test samples, weighted by their number, before any fine-tuning",
            lambda s: s["metrics"]["personal_acc_weighted"]),
     Column("mean over clients", "the same, plain mean over clients", lambda s: s["metrics"]["personal_acc_mean"]),
@@ -67,6 +77,11 @@ SECOND = (
     ("model tested", "which model a client's accuracy is measured with"),
     ("model given", "the method's global model, or the mean of what serves its clients"),
 )
+
+LEFT_OUT = {  # by whether labels are read
+    True: "alone in a batch where BatchNorm needs two",
+    False: "in the last batch of an epoch, where that was not whole",
+}
 
 NEW_CLIENTS = (
     "Clients that took no part in training, on their own test samples: with the global model as it is, with a head of "
@@ -208,21 +223,34 @@ def setting(runs: Sequence[Run]) -> str:
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """Which method serves these clients best by own test accuracy, and how that compares with training alone."""
-    own = {row: [r.summary["metrics"]["personal_acc_weighted"] for r in group] for row, group in in_rows(runs).items()}
-    means = {row: statistics.fmean(accuracies) for row, accuracies in own.items() if None not in accuracies}
+    """Which method serves these clients best by own test accuracy, and how that compares with training alone.
+
+    Where one reads no labels, it is the linear probe that counts, of all methods that have one: their accuracies on the
+    clients' own test samples owe to labels that no client has.
+    """
+    labelled = all(_supervised(run) for run in runs)
+    quantity = "personal_acc_weighted" if labelled else "linear_global_acc_mean"
+    told = {row: [r.summary["metrics"].get(quantity) for r in group] for row, group in in_rows(runs).items()}
+    means = {row: statistics.fmean(accuracies) for row, accuracies in told.items() if None not in accuracies}
     if len(means) < 2:
         return ""
     order = sorted(means, key=lambda method: -means[method])
-    federated = [row for row in order if row.split()[0] not in ("local", "central")]
-    best = order[0]
-    if best.split()[0] != "local" or not federated:
-        text = f"{best} serves these clients best: {means[best]:.3f} on their own test samples"
-        return f"{text}, against {means['local']:.3f} when each trains alone." if "local" in means else f"{text}."
+    federated = [row for row in order if row.split()[0] not in REFERENCES]
+    best, measured = order[0], "on their own test samples" if labelled else "under a linear probe"
+    alone = max((row for row in ALONE if row in means), key=lambda row: means[row], default=None)
+    if best.split()[0] not in ALONE or not federated:
+        what = "serves these clients best" if labelled else "has the best representations"
+        text = f"{best} {what}: {means[best]:.3f} {measured}"
+        return f"{text}, against {means[alone]:.3f} when each trains alone." if alone else f"{text}."
+    what = "These clients are served best" if labelled else "Representations are best"
     return (
-        f"These clients are served best by training alone ({means[best]:.3f} on their own test samples); "
+        f"{what} by training alone ({means[best]:.3f} {measured}); "
         f"the best federated method is {federated[0]} ({means[federated[0]]:.3f})."
     )
+
+
+def _supervised(run: Run) -> bool:
+    return bool(run.summary.get("supervised", True))
 
 
 def notes(runs: Sequence[Run]) -> list[str]:
@@ -232,12 +260,18 @@ def notes(runs: Sequence[Run]) -> list[str]:
         for what in SHARED
         if any(_unlike(run.summary, runs[0].summary, what) for run in runs)
     ]
+    if len({_supervised(run) for run in runs}) > 1:
+        said.append(
+            "The own test accuracy of methods that read no labels is that of a classifier on their representations, "
+            "fitted to the labels of all clients at one place. Compare it with no other method's: --linear-probe true "
+            "tests all methods that way."
+        )
     for run in runs:
         s, name = run.summary, f"{run.method}, seed {run.summary['seed']}"
         for count, what in (
             (s["refused"], f"uploads were refused; {_reasons(s.get('refusals', ()))}"),
             (s.get("untested", 0), f"tests of a model failed; {_reasons(s.get('untested_reasons', ()))}"),
-            (s["skipped_samples"], "times a sample was left out, alone in a batch where BatchNorm needs two"),
+            (s["skipped_samples"], f"times a sample was left out, {LEFT_OUT[_supervised(run)]}"),
             (s["zero_step_clients"], "times a client made no training step"),
         ):
             if count:
@@ -248,13 +282,24 @@ def notes(runs: Sequence[Run]) -> list[str]:
         if skipped := run.federation.get("skipped", 0):
             first = ", ".join(run.federation["skipped_names"])
             said.append(f"{name}: {skipped} images could not be decoded and were left out; the first: {first}.")
+        if s.get("collapsed"):
+            said.append(
+                f"{name}: the networks of {_clients(run, s['collapsed'])} collapsed: they say nearly the same of every "
+                "image. A smaller --lr, more samples a client or larger batches may help."
+            )
         guessing = math.log(len(run.federation["classes"]))
-        if s["train_loss"] is not None and s["train_loss"] > 0.95 * guessing:
+        if _supervised(run) and s["train_loss"] is not None and s["train_loss"] > 0.95 * guessing:
             said.append(
                 f"{name}: the training loss of the last round, {s['train_loss']:.2f}, is that of guessing "
                 f"({guessing:.2f}): it did not learn. More rounds or a smaller --lr may help."
             )
     return said
+
+
+def _clients(run: Run, ids: Sequence[int]) -> str:
+    """Clients by name, where the data know their names."""
+    names = run.federation.get("names")
+    return f"client{'s' if len(ids) > 1 else ''} {', '.join(str(names[id] if names else id) for id in ids)}"
 
 
 def _unlike(one: Summary, other: Summary, what: str) -> bool:

@@ -1,0 +1,42 @@
+"""FedU: Zhuang, Gan, Wen, Zhang and Yi 2021, Collaborative Unsupervised Visual Representation Learning.
+
+https://arxiv.org/abs/2108.06492
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
+
+from kinfed.methods.method import Client, Memory, Message
+from kinfed.methods.selfsupervised import SelfSupervised, copied, divergence, traced
+from kinfed.models import ONLINE, PREDICTOR, select
+
+__all__ = ["FedU"]
+
+DIVERGENCE = "divergence"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedU(SelfSupervised):
+    """FedBYOL with divergence-aware predictor updates: who has moved far keeps its own predictor.
+
+    Attributes:
+        threshold: μ, on the change of the encoder in the client's last training. From it on, the predictor stays local.
+    """
+
+    threshold: Annotated[float, Ge(0)] = 0.4
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """Load the global o, and the global q if d < μ, else the client's own; train; keep q, ξ and the new d."""
+        online = self.online(client)
+        online.load(message.tensors)
+        if memory.tensors and memory.numbers[DIVERGENCE] >= self.threshold:
+            online.load(select(memory.tensors, PREDICTOR))
+        target = self.target(online, memory.tensors)
+        before = traced(online)
+        numbers = self.learn(client, online, target)
+        moved = {DIVERGENCE: divergence(before, traced(online))}
+        return Message(online.tensors(ONLINE), numbers), Memory({**online.tensors(PREDICTOR), **copied(target)}, moved)

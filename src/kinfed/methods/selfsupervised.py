@@ -1,0 +1,116 @@
+"""What the self-supervised methods share: the online network, its target, and local training without labels.
+
+After EasyFL's ``applications/fedssl``, the authors' code of FedU and FedEMA (METHODS.md D).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Gt
+from torch import Tensor, nn
+
+from kinfed.learning import train_siamese
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.method import Client, Memory, Message, Server, Site, State
+from kinfed.models import BODY, HEAD, ONLINE, TARGET, Part, Siamese, Target, Tensors, select
+
+__all__ = ["SelfSupervised", "copied", "divergence", "traced"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfSupervised(FedAvg):
+    """FedAvg of online networks, trained without labels: o and q travel, the target ξ stays with its client.
+
+    Attributes:
+        hidden: Width of projector and predictor between their layers.
+        out: Width of their outputs.
+    """
+
+    supervised: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
+    tested: ClassVar[str] = "linear probe, global encoder"
+    shared: ClassVar[Part] = ONLINE
+
+    hidden: Annotated[int, Gt(0)] = 4096
+    out: Annotated[int, Gt(0)] = 2048
+
+    def has_target(self) -> bool:
+        """Whether it is BYOL, with a target; else SimSiam."""
+        return True
+
+    def online(self, site: Site) -> Siamese:
+        """q(o(x)) with its initial weights, on the body of the site's model."""
+        return Siamese(site.model, site.seed, hidden=self.hidden, out=self.out)
+
+    def target(self, online: Siamese, kept: Mapping[str, Tensor]) -> Target | None:
+        """ξ as the client kept it; if it kept none, at its first participation, a deep copy of o."""
+        if not self.has_target():
+            return None
+        target = Target(online)
+        target.load({name: tensor for name, tensor in kept.items() if name.startswith(TARGET)})
+        return target
+
+    def init(self, server: Server) -> State:
+        """The initial online network, o⁰ and q⁰."""
+        return State(self.online(server).tensors(self.shared))
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """Load the global o and q, train them, send them back and keep ξ."""
+        online = self.online(client)
+        online.load(message.tensors)
+        target = self.target(online, memory.tensors)
+        numbers = self.learn(client, online, target)
+        return Message(online.tensors(ONLINE), numbers), Memory(copied(target))
+
+    def learn(
+        self,
+        client: Client,
+        online: Siamese,
+        target: Target | None,
+        term: Callable[[], Tensor | None] | None = None,
+    ) -> dict[str, float]:
+        """Train in place; what an upload tells of it. ``spread`` shows a collapse (`kinfed.learning.spread`)."""
+        stream = client.stream("batches 0")
+        tally, spread = train_siamese(online, target, client.train, client.sgd, stream, term=term)
+        told = {"loss": tally.loss, "spread": spread}
+        return {
+            "samples": len(client.train),
+            "steps": tally.steps,
+            "skipped": tally.skipped,
+            **{name: number for name, number in told.items() if not math.isnan(number)},  # of no step there is none
+        }
+
+    def upload_like(self, server: Server) -> Tensors:
+        """The online network, o and q."""
+        return select(self.online(server).state_dict(), self.shared)
+
+    def global_model(self, server: Server, state: State) -> Tensors | None:
+        """The averaged body; its head is the initial one."""
+        return {**server.model.tensors(HEAD), **select(state.tensors, BODY)}
+
+
+def copied(target: Target | None) -> Tensors:
+    """ξ as a memory keeps it."""
+    return {} if target is None else target.tensors(TARGET)
+
+
+def traced(online: Siamese) -> list[Tensor]:
+    """Copies of the weights by which FedU and FedEMA tell how far a client has moved.
+
+    Those of o's convolutions; where it has none, those of the body's linear layers.
+    """
+    modules = [*online.body.modules()]
+    layers: list[nn.Conv2d | nn.Linear] = [m for m in modules if isinstance(m, nn.Conv2d)]
+    layers = layers or [m for m in modules if isinstance(m, nn.Linear)]
+    return [layer.weight.detach().clone() for layer in layers]
+
+
+def divergence(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """d: the L2 norm of each tensor's change, mean over the tensors; 0 of none."""
+    norms = [torch.linalg.vector_norm(b.double() - a.double()).item() for a, b in zip(before, after, strict=True)]
+    return math.fsum(norms) / max(len(norms), 1)

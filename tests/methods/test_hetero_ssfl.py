@@ -1,0 +1,353 @@
+"""Hetero-SSFL: its term, what travels, reductions (METHODS.md D.5, J.5; case 87)."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kinfed.engine import Workshop
+from kinfed.learning import SGD, features, unnormalised
+from kinfed.methods import Memory, Message
+from kinfed.methods.hetero_ssfl import HeteroSSFL, disagreement
+from kinfed.methods.local_ssl import LocalSSL
+from kinfed.models import ONLINE, Siamese, Target, build, select
+from kinfed.similarity import cka
+from tests.worlds import federation, run, same, workshop
+
+X6 = torch.tensor([[1, 0, 2], [2, 1, 0], [0, 3, 1], [4, 1, 1], [3, 2, 5], [5, 4, 0]], dtype=torch.float64)
+Y6 = torch.tensor([[1, 1], [0, 2], [2, 4], [3, 0], [5, 1], [4, 6]], dtype=torch.float64)
+ALL6 = torch.arange(6)
+PROBE = 48  # images of the RAD here; 4 clients · 8 outputs are fewer, 4 · 16 are more
+NARROW, WIDE = {"hidden": 32, "out": 8}, {"hidden": 32, "out": 16}
+
+
+def shop_of(method: HeteroSSFL | LocalSSL, probe: int = PROBE, **plan: object) -> Workshop:
+    return workshop(method, federation(probe=probe), **plan)  # type: ignore[arg-type]
+
+
+def mixed(method: HeteroSSFL) -> Workshop:
+    """Two clients have one architecture, two another, whose representations have other widths."""
+    shop = shop_of(method)
+    models = tuple(build(name, (1, 8, 8), 10, 0) for name in ("tiny_cnn", "mlp"))
+    return replace(shop, models=models, architectures=(0, 0, 1, 1))
+
+
+def one_round(shop: Workshop, round: int = 1, state: Message | None = None):  # type: ignore[no-untyped-def]
+    state = state or shop.method.init(shop.server(0))
+    message = shop.method.download(state, 0)
+    answers = {id: shop.update(id, round, message, Memory()) for id in range(4)}
+    return state, message, answers
+
+
+# -- the term ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["gram", "factors"])
+def test_the_term_by_hand(form: str) -> None:  # case 87
+    shared = {"gram": Y6 @ Y6.T} if form == "gram" else {"factors": Y6}
+    x = X6.clone().requires_grad_()
+    term = 0.5 * disagreement(x, shared, ALL6)
+    assert term.item() == pytest.approx(0.172529, abs=1e-6)
+    term.backward()
+    assert x.grad is not None
+    after = (X6 - 0.1 * x.grad).requires_grad_()
+    assert cka(after, Y6).item() > cka(X6, Y6).item() + 1e-4
+    assert disagreement(Y6, shared, ALL6).item() == pytest.approx(0, abs=1e-9)
+
+
+def test_both_forms_of_the_mean_are_the_same_numbers_and_gradients() -> None:
+    stream = torch.Generator().manual_seed(0)
+    clients = [torch.randn(40, d, generator=stream) + 1 for d in (3, 5, 8)]
+    mean = sum(a @ a.T for a in clients) / 3
+    side_by_side = torch.cat(clients, dim=1) / 3**0.5
+    rows = torch.tensor([3, 39, 0, 7, 12, 20, 31, 8])
+    found = []
+    for shared in ({"gram": mean}, {"factors": side_by_side}):
+        x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        value = disagreement(x, shared, rows)
+        value.backward()
+        found.append((value.item(), x.grad))
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-6)
+    assert torch.allclose(found[0][1], found[1][1], atol=1e-6)  # type: ignore[arg-type]
+
+
+def test_a_constant_network_gets_no_gradient_of_the_term() -> None:
+    x = torch.ones(6, 3, requires_grad=True)
+    value = disagreement(x, {"factors": Y6.float()}, ALL6)
+    value.backward()
+    assert value.isfinite()
+    assert x.grad is not None
+    assert not x.grad.any()
+
+
+def test_the_term_pulls_a_client_towards_the_mean() -> None:
+    """The larger μ, the more alike what it sends is to what came: here the brightness of the images' quarters."""
+    probe = federation(probe=PROBE).probe
+    assert probe is not None
+    wanted = torch.nn.functional.adaptive_avg_pool2d(probe.inputs / 255, 2).flatten(1)
+    found = []
+    for mu in (0.0, 0.5, 2.0):
+        shop = shop_of(HeteroSSFL(mu=mu, **NARROW), sgd=SGD(lr=0.02, momentum=0.5, batch_size=16, epochs=6))
+        upload, _ = shop.update(3, 1, Message({"factors": wanted}), Memory())
+        found.append(cka(upload.tensors["representation"], wanted).item())
+    assert found[0] < found[1] < found[2]
+    assert found[1] > found[0] + 0.3
+
+
+# -- what travels -----------------------------------------------------------------------------------------------------
+
+
+def test_the_mean_travels_in_the_smaller_form_and_is_the_mean_of_the_clients_grams() -> None:
+    for sizes, form, width in ((NARROW, "factors", 32), (WIDE, "gram", PROBE)):
+        shop = shop_of(HeteroSSFL(**sizes))
+        state, _, answers = one_round(shop)
+        uploads = {id: upload for id, (upload, _) in answers.items()}
+        message = shop.method.download(shop.method.aggregate(shop.server(1), state, uploads), 0)
+        assert {name: tuple(t.shape) for name, t in message.tensors.items()} == {form: (PROBE, width)}
+        sent = [upload.tensors["representation"].double() for upload in uploads.values()]
+        expected = sum(a @ a.T for a in sent) / 4
+        (shared,) = message.tensors.values()
+        found = shared.double() @ shared.T.double() if form == "factors" else shared.double()
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+
+
+def test_a_client_sends_its_gram_where_that_is_smaller_or_widths_differ() -> None:
+    narrow = {}
+    for name, method in {
+        "rows": HeteroSSFL(phi="projector", **WIDE),
+        "gram": HeteroSSFL(phi="projector", hidden=32, out=64),
+        "backbone": HeteroSSFL(phi="backbone", **NARROW),
+    }.items():
+        shop = mixed(method)
+        _, _, answers = one_round(shop)
+        narrow[name] = {tuple(upload.tensors["representation"].shape) for upload, _ in answers.values()}
+    assert narrow == {"rows": {(PROBE, 16)}, "gram": {(PROBE, PROBE)}, "backbone": {(PROBE, PROBE)}}
+
+
+def test_rows_and_grams_train_alike() -> None:
+    """The same clients' views of the RAD as factors and as a mean Gram: the same training but for rounding."""
+    stream = torch.Generator().manual_seed(0)
+    factors = torch.randn(PROBE, 32, generator=stream)
+    shop = shop_of(HeteroSSFL(**NARROW))
+    uploads = [
+        shop.update(3, 1, Message(shared), Memory())[0]
+        for shared in ({"factors": factors}, {"gram": factors @ factors.T})
+    ]
+    a, b = (upload.tensors["representation"] for upload in uploads)
+    assert torch.allclose(a, b, atol=1e-3)
+    assert uploads[0].numbers["loss"] == pytest.approx(uploads[1].numbers["loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [NARROW, WIDE])
+def test_weights_never_leave_a_client(sizes: dict[str, int]) -> None:
+    """Every message of three rounds of mixed clients: no name and no shape of a model's tensor, both ways."""
+    shop = mixed(HeteroSSFL(**sizes))
+    names, shapes = set(), set()
+    for id in (0, 2):
+        online = Siamese(shop.client(id, 1).model, 0, **sizes)
+        names |= {*online.state_dict(), *Target(online).state_dict()}
+        shapes |= {tuple(t.shape) for t in online.state_dict().values()}
+    state, memories = shop.method.init(shop.server(0)), {}
+    seen = [state]
+    for round in (1, 2, 3):
+        messages = {id: shop.method.download(state, id) for id in range(4)}
+        answers = {id: shop.update(id, round, messages[id], memories.get(id, Memory())) for id in range(4)}
+        uploads = {id: upload for id, (upload, _) in answers.items()}
+        memories = {id: memory for id, (_, memory) in answers.items()}
+        state = shop.method.aggregate(shop.server(round), state, uploads)
+        seen += [*messages.values(), *uploads.values(), state]
+    assert {name for message in seen for name in message.tensors} <= {"factors", "gram", "representation", "clients"}
+    assert not names & {name for message in seen for name in message.tensors}
+    assert not shapes & {tuple(t.shape) for message in seen for t in message.tensors.values()}
+    assert all(len(t) == PROBE for message in seen for name, t in message.tensors.items() if name != "clients")
+    assert memories[0].tensors.keys() >= select(memories[0].tensors, ONLINE).keys() != set()
+
+
+def test_clients_of_different_architectures_learn_from_one_another(tmp_path: Path) -> None:
+    outcome = run(mixed(HeteroSSFL(**WIDE)), tmp_path / "out")
+    assert not any(line["refused"] for line in outcome.lines)
+    kept = {id: {n for n in memory.tensors if n.startswith("body.")} for id, memory in outcome.memories.items()}
+    assert kept[0] == kept[1] != kept[2] == kept[3]
+    assert (tmp_path / "out" / "models" / "client-00003-personal.safetensors").is_file()
+
+
+def test_the_bytes_are_those_of_the_smaller_form(tmp_path: Path) -> None:
+    for sizes, down in ((NARROW, PROBE * 32), (WIDE, PROBE * PROBE)):
+        lines = run(shop_of(HeteroSSFL(**sizes)), tmp_path / str(sizes["out"])).lines
+        images = 4 * PROBE * 64  # 8×8, a byte a pixel, to each of four clients, once
+        assert [line["down_bytes"] for line in lines] == [4 * 4 * down + images, *[4 * 4 * down] * (len(lines) - 1)]
+        assert {line["up_bytes"] for line in lines} == {4 * 4 * PROBE * sizes["out"]}
+
+
+def test_what_a_client_sends_is_what_its_network_says_of_the_probe_in_evaluation() -> None:
+    shop = shop_of(HeteroSSFL(**NARROW))
+    upload, memory = shop.update(3, 1, shop.method.download(shop.method.init(shop.server(0)), 0), Memory())
+    model = build("tiny_cnn", (1, 8, 8), 10, 0)
+    online = Siamese(model, 0, **NARROW)
+    online.load(select(memory.tensors, ONLINE))
+    online.eval()
+    probe = shop.federation.probe
+    assert probe is not None
+    body = features(online, unnormalised(probe))
+    with torch.no_grad():
+        expected = online.predictor(online.projector(body))
+    assert torch.allclose(upload.tensors["representation"], expected, atol=1e-5)
+
+
+def test_clients_get_the_probe_only_where_the_method_sends_it() -> None:
+    assert shop_of(HeteroSSFL(**NARROW)).client(0, 1).probe is not None
+    assert shop_of(LocalSSL(**NARROW)).client(0, 1).probe is None
+    assert workshop("fedshibu").client(0, 1).probe is None
+
+
+def test_labels_of_the_probe_are_gone() -> None:
+    probe = shop_of(HeteroSSFL(**NARROW)).client(0, 1).probe
+    assert probe is not None
+    assert probe.labels is None
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [NARROW, WIDE])
+def test_who_takes_no_part_is_remembered_as_it_was(sizes: dict[str, int]) -> None:
+    shop = shop_of(HeteroSSFL(**sizes))
+    state, _, answers = one_round(shop)
+    some = {id: answers[id][0] for id in (1, 3)}
+    after = shop.method.aggregate(shop.server(1), state, some)
+    for id in range(4):
+        own = after.tensors["clients"][id]
+        expected = some[id].tensors["representation"] / 2 if id in some else state.tensors["clients"][id]
+        assert torch.allclose(own, expected, atol=1e-6)
+    assert not torch.equal(after.tensors["clients"][1], state.tensors["clients"][1])
+
+
+def test_the_first_mean_is_that_of_the_initial_networks() -> None:
+    """So before its first step a client agrees with everybody."""
+    method = HeteroSSFL(mu=1.0, **NARROW)
+    shop = shop_of(method)
+    client = shop.client(3, 1)
+    message = method.download(method.init(shop.server(0)), 3)
+    online = Siamese(shop.client(3, 1).model, 0, **NARROW)
+    term = method._term(client, online, message)
+    assert term is not None
+    value = term()
+    assert value is not None
+    assert value.item() == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [NARROW, WIDE])
+def test_with_normalised_grams_nobody_counts_for_more(sizes: dict[str, int]) -> None:
+    def alike(normalise: bool) -> tuple[float, float]:
+        """How alike the mean is to the views of a client with outputs ten times as large, and of another."""
+        shop = shop_of(HeteroSSFL(normalise_gram=normalise, **sizes))
+        stream = torch.Generator().manual_seed(0)
+        views = [torch.randn(PROBE, sizes["out"], generator=stream) for _ in range(4)]
+        views[2] *= 10
+        uploads = {id: Message({"representation": a}, {"samples": 1}) for id, a in enumerate(views)}
+        state = shop.method.aggregate(shop.server(1), shop.method.init(shop.server(0)), uploads)
+        (shared,) = shop.method.download(state, 0).tensors.items()
+        values = [1 - disagreement(views[id], dict([shared]), torch.arange(PROBE)).item() for id in (2, 0)]
+        return values[0], values[1]
+
+    literal, normalised = alike(False), alike(True)
+    assert literal[0] > 0.99
+    assert normalised[0] - normalised[1] < 0.1 < literal[0] - literal[1]
+
+
+# -- reductions and options -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ssl", ["byol", "simsiam"])
+def test_without_the_term_it_is_local_ssl_bit_for_bit(ssl: str, tmp_path: Path) -> None:
+    ours, local = (
+        run(shop_of(m), tmp_path / n)
+        for m, n in ((HeteroSSFL(mu=0.0, ssl=ssl, **NARROW), "h"), (LocalSSL(ssl=ssl, **NARROW), "l"))  # type: ignore[arg-type]
+    )
+    assert ours.memories.keys() == local.memories.keys()
+    assert all(same(ours.memories[id], local.memories[id]) for id in local.memories)
+    assert [line["train_loss"] for line in ours.lines] == [line["train_loss"] for line in local.lines]
+
+
+@pytest.mark.parametrize(("mu", "independent"), [(0.0, True), (0.5, False)])
+def test_only_without_the_term_a_client_does_not_depend_on_what_comes(mu: float, independent: bool) -> None:  # J.5
+    shop = shop_of(HeteroSSFL(mu=mu, **NARROW))
+    views = [torch.randn(PROBE, 32, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    answers = [shop.update(3, 1, Message({"factors": factors}), Memory()) for factors in views]
+    assert same(answers[0][0], answers[1][0]) == same(answers[0][1], answers[1][1]) == independent
+
+
+def test_the_term_may_start_in_round_2() -> None:
+    late, never = shop_of(HeteroSSFL(start=2, **NARROW)), shop_of(HeteroSSFL(mu=0.0, **NARROW))
+    message = late.method.download(late.method.init(late.server(0)), 0)
+    kept = [[shop.update(3, round, message, Memory())[1] for shop in (late, never)] for round in (1, 2)]
+    assert [same(a, b) for a, b in kept] == [True, False]
+
+
+class Counting(HeteroSSFL):
+    """Notes how many images of the RAD its networks are shown at a time, with a gradient."""
+
+    seen: list[int] = []  # noqa: RUF012
+
+    def _represented(self, online: Siamese, images: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            self.seen.append(len(images))
+        return super()._represented(online, images)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, [16] * 3),  # as many as the step has of its own
+        ({"rad_batch": 8}, [8] * 3),
+        ({"rad_full": True}, [PROBE] * 3),
+        ({"rad_batch": 1000}, [PROBE] * 3),
+        ({"rad_every": 2}, [16] * 2),
+    ],
+)
+def test_how_much_of_the_rad_a_step_compares(fields: dict[str, int], expected: list[int]) -> None:
+    shop = shop_of(Counting(**NARROW, **fields))  # type: ignore[arg-type]
+    client = shop.client(3, 1)
+    client = replace(client, train=client.train.take(range(3 * 16)))
+    Counting.seen.clear()
+    shop.method.update(client, shop.method.download(shop.method.init(shop.server(0)), 0), Memory())
+    assert Counting.seen == expected
+
+
+@pytest.mark.parametrize(("mode", "moves"), [("eval", False), ("train", True)])
+def test_the_rad_leaves_running_statistics_alone_unless_asked(mode: str, moves: bool) -> None:
+    method = HeteroSSFL(rad_bn=mode, **NARROW)  # type: ignore[arg-type]
+    shop = shop_of(method)
+    online = Siamese(shop.client(3, 1).model, 0, **NARROW)
+    probe = shop.client(3, 1).probe
+    assert probe is not None
+    before = online.tensors(ONLINE)
+    a = method._represented(online, unnormalised(probe).batch(slice(None)))
+    a.square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in (online.body.conv1[0].weight, online.predictor[3].weight))
+    assert same(before, online.tensors(ONLINE)) != moves
+    assert all(part.training for part in (online.body, online.projector, online.predictor))
+
+
+@pytest.mark.parametrize("phi", ["predictor", "projector", "backbone"])
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_every_place_to_read_trains(phi: str, mode: str, tmp_path: Path) -> None:
+    method = HeteroSSFL(phi=phi, rad_bn=mode, **NARROW)  # type: ignore[arg-type]
+    outcome = run(shop_of(method, rounds=2), tmp_path / "out")
+    assert not any(line["refused"] for line in outcome.lines)
+    grams = [tuple(t.shape) for t in outcome.state.tensors.values()]
+    assert ((4, PROBE, 8) in grams) == (phi != "backbone")
+
+
+def test_rounds_with_some_clients_go_on_with_what_the_others_said(tmp_path: Path) -> None:
+    outcome = run(shop_of(HeteroSSFL(**NARROW), participation=0.5, rounds=1), tmp_path / "out")
+    initial = shop_of(HeteroSSFL(**NARROW))
+    start = initial.method.init(initial.server(0)).tensors["clients"]
+    moved = {id for id in range(4) if not torch.equal(start[id], outcome.state.tensors["clients"][id])}
+    assert moved == set(outcome.lines[0]["clients"])
+    assert all(a.shape == b.shape for a, b in itertools.pairwise(outcome.state.tensors["clients"]))
