@@ -279,7 +279,7 @@ def test_each_stage_is_mixed_by_the_similarity_of_its_own_outputs() -> None:
         tensors = torch.stack([upload.tensors[name] for upload in uploads.values()]).double()
         expected = torch.tensordot(row / row.sum(), tensors, dims=1)
         assert torch.allclose(mixture(after, 1)[name].double(), expected, atol=1e-5)
-    plain = FedSHIBU(norm="power", gamma=8.0).aggregate(shop.server(1), state, uploads)
+    plain = FedSHIBU(layers="last", norm="power", gamma=8.0).aggregate(shop.server(1), state, uploads)
     for name in MATRICES:  # the picture is that of the representation
         assert torch.allclose(after.tensors[name], plain.tensors[name])
     assert not close(mixture(after, 1), mixture(plain, 1))
@@ -309,8 +309,6 @@ def test_settings_that_mean_nothing_are_refused() -> None:
         FedSHIBU(rep_source="local_random", compared="change")
     with pytest.raises(InputError, match="kernel, debiased"):
         FedSHIBU(rep_source="local_class_mean", kernel="rbf")
-    with pytest.raises(InputError, match="layers: 'each' is of probe images and of representations"):
-        FedSHIBU(compared="mean_prediction", layers="each")
     with pytest.raises(InputError, match=r"^fedshibu\.kernel, debiased"):
         Config.checked(
             {"methods": ("fedshibu",), "settings": {"fedshibu": {"compared": "mean_prediction", "debiased": 1}}}

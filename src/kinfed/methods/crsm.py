@@ -42,7 +42,7 @@ class CRSMMixing(FedAvg):
             (all three by CKA), or the mean prediction (by cosine).
         layers: ``last``: everything is mixed by the similarity of the representation (the paper). ``each``: every stage
             of the body by that of its own outputs, so that early ones, alike everywhere, are shared by all, and late
-            ones by kin.
+            ones by kin; where predictions or own samples are compared there is but one similarity, and it is ``last``.
         samples: s.
         kernel: Of the CKA.
         debiased: Whether that is debiased: 0 for unrelated representations.
@@ -61,11 +61,11 @@ class CRSMMixing(FedAvg):
 
     rep_source: RepSource = "probe"
     compared: Compared = "representation"
-    layers: Literal["last", "each"] = "last"
+    layers: Literal["last", "each"] = "each"
     samples: Annotated[int, Ge(4)] = 100
     kernel: Literal["linear", "rbf"] = "linear"
     debiased: bool = False
-    norm: Norm = "minmax"
+    norm: Norm = "distance"
     reach: Annotated[float, Gt(0)] = 0.2
     temperature: Annotated[float, Gt(0)] = 0.05
     gamma: Annotated[float, Gt(0)] = 4.0
@@ -76,8 +76,6 @@ class CRSMMixing(FedAvg):
     def __post_init__(self) -> None:
         if self.rep_source != "probe" and self.compared != "representation":
             raise InputError(f"compared: {self.compared!r} is of probe images, and rep_source is {self.rep_source!r}")
-        if self.layers == "each" and (self.rep_source != "probe" or "prediction" in self.compared):
-            raise InputError("layers: 'each' is of probe images and of representations or their change")
         plain = self.kernel == "linear" and not self.debiased
         if not plain and (self.compared == "mean_prediction" or self.rep_source in WITHOUT_CKA):
             raise InputError("kernel, debiased: they are of a CKA, and this similarity is none; leave them out")
@@ -130,7 +128,7 @@ class CRSMMixing(FedAvg):
 
     def _parts(self, model: Model) -> dict[str, Part]:
         """What is mixed by which tap point's similarity, the representation last; the head goes with that."""
-        if self.layers == "last":
+        if self.layers == "last" or self.rep_source != "probe" or "prediction" in self.compared:
             return {"body": self.shared}
         stages = [name for name, stage in model.body.named_children() if stage.state_dict()]
         parts: dict[str, Part] = {name if name in model.taps else "body": (f"body.{name}.",) for name in stages}
