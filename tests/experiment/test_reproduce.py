@@ -231,10 +231,10 @@ def test_every_cell_of_every_table_is_a_valid_config(name: str) -> None:
         ("hetero-ssfl-table1", "hetero_ssfl", "CIFAR-10", 90.29),
         ("hetero-ssfl-table1", "fedavg", "CIFAR-100", 44.29),
         ("hetero-ssfl-table1", "central_byol", "Tiny-ImageNet", 78.7),
-        ("hetero-ssfl-table4", "local_ssl, ResNet-18", "CIFAR-10", 71.9),
-        ("hetero-ssfl-table4", "local_ssl, ResNet-34", "CIFAR-10", 77.8),
-        ("hetero-ssfl-table4", "hetero_ssfl, ResNet-18", "CIFAR-10", 85.4),
-        ("hetero-ssfl-table4", "hetero_ssfl, ResNet-34", "CIFAR-10", 93.7),
+        ("hetero-ssfl-table4", "local_ssl (ResNet-18)", "CIFAR-10", 71.9),
+        ("hetero-ssfl-table4", "local_ssl (ResNet-34)", "CIFAR-10", 77.8),
+        ("hetero-ssfl-table4", "hetero_ssfl (ResNet-18)", "CIFAR-10", 85.4),
+        ("hetero-ssfl-table4", "hetero_ssfl (ResNet-34)", "CIFAR-10", 93.7),
     ],
 )
 def test_printed_numbers_stand_in_their_columns(name: str, label: str, column: str, number: float) -> None:

@@ -172,7 +172,11 @@ def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]
         "/".join(dict.fromkeys(str(value) for value in values))
         for values in zip(*((c.data, c.partition, c.models or c.model) for c in configs), strict=True)
     )
-    others = [f"; of {row.label}, {row.quantity}" for row in table.rows if row.quantity]
+    others: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.quantity:
+            others.setdefault(row.quantity, []).append(row.label)
+    of_others = "".join(f"; of {' and '.join(labels)}, {quantity}" for quantity, labels in others.items())
     apart = [
         f"; {row.label}: {', '.join(f'{name} {value}' for name, value in own.items() if value is not None)}"
         for comparison in next(iter(columns.values()))
@@ -187,7 +191,7 @@ def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]
         f"{data}, {config.clients} clients, partition {partition}, model {model}, {config.rounds} rounds of "
         f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}{tuning}, "
         f"{seeds}{''.join(apart)}. "
-        f"The numbers are {table.quantity} at the last round, in percent{''.join(others)}{spread}."
+        f"The numbers are {table.quantity} at the last round, in percent{of_others}{spread}."
     )
 
 

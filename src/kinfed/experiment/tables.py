@@ -360,7 +360,7 @@ def _by_architecture(architectures: Mapping[str, str]) -> tuple[Row, ...]:
     printed = ((71.9, 85.4), (77.8, 93.7))
     return tuple(
         Row(
-            f"{method}, {called}",
+            f"{method} ({called})",
             method,
             (number,),
             quantity=f"linear_global_acc_mean_of_{name}",
