@@ -8,6 +8,7 @@ import pytest
 import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment import reproduce
+from kinfed.experiment.config import read_toml
 from kinfed.experiment.run import COMPARISON
 from kinfed.experiment.tables import TABLES, PaperTable, Row, Scale
 from kinfed.learning.schedule import lr_factor
@@ -40,11 +41,36 @@ SEVERAL = PaperTable(
     scales={"small": Scale(("digits", "grey"), {"rounds": 2, "local_epochs": 2}, {"local": {"rounds": 1}})},
     note="What to know.",
 )
+STAND_INS = PaperTable(
+    title="A scale with models, rows and a column of its own",
+    quantity="linear_global_acc_mean",
+    fields={"clients": 4, "partition": "disjoint", "probe": 16, "linear_probe": True, "batch_size": 64},
+    columns={
+        "A": {"data": "cifar10"},
+        "B": {"data": "digits", "settings": {"hetero_ssfl": {"mu": 0.25}}},
+    },
+    rows=(Row("resnet", "hetero_ssfl", (85.4,)), Row("fedavg", "fedavg", (68.5,), quantity="global_acc")),
+    scales={
+        "small": Scale(
+            ("B",),
+            {"models": "tiny_cnn:0.5,mlp:0.5", "rounds": 1, "settings": {"hetero_ssfl": {"hidden": 16, "out": 8}}},
+            {"fedavg": {"model": "tiny_cnn", "models": None}},
+            instead=(
+                Row("tiny_cnn", "hetero_ssfl", (85.4,), quantity="linear_global_acc_mean_of_tiny_cnn"),
+                Row(
+                    "mlp", "hetero_ssfl", quantity="linear_global_acc_mean_of_mlp", also="linear_local_acc_mean_of_mlp"
+                ),
+                Row("fedavg", "fedavg", (68.5,), quantity="global_acc", also="linear_global_acc_mean"),
+            ),
+        ),
+        "paper": Scale(("A",), {"model": "resnet18"}),
+    },
+)
 
 
 @pytest.fixture(autouse=True)
 def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "TABLES", {"a-table1": SMALL, "a-table2": SEVERAL})
+    monkeypatch.setattr(reproduce, "TABLES", {"a-table1": SMALL, "a-table2": SEVERAL, "a-table3": STAND_INS})
 
 
 def test_a_table_is_run_and_the_papers_numbers_stand_beside_ours(out: Path) -> None:
@@ -79,7 +105,7 @@ def test_fields_overrule_those_of_the_table(out: Path) -> None:
 
 
 def test_unknown_tables_and_scales_are_told(out: Path) -> None:
-    with pytest.raises(InputError, match="table: 'fedcka-table9' is not known; allowed: a-table1, a-table2"):
+    with pytest.raises(InputError, match="table: 'fedcka-table9' is not known; allowed: a-table1, a-table2, a-table3"):
         kinfed.reproduce("fedcka-table9", out=out, quiet=True)
     with pytest.raises(InputError, match="scale: 'huge' is not known; allowed: small, paper"):
         kinfed.reproduce("a-table1", scale="huge", out=out, quiet=True)
@@ -127,6 +153,36 @@ def test_rows_of_one_run_and_runs_of_one_method(out: Path) -> None:
     assert {column: [*rows] for column, rows in refreshed.items()} == {"digits": ["FedCRC-Per"], "grey": ["FedCRC-Per"]}
 
 
+def test_a_scale_has_rows_and_a_column_that_the_paper_has_not(out: Path) -> None:
+    text = kinfed.reproduce("a-table3", out=out, quiet=True, settings={"hetero_ssfl": {"out": 4}}).read_text()
+    (hetero,) = json.loads((out / "B" / "comparison.json").read_text())
+    (fedavg,) = json.loads((out / "B, fedavg" / "comparison.json").read_text())
+    assert "model tiny_cnn:0.5,mlp:0.5, 1 rounds" in text
+    assert "; fedavg: model tiny_cnn. The numbers are linear_global_acc_mean at" in text
+    for label, metrics, quantity in (
+        ("tiny_cnn", hetero["metrics"], "linear_global_acc_mean_of_tiny_cnn"),
+        ("mlp", hetero["metrics"], "linear_global_acc_mean_of_mlp"),
+        ("fedavg", fedavg["metrics"], "global_acc"),
+    ):
+        assert f"| {label} | {100 * metrics[quantity]:.2f} | – |" in text
+    assert "The same runs, linear_local_acc_mean_of_mlp:" in text
+    assert f"| fedavg | {100 * fedavg['metrics']['linear_global_acc_mean']:.2f} |" in text
+    own = read_toml(out / "B" / COMPARISON)["settings"]["hetero_ssfl"]
+    assert (own["mu"], own["hidden"], own["out"]) == (0.25, 16, 4)  # of the column, the scale and the caller
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_hetero_ssfl_has_the_mu_of_the_data_and_two_architectures(scale: str) -> None:
+    table = TABLES["hetero-ssfl-table1"].at(scale)
+    for column in table.scales[scale].columns:
+        alike, hetero = (c.config for c in reproduce.comparisons(table, scale, column, {"data": "digits"}))
+        assert hetero.methods == ("hetero_ssfl", "local_ssl")
+        assert (alike.models, hetero.model) == (None, None)
+        assert hetero.models is not None
+        assert alike.model in hetero.models  # the larger of the two
+        assert hetero.settings["hetero_ssfl"]["mu"] == (1.0 if column == "Tiny-ImageNet" else 0.5)
+
+
 def test_settings_overrule_those_of_the_rows_one_by_one(out: Path) -> None:
     fields = {"rounds": 1, "local_epochs": 1, "clients": 2, "participation": 1.0}
     kinfed.reproduce("a-table2", out=out, quiet=True, **fields, settings={"fedshibu": {"kernel": "rbf"}})
@@ -146,12 +202,13 @@ def test_a_folder_from_before_a_field_was_there_is_gone_on_with(out: Path) -> No
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_cell_of_every_table_is_a_valid_config(name: str) -> None:
-    table = TABLES[name]
-    labels = [row.label for row in table.rows]
-    assert len(set(labels)) == len(labels)
-    assert {row.method for row in table.rows} <= METHODS.keys()
-    assert all(len(row.printed) in (0, len(table.columns)) for row in table.rows)
-    for scale in table.scales:
+    for scale in TABLES[name].scales:
+        table = TABLES[name].at(scale)
+        labels = [row.label for row in table.rows]
+        assert len(set(labels)) == len(labels)
+        assert {row.method for row in table.rows} <= METHODS.keys()
+        (printed,) = {len(row.printed) for row in table.rows if row.printed}
+        assert printed <= len(table.columns)
         assert table.scales[scale].rows.keys() <= {*labels}
         for column in table.scales[scale].columns:
             comparisons = reproduce.comparisons(table, scale, column, {"data": "digits"})
@@ -170,10 +227,18 @@ def test_every_cell_of_every_table_is_a_valid_config(name: str) -> None:
         ("fedcrc-table1", "FedRep", "CIFAR-100 IID", 9.43),
         ("fedcrc-table1", "FedCRC", "MNIST IID", 99.17),
         ("fedcrc-table1", "FedCRC-Per", "MNIST β=0.1", 99.24),
+        ("hetero-ssfl-table1", "fedu", "Tiny-ImageNet", 58.23),
+        ("hetero-ssfl-table1", "hetero_ssfl", "CIFAR-10", 90.29),
+        ("hetero-ssfl-table1", "fedavg", "CIFAR-100", 44.29),
+        ("hetero-ssfl-table1", "central_byol", "Tiny-ImageNet", 78.7),
+        ("hetero-ssfl-table4", "local_ssl (ResNet-18)", "CIFAR-10", 71.9),
+        ("hetero-ssfl-table4", "local_ssl (ResNet-34)", "CIFAR-10", 77.8),
+        ("hetero-ssfl-table4", "hetero_ssfl (ResNet-18)", "CIFAR-10", 85.4),
+        ("hetero-ssfl-table4", "hetero_ssfl (ResNet-34)", "CIFAR-10", 93.7),
     ],
 )
 def test_printed_numbers_stand_in_their_columns(name: str, label: str, column: str, number: float) -> None:
-    (row,) = (row for row in TABLES[name].rows if row.label == label)
+    (row,) = (row for row in TABLES[name].at("paper").rows if row.label == label)
     assert row.printed[[*TABLES[name].columns].index(column)] == number  # METHODS.md H
 
 

@@ -14,6 +14,7 @@ import typer
 
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, parse_settings, read_toml
+from kinfed.experiment.tables import TABLES
 
 if TYPE_CHECKING:
     from kinfed.api import Result
@@ -146,7 +147,7 @@ def resume(path: RunPath) -> None:
 @app.command()
 @with_config_options
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="fedcka-table2, fedshibu-table1 or fedcrc-table1")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help=f"one of {', '.join(TABLES)}")],
     scale: Annotated[str, typer.Option("--scale", help="small, or paper: as much as the paper ran")] = "small",
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder [runs/TABLE-SCALE]")] = None,
     given: Mapping[str, str] = {},

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kinfed.engine.files import write_whole
 from kinfed.errors import InputError
@@ -58,6 +59,7 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
     table = TABLES[name]
     if scale not in table.scales:
         raise InputError(f"scale: {scale!r} is not known; allowed: {', '.join(table.scales)}")
+    table = table.at(scale)
     columns = {column: comparisons(table, scale, column, given) for column in table.scales[scale].columns}
     for of_column in columns.values():
         for comparison in of_column:
@@ -71,7 +73,14 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
 
 
 def comparisons(table: PaperTable, scale: str, column: str, given: Fields) -> list[Comparison]:
-    """The runs of a column; a comparison has a method once, and one config, so that other settings need another."""
+    """The runs of a column; a comparison has a method once, and one config, so that other settings need another.
+
+    Args:
+        table: As it is at the scale.
+        scale: Its name.
+        column: One of the scale's.
+        given: Fields that overrule the table's.
+    """
     own = table.scales[scale].rows
     folders: dict[str, list[Row]] = {column: []}
     for row in table.rows:
@@ -85,20 +94,23 @@ def comparisons(table: PaperTable, scale: str, column: str, given: Fields) -> li
     found = []
     for folder, rows in folders.items():
         apart = own.get(rows[0].label, {})
-        fields = {**table.fields, **table.columns[column], **table.scales[scale].fields, **apart}
-        found.append(Comparison(folder, rows, apart, _config(table, fields, rows, given)))
+        layers = [table.fields, table.columns[column], table.scales[scale].fields, apart]
+        found.append(Comparison(folder, rows, apart, _config(table, layers, rows, given)))
     return found
 
 
-def _config(table: PaperTable, fields: Fields, rows: Sequence[Row], given: Fields) -> Config:
-    """Of the runs of some rows; what is given of a method's settings overrules those of the table one by one."""
-    of_column, wanted = fields.get("settings", {}), given.get("settings", {})
-    settings = {
-        row.method: {**of_column.get(row.method, {}), **row.settings, **wanted.get(row.method, {})} for row in rows
-    }
+def _config(table: PaperTable, layers: Sequence[Fields], rows: Sequence[Row], given: Fields) -> Config:
+    """Of the runs of some rows; later layers overrule earlier ones, and so do a method's settings one by one."""
+    fields = {name: value for layer in [*layers, given] for name, value in layer.items()}
+    wanted = given.get("settings", {})
+    settings: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        of_layers = [layer.get("settings", {}).get(row.method, {}) for layer in layers]
+        own = [*of_layers, row.settings, wanted.get(row.method, {})]
+        settings[row.method] = {name: value for layer in own for name, value in layer.items()}
     # A method that no row is of is left for the config to refuse.
     unknown = {name: wanted[name] for name in wanted.keys() - {row.method for row in table.rows}}
-    return Config.checked({**fields, **given, "methods": (*settings,), "settings": settings | unknown})
+    return Config.checked({**fields, "methods": (*settings,), "settings": settings | unknown})
 
 
 def _go_on(config: Config, folder: Path, watcher: Watcher) -> None:
@@ -157,15 +169,19 @@ def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]
     configs = [of_column[0].config for of_column in columns.values()]
     config = configs[0]
     data, partition, model = (
-        "/".join(dict.fromkeys(str(getattr(config, name)) for config in configs))
-        for name in ("data", "partition", "model")
+        "/".join(dict.fromkeys(str(value) for value in values))
+        for values in zip(*((c.data, c.partition, c.models or c.model) for c in configs), strict=True)
     )
-    others = [f"; of {row.label}, {row.quantity}" for row in table.rows if row.quantity]
+    others: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.quantity:
+            others.setdefault(row.quantity, []).append(row.label)
+    of_others = "".join(f"; of {' and '.join(labels)}, {quantity}" for quantity, labels in others.items())
     apart = [
-        f"; {row.label}: {', '.join(f'{name} {getattr(comparison.config, name)}' for name in comparison.own)}"
+        f"; {row.label}: {', '.join(f'{name} {value}' for name, value in own.items() if value is not None)}"
         for comparison in next(iter(columns.values()))
+        if (own := {name: getattr(comparison.config, name) for name in comparison.own})
         for row in comparison.rows
-        if comparison.own
     ]
     seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}" if config.seeds > 1 else f"seed {config.seed}"
     tuned = any(row.also is not None and row.also.startswith("fine_tuned") for row in table.rows)
@@ -175,7 +191,7 @@ def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]
         f"{data}, {config.clients} clients, partition {partition}, model {model}, {config.rounds} rounds of "
         f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}{tuning}, "
         f"{seeds}{''.join(apart)}. "
-        f"The numbers are {table.quantity} at the last round, in percent{''.join(others)}{spread}."
+        f"The numbers are {table.quantity} at the last round, in percent{of_others}{spread}."
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 __all__ = ["CELLS", "TABLES", "Fields", "PaperTable", "Row", "Scale"]
 
@@ -20,7 +20,7 @@ class Row:
     Attributes:
         label: Its name in the table.
         method: Whose run it is of. Rows of the same method with the same settings are of one run.
-        printed: The paper's numbers, in percent, one a column; none of what stands beside for reference.
+        printed: The paper's numbers, in percent, of the first columns; none of what stands beside for reference.
         quantity: Which metric of the run's summary it shows, if not the table's.
         settings: The method's fields.
         also: A metric that the paper does not print, for a table of its own.
@@ -42,11 +42,13 @@ class Scale:
         columns: Which of the table's.
         fields: Of the config, over those of the table.
         rows: Row → fields over these, where it cannot be run like the others.
+        instead: Rows in the place of the table's, where those are of models that this scale has others for.
     """
 
     columns: tuple[str, ...]
     fields: Fields
     rows: Mapping[str, Fields] = field(default_factory=dict)
+    instead: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class PaperTable:
         title: What it shows.
         quantity: Which metric of a run's summary the numbers are, where a row does not name another.
         fields: Of the config, for all cells.
-        columns: Heading → what the config of its cells has beyond that.
+        columns: Heading → what the config of its cells has beyond that. Those that the paper prints come first.
         rows: From top to bottom.
         scales: By name.
         note: What must be known to read it.
@@ -70,6 +72,10 @@ class PaperTable:
     rows: tuple[Row, ...]
     scales: Mapping[str, Scale]
     note: str = ""
+
+    def at(self, scale: str) -> Self:
+        """The table with the rows that it has at a scale."""
+        return replace(self, rows=self.scales[scale].instead or self.rows)
 
     def quantities(self) -> dict[str, dict[str, str]]:
         """Row → metric of the ``cells``, and of every further metric those that have it."""
@@ -287,8 +293,109 @@ _FEDCRC_TABLE1 = PaperTable(
 )  # fmt: skip
 
 
+_SSL = ("fedbyol", "fedsimsiam", "fedu", "fedema", "hetero_ssfl", "local_ssl", "central_byol")
+_SSL_FIELDS: Fields = {
+    "clients": 5, "partition": "disjoint", "probe": 5000, "local_epochs": 5, "batch_size": 200, "lr": 0.032,
+    "lr_schedule": "cosine", "momentum": 0.9, "weight_decay": 5e-4, "linear_probe": True, "ft_epochs": 0,
+}  # fmt: skip
+_SSL_SMALL: Fields = {
+    "train_images": 3000, "probe": 500, "rounds": 15, "local_epochs": 1, "batch_size": 64, "knn_every": 5,
+    "settings": {
+        **{name: {"hidden": 512, "out": 128} for name in _SSL},
+        # Half as many common images a step as own ones: what they cost is half, too.
+        "hetero_ssfl": {"hidden": 512, "out": 128, "rad_batch": 32},
+    },
+}  # fmt: skip
+_RESNETS: Fields = {"model": None, "models": "resnet18:0.4,resnet34:0.6"}
+_CNNS: Fields = {"model": None, "models": "small_cnn:0.4,cnn4:0.6"}
+
+
+def _ssl_data(data: str, mu: float = 0.5) -> Fields:
+    """A column of Hetero-SSFL's tables with the μ that the paper has for it."""
+    return {"data": data, "settings": {"hetero_ssfl": {"mu": mu}}}
+
+
+def _ssl(method: str, printed: tuple[float, ...] = ()) -> Row:
+    """A row of Table 1 that learns without labels; which probe the paper fitted is not told, so both are shown."""
+    return Row(method, method, printed, also="linear_local_acc_mean")
+
+
+_HETERO_SSFL_TABLE1 = PaperTable(
+    title="Hetero-SSFL (Makhija et al. 2022), Table 1: five clients with classes of their own, linear evaluation",
+    quantity="linear_global_acc_mean",
+    fields=_SSL_FIELDS,
+    columns={
+        "CIFAR-10": _ssl_data("cifar10"),
+        "CIFAR-100": _ssl_data("cifar100"),
+        "Tiny-ImageNet": _ssl_data("tiny_imagenet", mu=1.0),
+        "MNIST": _ssl_data("mnist"),
+    },
+    rows=(
+        _ssl("fedbyol", (78.1, 58.1, 31.8)),
+        _ssl("fedsimsiam", (76.7, 53.2, 29.1)),
+        _ssl("fedu", (79.6, 58.9, 58.23)),
+        _ssl("fedema", (81.2, 61.8, 58.2)),
+        _ssl("hetero_ssfl", (90.29, 67.7, 61.5)),
+        _ssl("local_ssl"),
+        _ssl("central_byol", (94.3, 74.2, 78.7)),
+        Row("fedavg", "fedavg", (68.5, 44.29, 27.2), quantity="global_acc", also="linear_global_acc_mean"),
+    ),
+    scales={
+        "small": Scale(("MNIST",), {"model": "cnn4", **_SSL_SMALL}, {"hetero_ssfl": _CNNS, "local_ssl": _CNNS}),
+        "paper": Scale(
+            ("CIFAR-10", "CIFAR-100", "Tiny-ImageNet"),
+            {"model": "resnet34", "rounds": 200, "seeds": 3},
+            {"hetero_ssfl": _RESNETS, "local_ssl": _RESNETS},
+        ),
+    },
+    note="A linear classifier is fitted to the frozen body with the labels of all training images and tested on the "
+    "whole test set: to the global body or, of hetero_ssfl and local_ssl, to each client's, and the mean over clients "
+    "is shown. In linear_local both have the client's own classes alone. The paper does not tell which it shows; its "
+    "numbers stand beside the former. fedavg learns with labels: the model itself is tested.",
+)  # fmt: skip
+
+
+def _by_architecture(architectures: Mapping[str, str]) -> tuple[Row, ...]:
+    """Rows of Table 4: the clients that have each of two architectures; called as the table calls them → name."""
+    printed = ((71.9, 85.4), (77.8, 93.7))
+    return tuple(
+        Row(
+            f"{method} ({called})",
+            method,
+            (number,),
+            quantity=f"linear_global_acc_mean_of_{name}",
+            also=f"linear_local_acc_mean_of_{name}",
+        )
+        for (called, name), numbers in zip(architectures.items(), printed, strict=True)
+        for method, number in zip(("local_ssl", "hetero_ssfl"), numbers, strict=True)
+    )
+
+
+_HETERO_SSFL_TABLE4 = PaperTable(
+    title="Hetero-SSFL (Makhija et al. 2022), Table 4: what clients of each architecture have of learning together",
+    quantity="linear_global_acc_mean",
+    fields=_SSL_FIELDS,
+    columns={"CIFAR-10": _ssl_data("cifar10")},
+    rows=_by_architecture({"ResNet-18": "resnet18", "ResNet-34": "resnet34"}),
+    scales={
+        "small": Scale(
+            ("CIFAR-10",),
+            {**_CNNS, **_SSL_SMALL},
+            instead=_by_architecture({"small_cnn for ResNet-18": "small_cnn", "cnn4 for ResNet-34": "cnn4"}),
+        ),
+        "paper": Scale(("CIFAR-10",), {**_RESNETS, "rounds": 200, "seeds": 3}),
+    },
+    note="Means over the clients of an architecture: two have the first, three the second. A linear classifier is "
+    "fitted to each client's frozen body with the labels of all training images and tested on the whole test set; in "
+    "linear_local both have the client's own classes alone. That the paper's numbers are of CIFAR-10 is inferred: "
+    "their mean over the clients is nearly that of its Table 1.",
+)  # fmt: skip
+
+
 TABLES: dict[str, PaperTable] = {
     "fedcka-table2": _FEDCKA_TABLE2,
     "fedshibu-table1": _FEDSHIBU_TABLE1,
     "fedcrc-table1": _FEDCRC_TABLE1,
+    "hetero-ssfl-table1": _HETERO_SSFL_TABLE1,
+    "hetero-ssfl-table4": _HETERO_SSFL_TABLE4,
 }
