@@ -190,7 +190,8 @@ _FEDSHIBU_TABLE1 = PaperTable(
         "small": Scale(
             ("CIFAR-10 s=2", "CIFAR-10 s=5"),
             {
-                "train_images": 5256, "model": "cnn4", "clients": 20, "rounds": 12, "evaluate_every": 6, "lr": 0.1,
+                "train_images": 5256, "model": "cnn4", "clients": 20, "rounds": 12, "evaluate_every": 4,
+                "checkpoint_every": 4, "lr": 0.1,
             },
         ),
         "paper": Scale(
