@@ -97,6 +97,15 @@ def test_the_same_command_goes_on_and_another_config_is_refused(out: Path) -> No
         kinfed.reproduce("a-table1", out=out, quiet=True, lr=0.2)
 
 
+def test_it_goes_on_with_more_seeds_and_workers(out: Path) -> None:
+    kinfed.reproduce("a-table1", out=out, quiet=True, seeds=1)
+    first = (out / "α=1" / "fedavg-seed0" / "summary.json").read_bytes()
+    more = kinfed.reproduce("a-table1", out=out, quiet=True, seeds=2, workers=1).read_text()
+    assert (out / "α=1" / "fedavg-seed0" / "summary.json").read_bytes() == first
+    assert (out / "α=1" / "fedavg-seed1" / "summary.json").is_file()
+    assert "seeds 0 to 1" in more
+
+
 def test_fields_overrule_those_of_the_table(out: Path) -> None:
     text = kinfed.reproduce("a-table1", scale="paper", out=out, quiet=True, rounds=1, alpha=2.0, clients=3).read_text()
     assert "3 clients" in text

@@ -11,7 +11,7 @@ from typing import Any
 
 from kinfed.engine.files import write_whole
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, read_toml
+from kinfed.experiment.config import EXECUTION, Config, read_toml
 from kinfed.experiment.run import COMPARISON, Watcher, compare, nobody, resume
 from kinfed.experiment.tables import CELLS, TABLES, Fields, PaperTable, Row
 
@@ -114,13 +114,18 @@ def _config(table: PaperTable, layers: Sequence[Fields], rows: Sequence[Row], gi
 
 
 def _go_on(config: Config, folder: Path, watcher: Watcher) -> None:
-    """Run a comparison, or what is left of it; one that was begun with another config is refused."""
+    """Run a comparison, or what is left of it, now with as many workers and seeds as this config has.
+
+    One that was begun with a config of other results is refused.
+    """
     if not (folder / COMPARISON).is_file():
         compare(config, folder, watcher)
-    elif Config.checked(read_toml(folder / COMPARISON)) == config:  # also one from before a field was there
-        resume(folder, watcher)
-    else:
+        return
+    begun = Config.checked(read_toml(folder / COMPARISON))  # also one from before a field was there
+    if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
         raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
+    write_whole(folder / COMPARISON, config.toml())
+    resume(folder, watcher)
 
 
 def _measured(out: Path, comparisons: Sequence[Comparison], quantities: Mapping[str, str]) -> Cells:
