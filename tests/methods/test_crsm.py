@@ -24,7 +24,7 @@ from kinfed.methods.fedavg_crsm import FedAvgCRSM
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.methods.local import Local
-from kinfed.models import ARCHITECTURES, BODY, HEAD, Part, Tensors, build, from_module, select
+from kinfed.models import ARCHITECTURES, BODY, HEAD, Model, Part, Tensors, build, from_module, select
 from kinfed.similarity import cka, class_means
 from tests.worlds import close, dataset, equal_sizes, run, same, workshop
 
@@ -293,6 +293,12 @@ def test_every_tensor_of_every_architecture_is_mixed_once(architecture: str) -> 
     assert sorted(covered) == sorted(model.state_dict())
     assert all(tap in (*model.taps, "body") for tap in parts)
     assert [*parts.values()][-1][-1:] == HEAD
+
+
+def test_stages_that_are_no_tap_points_are_mixed_by_the_representation() -> None:
+    stages = {"first": nn.Linear(4, 4), "seen": nn.Linear(4, 4), "relu": nn.ReLU(), "third": nn.Linear(4, 4)}
+    parts = FedSHIBU()._parts(Model(stages, nn.Linear(4, 2), ["seen"]))
+    assert parts == {"seen": ("body.seen.",), "body": ("body.first.", "body.third.", *HEAD)}
 
 
 def test_a_body_of_one_stage_is_mixed_by_the_representation() -> None:

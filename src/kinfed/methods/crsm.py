@@ -49,7 +49,7 @@ class CRSMMixing(FedAvg):
         norm: How a row of the CRSM becomes weights: ``sum`` (the paper) divides it by its sum, ``minmax`` stretches
             it to [0, 1] before; ``softmax(C / temperature)``; ``power`` raises it to ``gamma`` first; in ``topk`` the k
             most similar others weigh alike. ``distance``: exp(-(1 - C) / (reach · d)), where d is the row's mean of
-            1 - C at the representation, so that the scale is that of the clients at hand.
+            1 - C at the last stage, so that the scale is that of the clients at hand.
         reach: Of ``distance``; smaller is more for oneself.
         include_self: Whether a client's own is part of its mixture (Algorithm 3; the paper's prose: of the others).
         size_weights: Whether weights are times the clients' sample counts.
@@ -106,7 +106,7 @@ class CRSMMixing(FedAvg):
         seen = self._seen(server, state, uploads, [*parts])
         mixed: Tensors = {}
         similarities = {tap: self._similarity(seen.pop(tap)).cpu() for tap in parts}
-        similarity = similarities[[*parts][-1]]  # of the representation
+        similarity = similarities[[*parts][-1]]  # of the representation, or of the stage that gives it
         for tap, part in parts.items():
             weights = self.row_weights(similarities[tap], counts, similarity)
             mixed |= self.mixed([select(tensors, part) for tensors in sent], weights)
@@ -127,11 +127,17 @@ class CRSMMixing(FedAvg):
         return mix(sent, weights)
 
     def _parts(self, model: Model) -> dict[str, Part]:
-        """What is mixed by which tap point's similarity, the representation last; the head goes with that."""
+        """What is mixed by which tap point's similarity, in order; the head goes with the last stage.
+
+        A stage that is no tap point goes by the representation.
+        """
         if self.layers == "last" or self.rep_source != "probe" or "prediction" in self.compared:
             return {"body": self.shared}
         stages = [name for name, stage in model.body.named_children() if stage.state_dict()]
-        parts: dict[str, Part] = {name if name in model.taps else "body": (f"body.{name}.",) for name in stages}
+        parts: dict[str, Part] = {}
+        for name in stages:
+            tap = name if name in model.taps else "body"
+            parts[tap] = (*parts.pop(tap, ()), f"body.{name}.")
         *_, last = parts
         return {**parts, last: (*parts[last], *HEAD)}
 
@@ -182,7 +188,7 @@ class CRSMMixing(FedAvg):
         Args:
             similarity: The CRSM of m clients.
             counts: Samples of each, for ``size_weights``.
-            representation: The CRSM of the representation, m×m, which gives ``distance`` its scale.
+            representation: The CRSM of the representation or the last stage, m×m, which gives ``distance`` its scale.
         """
         alone = torch.eye(len(similarity), dtype=similarity.dtype)
         left_out = similarity.isnan() if self.include_self else similarity.isnan() | alone.bool()
