@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from torch import nn
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
 from kinfed.engine import Inline, Place, Plan, RunFolder, Unwatched, Workshop, federate, one_thread
 from kinfed.engine.folder import Checkpoint
+from kinfed.experiment.predictor import Card
 from kinfed.learning import SGD, Batch, Phase, train
-from kinfed.methods import METHODS, Memory, Message, Method, State, fedavg
-from kinfed.models import Model, Tensors, build
+from kinfed.methods import Memory, Message, Method, State, fedavg, method_named
+from kinfed.models import Model, Source, Tensors, build
 
 NOBODY = Partition([], [])
 
@@ -45,9 +46,25 @@ def equal_sizes(clients: int = 4) -> Federation:
 
 
 def small(name: str) -> Method:
-    """A method with its defaults, but for the widths of projector and predictor."""
-    kind = METHODS[name]
-    return kind() if kind.supervised else kind(hidden=32, out=16)  # type: ignore[call-arg]
+    """A method with its defaults, but for the widths of projector and predictor, and an early vote."""
+    kind = method_named(name)
+    widths = {} if kind.supervised else {"hidden": 32, "out": 16}
+    return kind(**widths, **({"round": 2, "ballot": 2} if kind.needs_sources else {}))
+
+
+def pool(data: Dataset, seeds: Iterable[int] = (11, 12, 13), model: str = "tiny_cnn") -> tuple[Source, ...]:
+    """Untrained models under the names of their seeds."""
+    built = {str(seed): build(model, data.shape, len(data.classes), seed).eval() for seed in seeds}
+    return tuple(Source(name, of.requires_grad_(False), card_of(data, model)) for name, of in built.items())
+
+
+def card_of(data: Dataset, model: str) -> Card:
+    told = data.train.normalise
+    normalisation = {"mean": told.mean, "std": told.std}
+    return Card.model_validate(
+        {"version": 1, "architecture": model, "bn": "track", "shape": data.shape, "classes": data.classes,
+         "normalisation": normalisation}
+    )  # fmt: skip
 
 
 def workshop(
@@ -60,11 +77,13 @@ def workshop(
     sgd: SGD | None = None,
     model: str = "tiny_cnn",
     wrap: Callable[[Model], Model] = lambda m: m,
+    sources: tuple[Source, ...] | None = None,
     **plan: Any,
 ) -> Workshop:
     fed = fed or federation()
+    method = small(method) if isinstance(method, str) else method
     return Workshop(
-        small(method) if isinstance(method, str) else method,
+        method,
         fed,
         (wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),),
         Plan(
@@ -77,6 +96,7 @@ def workshop(
             fine_tuning=plan.pop("fine_tuning", Phase(epochs=1, lr=0.01)),
             **plan,
         ),
+        sources=sources if sources is not None else pool(fed.dataset) if method.needs_sources else (),
     )
 
 

@@ -1,8 +1,8 @@
-"""The one error that is the user's to mend."""
+"""The errors that end a command with one line instead of a traceback."""
 
 from __future__ import annotations
 
-__all__ = ["InputError"]
+__all__ = ["InputError", "RunFailed"]
 
 
 class InputError(ValueError):
@@ -10,3 +10,7 @@ class InputError(ValueError):
 
     The command line prints it without a traceback and ends with exit code 2.
     """
+
+
+class RunFailed(RuntimeError):
+    """A run that cannot go on, with the reason in one line; what it has saved stays."""

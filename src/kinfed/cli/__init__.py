@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_o
 
 import typer
 
-from kinfed.errors import InputError
+from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config, parse_settings, read_toml
 from kinfed.experiment.tables import TABLES
 
@@ -255,14 +255,14 @@ def _first_line(documented: type) -> str:
 @contextlib.contextmanager
 def _resumable(command: str) -> Iterator[None]:
     """Where a run ends early, say which command goes on with it."""
-    from kinfed.engine import NotSaved, RoundsFailed, WorkersFailed
+    from kinfed.engine import NotSaved, WorkersFailed
 
     try:
         yield
     except KeyboardInterrupt:
         _complain(f"stopped; what was saved stays, go on with: {command}")
         raise typer.Exit(INTERRUPTED) from None
-    except (RoundsFailed, WorkersFailed, NotSaved) as error:
+    except (RunFailed, WorkersFailed, NotSaved) as error:
         _complain(f"{error}; what was saved stays, go on with: {command}")
         raise typer.Exit(FAILED) from error
 

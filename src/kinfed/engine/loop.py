@@ -17,7 +17,9 @@ from kinfed.engine.memories import Kept, Ledger
 from kinfed.engine.places import Failure, Place, Task
 from kinfed.engine.watch import Watch
 from kinfed.engine.workshop import Workshop
+from kinfed.errors import RunFailed
 from kinfed.methods import ClientId, Message, State
+from kinfed.methods.fedvote import ballots
 from kinfed.streams import numpy_stream
 
 __all__ = ["RoundsFailed", "federate", "sampled"]
@@ -25,7 +27,7 @@ __all__ = ["RoundsFailed", "federate", "sampled"]
 FAILED_ROUNDS = 3  # in a row, after which a run stops
 
 
-class RoundsFailed(RuntimeError):
+class RoundsFailed(RunFailed):
     """Several rounds in a row brought nothing that could be used; what was saved before is still there."""
 
 
@@ -48,7 +50,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
         watch: Is told how it goes.
 
     Raises:
-        RoundsFailed: If three rounds in a row had no usable upload.
+        RunFailed: If three rounds in a row had no usable upload, or the method cannot go on.
         NotSaved: If the folder is gone, or the disk full.
         InputError: If the folder has checkpoints that cannot be used.
         KeyboardInterrupt: After Ctrl-C.
@@ -68,6 +70,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
             with clock("train"):
                 ids = sampled(len(workshop.trained), participation, plan.seed, round)
                 answers = present.train(ids, state, ledger.now)
+            cast = ballots(answers.uploads, len(workshop.sources)) if method.selects(state, round) else None
             with clock("aggregate"):
                 if answers.uploads:
                     state = method.aggregate(workshop.server(round), state, answers.uploads)
@@ -82,7 +85,8 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
                 "clients": ids,
                 "refused": answers.refused,
                 **_totals(answers.uploads),
-                **_traffic(workshop, answers, len({*ids} - reached)),
+                **_traffic(workshop, answers, len({*ids} - reached), len(cast or ())),
+                **({} if cast is None or not answers.uploads else {"ballots": {str(id): cast[id] for id in cast}}),
             }
             reached.update(ids)
             with clock("evaluate"):
@@ -229,7 +233,7 @@ def _spreads(uploads: Mapping[ClientId, Message]) -> dict[str, float]:
     return {str(id): float(upload.numbers["spread"]) for id, upload in uploads.items() if "spread" in upload.numbers}
 
 
-def _traffic(workshop: Workshop, answers: _Answers, newcomers: int) -> Line:
+def _traffic(workshop: Workshop, answers: _Answers, newcomers: int, voters: int) -> Line:
     """Bytes of the messages of a round; where all data are at one place, none travel.
 
     The server's images go down as they are stored, where a method sends them: once to each client, the first time that
@@ -240,6 +244,6 @@ def _traffic(workshop: Workshop, answers: _Answers, newcomers: int) -> Line:
     probe = workshop.federation.probe
     images = probe.inputs.nbytes if probe is not None and workshop.method.sends_probe else 0
     return {
-        "down_bytes": answers.down_bytes + newcomers * images,
+        "down_bytes": answers.down_bytes + newcomers * images + voters * workshop.sources_bytes,
         "up_bytes": sum(upload.nbytes for upload in answers.uploads.values()),
     }

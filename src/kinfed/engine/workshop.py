@@ -16,7 +16,7 @@ from kinfed.errors import InputError
 from kinfed.learning import SGD, Phase, features, hits, knn, linear_probe, train, unnormalised
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import Client, ClientId, Memory, Message, Method, Server
-from kinfed.models import BODY, HEAD, Model, Tensors, select
+from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
 from kinfed.streams import numpy_stream, torch_stream
 
 __all__ = ["LOCAL", "PROBED", "Plan", "Verdict", "Workshop"]
@@ -102,6 +102,7 @@ class Workshop:
         models: One of each architecture, with the common initial weights, on the device where work is done.
         plan: The rounds.
         architectures: For each client, which of the models is its own; everybody has the first if not given.
+        sources: Pre-trained models that the method asks for, on the same device.
 
     Raises:
         InputError: If the method cannot work with one of the models, or a linear probe would lack a class.
@@ -112,13 +113,15 @@ class Workshop:
     models: tuple[Model, ...]
     plan: Plan
     architectures: tuple[int, ...] = ()
+    sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
         classes = len(self.federation.dataset.classes)
         if self.plan.probed is not None and self.plan.probed < classes:
             raise InputError(f"linear_probe_images: {self.plan.probed} is too few; there are {classes} classes")
         for model in self.models:
-            self.method.check(model)
+            self.method.check(model, self.sources)
+        for model in [*self.models, *(source.model for source in self.sources)]:
             model.prefer_channels_last()
 
     @cached_property
@@ -134,6 +137,11 @@ class Workshop:
     def samples(self) -> int:
         """Training samples of all clients together."""
         return sum(len(rows) for rows in self.trained.partition.train)
+
+    @property
+    def sources_bytes(self) -> int:
+        """Of all source models together."""
+        return sum(tensor.nbytes for source in self.sources for tensor in source.model.state_dict().values())
 
     @property
     def device(self) -> torch.device:
@@ -175,6 +183,7 @@ class Workshop:
             seed=self.plan.seed,
             round=round,
             rounds=self.plan.rounds,
+            sources=self.sources,
             clients=len(self.trained),
             probe=self._probe(),
         )
@@ -193,6 +202,7 @@ class Workshop:
             seed=self.plan.seed,
             round=round,
             rounds=self.plan.rounds,
+            sources=self.sources,
             id=id,
             train=holder.train(id).to(self.device),
             sgd=self.plan.sgd_in(round),

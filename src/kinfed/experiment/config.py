@@ -11,7 +11,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import tomli_w
 from pydantic import (
@@ -26,6 +26,9 @@ from pydantic import (
 )
 
 from kinfed.errors import InputError
+
+if TYPE_CHECKING:
+    from kinfed.methods import Method
 
 __all__ = ["EXECUTION", "MARK", "PARTITIONS", "SMALLEST_PROBE", "Config", "parse_settings", "read_toml"]
 
@@ -66,6 +69,7 @@ class Config(BaseModel):
     head: str | None = Field(None, description="name of the last linear layer in a model of your own")
     bn: Literal["track", "batch", "group"] = Field("track", description="what BatchNorm layers are or become")
     weights: str | None = Field(None, description="safetensors file of start weights, whole model or body")
+    sources: str | None = Field(None, description="folder of source models to vote for (fedvote); see: kinfed sources")
     augment: Literal["none", "crop_flip"] = Field("none", description="what training does to images")
     clients: int = Field(20, ge=1, description="number of clients; at most so many where the data say who they are")
     participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in a round")
@@ -123,10 +127,11 @@ class Config(BaseModel):
     @field_validator("methods")
     @classmethod
     def _known_methods(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
-        from kinfed.methods import METHODS
+        from kinfed.methods import CARRIER, METHODS, method_named
 
         for name in methods:
-            _among("method", name, METHODS)
+            _among("method", name.removeprefix(CARRIER), METHODS)
+            method_named(name)
         if not methods:
             raise InputError(f"methods: none is named; allowed: {', '.join(METHODS)}")
         if len(set(methods)) < len(methods):
@@ -153,6 +158,13 @@ class Config(BaseModel):
         if weights is not None and not Path(weights).is_file():
             raise InputError(f"weights: {weights!r} is no file")
         return weights
+
+    @field_validator("sources")
+    @classmethod
+    def _a_folder(cls, sources: str | None) -> str | None:
+        if sources is not None and not Path(sources).is_dir():
+            raise InputError(f"sources: {sources!r} is no folder; kinfed sources train makes one")
+        return sources
 
     @field_validator("data")
     @classmethod
@@ -232,17 +244,30 @@ class Config(BaseModel):
                 f"new_clients: {self.new_clients} is not allowed; must be less than the {self.clients} clients"
             )
         for name in self.methods:
-            if METHODS[name](**self.settings[name]).needs_probe and self.probe < SMALLEST_PROBE:
+            method = self.method(name)
+            if method.needs_probe and self.probe < SMALLEST_PROBE:
                 raise InputError(
                     f"probe: {self.probe} is too few; {name} compares the clients on images that the server holds, "
                     f"{SMALLEST_PROBE} or more"
                 )
-            if self.models is not None and not METHODS[name].mixes_architectures:
-                able = ", ".join(n for n, method in METHODS.items() if method.mixes_architectures)
+            if method.needs_sources and self.sources is None:
+                raise InputError(
+                    f"sources: {name} needs a folder of source models; kinfed sources train makes one of data sets"
+                )
+            if self.rounds < method.least_rounds:
+                raise InputError(f"rounds: {self.rounds} is too few; {name} needs {method.least_rounds} or more")
+            if self.models is not None and not method.mixes_architectures:
+                able = ", ".join(n for n, kind in METHODS.items() if kind.mixes_architectures)
                 raise InputError(f"models: {name} needs one architecture for all clients; different ones suit {able}")
         if self.models is not None and (self.model is not None or self.weights is not None):
             raise InputError("models: takes the place of model and goes with no weights; give one of them")
         return self
+
+    def method(self, name: str) -> Method:
+        """One of the methods, with its fields."""
+        from kinfed.methods import method_named
+
+        return method_named(name)(**self.settings[name])
 
     @property
     def trackers(self) -> list[str]:
@@ -278,8 +303,9 @@ class Config(BaseModel):
         """
         from kinfed.methods import METHODS
 
-        unlabelled = [name for name in self.methods if not METHODS[name].supervised]
-        personal = any(METHODS[name].personal and METHODS[name].supervised for name in self.methods)
+        kinds = {name: self.method(name) for name in self.methods}
+        unlabelled = [name for name, kind in kinds.items() if not kind.supervised]
+        personal = any(kind.personal and kind.supervised for kind in kinds.values())
         wanted = [("local", personal), ("local_ssl", bool(unlabelled))]
         joining = tuple(name for name, joins in wanted if joins and name not in self.methods)
         if not joining:
@@ -303,7 +329,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         InputError: If there is no such file, or it is no TOML.
     """
-    from kinfed.methods import METHODS
+    from kinfed.methods import CARRIER, METHODS
 
     try:
         fields = tomllib.loads(path.read_text())
@@ -311,7 +337,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"config: {str(path)!r} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"config: {str(path)!r} is no TOML: {error}") from error
-    tables = {name: fields.pop(name) for name in [*fields] if isinstance(fields[name], dict) and name in METHODS}
+    named = [name for name in fields if name.removeprefix(CARRIER) in METHODS and isinstance(fields[name], dict)]
+    tables = {name: fields.pop(name) for name in named}
     return fields | ({"settings": tables} if tables else {})
 
 
@@ -358,9 +385,9 @@ def _listed(names: str | None) -> list[str]:
 def _method_fields(method: str, own: Mapping[str, Any]) -> dict[str, Any]:
     from dataclasses import asdict, fields
 
-    from kinfed.methods import METHODS
+    from kinfed.methods import method_named
 
-    kind = METHODS[method]
+    kind = method_named(method)
     for name in own:
         _among(f"set: {method}", name, [f.name for f in fields(kind)])
     try:

@@ -30,15 +30,14 @@ from kinfed.data import (
     sort,
 )
 from kinfed.data.federation import Recipe
-from kinfed.engine import Inline, Plan, RoundsFailed, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
+from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.files import clear_unfinished, write_whole
-from kinfed.errors import InputError
+from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import EXECUTION, MARK, Config, model_shares, read_toml
 from kinfed.experiment.trackers import Tracked
 from kinfed.learning import COLLAPSED, SGD, Phase
-from kinfed.methods import METHODS
-from kinfed.models import ALL, BODY, HEAD, Model, build, load_weights, suited
+from kinfed.models import ALL, BODY, HEAD, Model, Source, build, load_weights, open_pool, suited
 
 __all__ = ["Watcher", "compare", "federation_of", "resume", "run", "workshop_of"]
 
@@ -149,8 +148,22 @@ def workshop_of(config: Config) -> Workshop:
         knn_every=config.knn_every,
         probed=config.linear_probe_images,
     )
-    method = METHODS[name](**config.settings[name])
-    return Workshop(method, federation, models, plan, _dealt([share for _, share in shares], len(federation)))
+    dealt = _dealt([share for _, share in shares], len(federation))
+    return Workshop(config.method(name), federation, models, plan, dealt, _sources(config, name, federation))
+
+
+def _sources(config: Config, name: str, federation: Federation) -> tuple[Source, ...]:
+    """The source models, on the device; none if the method does not ask for them."""
+    if not config.method(name).needs_sources:
+        return ()
+    assert config.sources is not None
+    shape, sources = federation.dataset.shape, open_pool(Path(config.sources))
+    for source in sources:
+        if tuple(source.card.shape) != tuple(shape):
+            takes, are = ("×".join(map(str, size)) for size in (source.card.shape, shape))
+            raise InputError(f"sources: {source.name!r} takes inputs of {takes}, and those of the data are {are}")
+        source.model.to(config.device)
+    return sources
 
 
 def _model(config: Config, name: str, federation: Federation) -> Model:
@@ -195,7 +208,8 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
     # What does not fit the data or the model shows before a folder changes.
     workshop = workshop_of(config.of(config.methods[0], config.seed))
     for method in config.methods:
-        dataclasses.replace(workshop, method=METHODS[method](**config.settings[method]))
+        sources = _sources(config, method, workshop.federation)
+        dataclasses.replace(workshop, method=config.method(method), sources=sources)
     _clear(out)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / COMPARISON, config.toml())
@@ -252,12 +266,12 @@ def _compare(config: Config, out: Path, watcher: Watcher, workers: Workers | Non
         for method in config.methods:
             try:
                 _run_the_rest(config.of(method, seed), out / f"{method}-seed{seed}", watcher, workers)
-            except RoundsFailed as error:
+            except RunFailed as error:
                 failed.append(f"{method} (seed {seed}): {error}")
             summaries = [json.loads(path.read_text()) for path in _in_order(config, out)]
             write_whole(out / "comparison.json", json.dumps(summaries, indent=1) + "\n")
     if failed:
-        raise RoundsFailed("; ".join(failed))
+        raise RunFailed("; ".join(failed))
 
 
 def _in_order(config: Config, out: Path) -> list[Path]:
@@ -343,8 +357,8 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         "method": method,
         "seed": config.seed,
         "rounds": config.rounds,
-        "supervised": METHODS[method].supervised,
-        "tested": METHODS[method].tested,
+        "supervised": workshop.method.supervised,
+        "tested": workshop.method.tested,
         "model": config.models or config.model or suited(federation.dataset.shape),
         "data": {
             "name": config.data,

@@ -1,5 +1,6 @@
 """The methods by name. A new one is a file and a line here."""
 
+from kinfed.errors import InputError
 from kinfed.methods.central import Central
 from kinfed.methods.central_byol import CentralBYOL
 from kinfed.methods.ditto import Ditto
@@ -17,6 +18,7 @@ from kinfed.methods.fedrep import FedRep
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.methods.fedsimsiam import FedSimSiam
 from kinfed.methods.fedu import FedU
+from kinfed.methods.fedvote import FedVote, carries_vote, with_vote
 from kinfed.methods.hetero_ssfl import HeteroSSFL
 from kinfed.methods.lg_fedavg import LGFedAvg
 from kinfed.methods.local import Local
@@ -25,7 +27,7 @@ from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Ser
 from kinfed.methods.moon import MOON
 from kinfed.methods.scaffold import SCAFFOLD
 
-__all__ = ["METHODS", "Client", "ClientId", "Memory", "Message", "Method", "Server", "State"]
+__all__ = ["CARRIER", "METHODS", "Client", "ClientId", "Memory", "Message", "Method", "Server", "State", "method_named"]
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -47,8 +49,26 @@ METHODS: dict[str, type[Method]] = {
     "fedu": FedU,
     "fedema": FedEMA,
     "hetero_ssfl": HeteroSSFL,
+    "fedvote": FedVote,
     "local": Local,
     "central": Central,
     "local_ssl": LocalSSL,
     "central_byol": CentralBYOL,
 }
+
+CARRIER = "fedvote+"
+
+
+def method_named(name: str) -> type[Method]:
+    """The class of a method, or of ``fedvote+NAME``: another method that carries the vote.
+
+    Raises:
+        KeyError: If there is no such method.
+    """
+    base = METHODS[name.removeprefix(CARRIER)]
+    if not name.startswith(CARRIER):
+        return base
+    if not carries_vote(base):
+        able = ", ".join(n for n, kind in METHODS.items() if carries_vote(kind))
+        raise InputError(f"method: {name!r} is not allowed; the vote suits methods with a body at the server: {able}")
+    return with_vote(base)

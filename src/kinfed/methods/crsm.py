@@ -74,6 +74,7 @@ class CRSMMixing(FedAvg):
     size_weights: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rep_source != "probe" and self.compared != "representation":
             raise InputError(f"compared: {self.compared!r} is of probe images, and rep_source is {self.rep_source!r}")
         plain = self.kernel == "linear" and not self.debiased

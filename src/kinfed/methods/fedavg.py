@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kinfed.learning import AfterStep, BeforeStep, Objective, Phase, cross_entropy, train
@@ -87,6 +87,13 @@ class FedAvg(Method):
         """W ← Σ n_k w_k / Σ n_k."""
         del server, state
         return State(weighted_mean(uploads))
+
+    def transferred(self, state: State, tensors: Tensors) -> State:
+        """The state with some tensors of the model replaced, as far as the server has them, or of every client's."""
+        return replace(
+            state,
+            tensors={n: tensors[n].expand_as(own) if n in tensors else own for n, own in state.tensors.items()},
+        )
 
     def upload_like(self, server: Server) -> Tensors:
         """The shared part of the model."""

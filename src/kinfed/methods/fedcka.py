@@ -18,7 +18,7 @@ from kinfed.errors import InputError
 from kinfed.learning import Batch, Objective, cross_entropy, frozen_copy, frozen_grams, frozen_rows
 from kinfed.methods.contrast import Contrast
 from kinfed.methods.method import Client, Message
-from kinfed.models import Model, Tensors
+from kinfed.models import Model, Source, Tensors
 from kinfed.similarity import cka_gap, cosine, frobenius
 from kinfed.similarity.gram import unit_gram
 
@@ -46,8 +46,9 @@ class FedCKA(Contrast):
     tap: Literal["relu", "pool"] = "relu"
     metric: Literal["linear", "rbf", "debiased", "frobenius", "cosine"] = "linear"
 
-    def check(self, model: Model) -> None:
-        """It must have as many layers as are compared."""
+    def check(self, model: Model, sources: Sequence[Source]) -> None:
+        """The model must have as many layers as are compared."""
+        super().check(model, sources)
         if self.layers > len(model.layers):
             has = f"{len(model.layers)}: {', '.join(model.layers)}"
             raise InputError(f"fedcka.layers: {self.layers} is too many; the model has {has}")

@@ -7,7 +7,7 @@ functions run in a loop, in worker processes and on another machine, and give th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -15,7 +15,7 @@ import torch
 
 from kinfed.data.samples import Samples
 from kinfed.learning import SGD
-from kinfed.models import Model, Tensors
+from kinfed.models import Model, Source, Tensors
 from kinfed.streams import torch_stream
 
 __all__ = ["Client", "ClientId", "Memory", "Message", "Method", "Server", "State"]
@@ -49,12 +49,14 @@ class Site:
         seed: Of the run.
         round: 1 to ``rounds``.
         rounds: T.
+        sources: Pre-trained models that everybody has, on the model's device, where the method asks for them.
     """
 
     model: Model
     seed: int
     round: int
     rounds: int
+    sources: Sequence[Source] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,7 @@ class Method(ABC):
             what a model is worth is what a classifier on its body is (`kinfed.learning.linear_probe`).
         adapts: Whether clients can fine-tune a model in the last evaluation; not if they have no labels.
         mixes_architectures: Whether clients may have models of different architectures.
+        needs_sources: Whether there must be source models.
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
@@ -121,19 +124,37 @@ class Method(ABC):
     supervised: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = False
+    needs_sources: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:  # noqa: B027
+        """Refuse fields that do not go together.
+
+        Raises:
+            InputError: One line that names the field, the value and what is allowed.
+        """
 
     @property
     def needs_probe(self) -> bool:
         """Whether the server must hold images of its own."""
         return False
 
-    def check(self, model: Model) -> None:
-        """Refuse a model that the method cannot work with, before anything is done.
+    @property
+    def least_rounds(self) -> int:
+        """How many rounds a run must have."""
+        return 1
+
+    def check(self, model: Model, sources: Sequence[Source]) -> None:
+        """Refuse a model, or source models, that the method cannot work with, before anything is done.
 
         Raises:
             InputError: One line that names the field, the value and what is allowed.
         """
-        del model
+        del model, sources
+
+    def selects(self, state: State, round: int) -> bool:
+        """Whether a source model is to be chosen in a round, by what the server knows before it."""
+        del state, round
+        return False
 
     # -- at the server ------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from kinfed.models.batchnorm import BatchNorm, set_batchnorm
 from kinfed.models.catalogue import ARCHITECTURES, Architecture, build, suited
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
 from kinfed.models.own import factory, from_module
+from kinfed.models.pool import Source, open_pool
 from kinfed.models.saved import load_weights, open_saved, saved_about
 from kinfed.models.siamese import ONLINE, PREDICTOR, PROJECTOR, TARGET, Siamese, Target
 
@@ -22,12 +23,14 @@ __all__ = [
     "Model",
     "Part",
     "Siamese",
+    "Source",
     "Target",
     "Tensors",
     "build",
     "factory",
     "from_module",
     "load_weights",
+    "open_pool",
     "open_saved",
     "saved_about",
     "select",

@@ -1,0 +1,202 @@
+"""SFTL's FedVote: clients vote which pre-trained source model to go on from (METHODS.md E).
+
+The paper says that it augments existing algorithms: `Vote` is what it adds to one, `FedVote` that to FedAvg.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal, TypeGuard
+
+import numpy as np
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from kinfed.errors import InputError, RunFailed
+from kinfed.learning import unnormalised
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
+from kinfed.methods.voting import MEASURES, ballot, count, scores
+from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
+
+__all__ = ["FedVote", "Vote", "ballots", "carries_vote", "fitting", "with_vote"]
+
+VOTED = "voted"  # the round of the transfer, from then on; to the clients as well
+CHOICE = "choice."  # a client's first, second, … choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote(FedAvg):
+    """In one round clients vote for a source model, whose body replaces the server's; then it goes on as before.
+
+    Each compares the model that it has just trained with every source, on its own training images and without their
+    labels, and sends the indices of those that are most alike.
+
+    Attributes:
+        round: R_sel, the round of vote and transfer; the next one if nobody's work could be used in it.
+        ballot: m, how many sources a client names.
+        measure: One of `MEASURES`.
+        taps: What is compared: a tap point (the representation is ``body``), or several with commas between, over which
+            the mean is taken; ``A=B`` where the sources call B what the model calls A.
+        images: At most so many of a client's training images are looked at, drawn at random.
+        classifier: Whether the head stays as it is (``keep``), starts anew (``reinit``), or is the source's.
+        source: Transfer the source of this name, without a vote.
+    """
+
+    needs_sources: ClassVar[bool] = True
+
+    round: Annotated[int, Ge(1)] = 5
+    ballot: Annotated[int, Ge(1)] = 3
+    measure: str = "sketched_cka"
+    taps: str = "body"
+    images: Annotated[int, Ge(4)] = 1000
+    classifier: Literal["keep", "reinit", "source"] = "keep"
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.measure not in MEASURES:
+            raise InputError(f"measure: {self.measure!r} is not known; allowed: {', '.join(MEASURES)}")
+        if not all(own and theirs for own, theirs in self._pairs):
+            raise InputError(f"taps: {self.taps!r} must have the form TAP,… or TAP=TAP OF THE SOURCES,…")
+
+    @property
+    def _pairs(self) -> list[tuple[str, str]]:
+        """Tap points of the model, and which of the sources each is compared with."""
+        pairs = [tap.strip().partition("=") for tap in self.taps.split(",")]
+        return [(own, theirs if equals else own) for own, equals, theirs in pairs]
+
+    @property
+    def least_rounds(self) -> int:
+        """That of the vote."""
+        return self.round
+
+    def check(self, model: Model, sources: Sequence[Source]) -> None:
+        """There must be sources, with the tap points, and with a layer at least that fits the model."""
+        super().check(model, sources)
+        names = [source.name for source in sources]
+        if not names:
+            raise InputError("sources: there is none to vote for")
+        if self.source is not None and self.source not in names:
+            raise InputError(f"source: {self.source!r} is not among the sources; allowed: {', '.join(names)}")
+        for own, theirs in self._pairs:
+            for name, of, tap in [("the model", model, own), *((s.name, s.model, theirs) for s in sources)]:
+                if tap not in of.taps:
+                    raise InputError(f"taps: {tap!r} is no tap point of {name}; it has {', '.join(of.taps)}")
+        for source in sources:
+            if not fitting(source, model):
+                raise InputError(f"sources: {source.name!r} fits no layer of the model; leave it out")
+            if self.classifier == "source" and source.model.head.weight.shape != model.head.weight.shape:
+                has = f"{source.model.head.out_features} outputs of {source.model.head.in_features} features"
+                raise InputError(f"classifier: 'source' is not allowed; that of {source.name!r} has {has}")
+
+    def selects(self, state: State, round: int) -> bool:
+        """From R_sel on, until it is done."""
+        return round >= self.round and VOTED not in state.numbers
+
+    # -- at the server ------------------------------------------------------------------------------------------------
+
+    def download(self, state: State, client: ClientId) -> Message:
+        """What the base method sends, and whether the vote is over."""
+        message = super().download(state, client)
+        return replace(message, numbers={**message.numbers, **_voted(state)})
+
+    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+        """What the base method does; in the round of the vote, the winner's layers then replace the server's."""
+        initial = server.model.tensors(HEAD)
+        aggregated = super().aggregate(server, state, uploads)
+        if not self.selects(state, server.round):
+            return replace(aggregated, numbers={**aggregated.numbers, **_voted(state)})
+        moved = self.transferred(aggregated, self._taken(server.model, self._chosen(server, uploads), initial))
+        return replace(moved, numbers={**moved.numbers, VOTED: server.round})
+
+    def _chosen(self, server: Server, uploads: Mapping[ClientId, Message]) -> Source:
+        """The winner, or the one that was asked for.
+
+        Raises:
+            RunFailed: If no client cast a ballot.
+        """
+        by_name = {source.name: source for source in server.sources}
+        if self.source is not None:
+            return by_name[self.source]
+        cast = ballots(uploads, len(by_name))
+        if not cast:
+            raise RunFailed(
+                f"nobody voted in round {server.round}: no client found its model like any source by {self.measure}"
+            )
+        return server.sources[count(cast, len(by_name), self.ballot).ranking[0]]
+
+    def _taken(self, model: Model, source: Source, initial: Tensors) -> Tensors:
+        """What of a source goes into the server's model; the initial head, where the classifier starts anew."""
+        head = {"keep": {}, "reinit": initial, "source": source.model.tensors(HEAD)}[self.classifier]
+        mine, theirs = model.state_dict(), source.model.tensors()
+        return {**{name: theirs[name].to(mine[name].dtype) for name in fitting(source, model)}, **head}
+
+    # -- where the data are -------------------------------------------------------------------------------------------
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """What the base method does; in the round of the vote, a ballot goes up with it."""
+        upload, memory = super().update(client, message, memory)
+        if self.source is None and self.selects(message, client.round):
+            client.model.load(select(upload.tensors, BODY))
+            choices = ballot(self.scores(client), self.ballot)
+            cast = {f"{CHOICE}{place}": float(source) for place, source in enumerate(choices, start=1)}
+            upload = replace(upload, numbers={**upload.numbers, **cast})
+        return upload, memory
+
+    def scores(self, client: Client) -> Tensor:
+        """How alike the client's present model and each source are."""
+        samples = client.train if self.supervised else unnormalised(client.train)
+        if len(samples) > self.images:
+            rows = torch.randperm(len(samples), generator=client.stream("vote"))[: self.images]
+            samples = samples.take(np.sort(rows.numpy()))
+        return scores(client.model, client.sources, samples, self._pairs, self.measure)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedVote(Vote):
+    """FedAvg, but in one round clients vote, by representation similarity, which source model to go on from."""
+
+
+@functools.cache
+def with_vote(base: type[FedAvg]) -> type[FedAvg]:
+    """A base method that carries the vote, with its fields beside those of `Vote`."""
+    both = type(f"{base.__name__}Vote", (Vote, base), {"__doc__": base.__doc__, "__module__": __name__})
+    return dataclass(frozen=True, kw_only=True)(both)
+
+
+def carries_vote(base: type[Method]) -> TypeGuard[type[FedAvg]]:
+    """Whether a method has a body at the server, which a source can replace."""
+    return issubclass(base, FedAvg) and not issubclass(base, Vote) and set(BODY) <= {*base.shared}
+
+
+def fitting(source: Source, model: Model) -> list[str]:
+    """Names of the body's tensors that a source can replace: of layers whose tensors are alike in name and shape."""
+    mine, theirs = (_layers(select(of.state_dict(), BODY)) for of in (model, source.model))
+    return [name for layer, shapes in mine.items() if theirs.get(layer) == shapes for name in shapes]
+
+
+def _layers(tensors: Tensors) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Layer → the shapes of its tensors by name."""
+    layers: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, tensor in tensors.items():
+        layers.setdefault(name.rpartition(".")[0], {})[name] = tuple(tensor.shape)
+    return layers
+
+
+def ballots(uploads: Mapping[ClientId, Message], sources: int) -> dict[ClientId, list[int]]:
+    """The ballots among what clients sent, best choice first; one that names no source, or one twice, is left out."""
+    cast = {}
+    names = [f"{CHOICE}{place}" for place in range(1, sources + 1)]
+    for id, upload in uploads.items():
+        choices = [upload.numbers[name] for name in names if name in upload.numbers]
+        if choices and len({*choices}) == len(choices) and {*choices} <= {*range(sources)}:
+            cast[id] = [int(n) for n in choices]
+    return cast
+
+
+def _voted(state: State) -> dict[str, float]:
+    return {VOTED: state.numbers[VOTED]} if VOTED in state.numbers else {}

@@ -1,0 +1,96 @@
+"""How clients vote for a source model, and how the votes are counted (METHODS.md E.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.data.samples import Samples
+from kinfed.learning import activations
+from kinfed.models import Model, Source
+from kinfed.similarity import similarity_matrix
+
+__all__ = ["MEASURES", "Count", "ballot", "count", "scores"]
+
+# Every measure of `kinfed.similarity` but those that need labels; what stands beside is its metric and options.
+MEASURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sketched_cka": ("sketched_cka", {}),
+    "cka": ("cka", {}),
+    "debiased_cka": ("cka", {"debiased": True}),
+    "rbf_cka": ("cka", {"kernel": "rbf"}),
+    **{name: (name, {}) for name in ("cca", "svcca", "pwcca", "procrustes", "rsa", "emd", "frobenius", "cosine")},
+    "feature_cov": ("feature_cov", {}),
+}
+
+
+def scores(
+    model: Model, sources: Sequence[Source], samples: Samples, taps: Sequence[tuple[str, str]], measure: str
+) -> Tensor:
+    """How alike a client's model and each source are on the client's samples; every model sees each sample once.
+
+    Args:
+        model: The client's.
+        sources: P of them, on the model's device; of any width that the measure can compare.
+        samples: n, of which no label is looked at.
+        taps: Tap points of the model and of every source that are compared.
+        measure: One of `MEASURES`.
+
+    Returns:
+        P numbers, larger is more alike: the mean over the taps. NaN where a side is constant or not finite.
+
+    Raises:
+        ValueError: If the measure cannot compare them; which it can, `kinfed.similarity` says.
+    """
+    metric, options = MEASURES[measure]
+    seen = replace(samples, labels=None)
+    own, theirs = zip(*taps, strict=True)
+    mine = activations(model, seen, own)
+    of_sources = zip(*(activations(source.model, seen, theirs) for source in sources), strict=True)
+    rows = [
+        similarity_matrix([x], metric, against=list(others), **options)[0]
+        for x, others in zip(mine, of_sources, strict=True)
+    ]
+    return torch.stack(rows).mean(dim=0).cpu()
+
+
+def ballot(scores: Tensor, size: int) -> list[int]:
+    """The sources with the highest scores, best first, ``size`` at most; of equal ones the first. NaN gets no vote."""
+    told = scores.tolist()
+    order = sorted((i for i, score in enumerate(told) if not math.isnan(score)), key=lambda i: -told[i])
+    return order[:size]
+
+
+@dataclass(frozen=True)
+class Count:
+    """What ballots come to.
+
+    Attributes:
+        votes: How many ballots name each of the P sources.
+        points: Of Borda: on ballots of at most m, m for the first, m - 1 for the second, and so on.
+        ranking: All sources, the winner first: by votes, then points, then index.
+    """
+
+    votes: list[int]
+    points: list[int]
+    ranking: list[int]
+
+
+def count(ballots: Mapping[Any, Sequence[int]], sources: int, size: int) -> Count:
+    """Count ballots, in whichever order they come.
+
+    Args:
+        ballots: Client → indices of sources, best first; ``size`` at most.
+        sources: P.
+        size: m.
+    """
+    votes, points = [0] * sources, [0] * sources
+    for choices in ballots.values():
+        for place, source in enumerate(choices):
+            votes[source] += 1
+            points[source] += size - place
+    return Count(votes, points, sorted(range(sources), key=lambda i: (-votes[i], -points[i], i)))
