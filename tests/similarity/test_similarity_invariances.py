@@ -202,7 +202,7 @@ def test_independent_sketches_separate_nothing():
     rng = np.random.default_rng(1)
     x = rng.standard_normal((600, 40))
     sketches = [
-        count_sketch(torch.from_numpy(y), 128, seed, 0, 1)
+        count_sketch(600, 128, seed, 0, 1) @ torch.from_numpy(y)
         for seed, y in ((0, x), (1, x), (2, rng.standard_normal((600, 40))))
     ]
     same, other = (float(s.cka(sketches[0], y, center=False)) for y in sketches[1:])
@@ -223,5 +223,5 @@ def test_a_sketch_is_named_by_its_seed_and_more_of_them_are_steadier():
 def test_a_sketch_with_several_entries_keeps_inner_products_on_average():
 
     x = torch.from_numpy(data(0)[0])
-    grams = [(z := count_sketch(x, 8, seed, 0, 3)).T @ z for seed in range(400)]
+    grams = [(z := count_sketch(24, 8, seed, 0, 3) @ x).T @ z for seed in range(400)]
     assert torch.stack(grams).mean(0) == pytest.approx((x.T @ x).numpy(), rel=0.2, abs=8)

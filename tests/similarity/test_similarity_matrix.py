@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kinfed import similarity as s
 from kinfed.errors import InputError
@@ -308,3 +310,141 @@ def test_grams_are_refused_where_they_do_not_fit():
         s.similarity_matrix([gram, torch.eye(6)])
     with pytest.raises(ValueError, match="Grams for cka"):
         s.similarity_matrix([gram], "rsa")
+
+
+@pytest.mark.parametrize("metric", s.METRICS)
+def test_each_against_each_of_others_is_a_block_of_all_pairs(metric):
+    xs = [x[:, :5] for x in representations(7)]
+    block = s.similarity_matrix(xs[:3], metric, against=xs[3:])
+    assert block.shape == (3, 4)
+    assert block == pytest.approx(s.similarity_matrix(xs, metric)[:3, 3:], abs=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"kernel": "rbf", "bandwidth": 0.8}, {"debiased": True}, {"center": False}])
+@pytest.mark.parametrize("n", [4, 9, 40])
+def test_cka_against_others_is_that_of_the_pairs(monkeypatch, options, n):
+    xs = representations(3, n=n)
+    ys = [representations(5, n=n)[3], xs[0][:, :7].astype(np.float32), xs[1].reshape(n, 5, 2, 2), xs[2][:, :1]]
+    expected = np.array([[s.cka(x, y, **options) for y in ys] for x in xs])
+    assert s.similarity_matrix(xs, against=ys, **options) == pytest.approx(expected, abs=1e-10)
+    cka_module = sys.modules["kinfed.similarity.cka"]
+    monkeypatch.setattr(cka_module, "BLOCK_ENTRIES", n * (n + 1) // 2 * 2)
+    assert s.similarity_matrix(xs, against=ys, **options) == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"kernel": "rbf"}, {"debiased": True}])
+def test_grams_against_grams_stand_for_what_they_are_of(options):
+    xs = [torch.from_numpy(x) for x in representations()]
+    grams = [s.Gram.of_features(x, **options) for x in xs]
+    block = s.similarity_matrix(grams[:2], against=grams[2:], **options)
+    assert torch.allclose(block, s.similarity_matrix(xs, **options)[:2, 2:], atol=1e-12)
+    for rows, others in ((grams[:2], xs), (xs, grams[:2])):
+        with pytest.raises(ValueError, match="Grams for cka"):
+            s.similarity_matrix(rows, against=others, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rows": 5}, {"seed": 3, "repeats": 4}, {"rows": 8, "nonzeros": 3}, {"center": "after", "repeats": 2}],
+)
+def test_sketched_cka_of_many_is_that_of_the_pairs(options):
+    xs = [x[:, : 20 - i] for i, x in enumerate(representations(6, n=80))]
+    expected = np.array([[s.sketched_cka(x, y, **options) for y in xs] for x in xs])
+    assert s.similarity_matrix(xs, "sketched_cka", **options) == pytest.approx(expected, abs=1e-12)
+    singles = [torch.from_numpy(x).float() for x in xs]
+    expected = torch.stack([torch.stack([s.sketched_cka(x, y, **options) for y in singles[2:]]) for x in singles[:2]])
+    block = s.similarity_matrix(singles[:2], "sketched_cka", against=singles[2:], **options)
+    torch.testing.assert_close(block, expected, atol=1e-12, rtol=0)
+
+
+def test_each_side_is_sketched_once(monkeypatch):
+    sketch = sys.modules["kinfed.similarity.sketch"]
+    centred, seen = sketch.centred, []
+    monkeypatch.setattr(sketch, "centred", lambda x: seen.append(x) or centred(x))
+    s.similarity_matrix(representations(2), "sketched_cka", against=representations(5), repeats=3)
+    assert len(seen) == 7
+
+
+def test_widths_need_not_be_that_of_the_target():
+    rng = np.random.default_rng(0)
+    target = rng.standard_normal((600, 256))
+    sources = [target[:, :16] @ rng.standard_normal((16, p)) + rng.standard_normal((600, p)) for p in (64, 128, 512)]
+    for metric in ("cka", "sketched_cka", "rsa", "procrustes"):
+        scores = s.similarity_matrix([target], metric, against=sources)
+        assert scores.shape == (1, 3)
+        assert scores[0] == pytest.approx([getattr(s, metric)(target, y) for y in sources], abs=1e-10)
+    for metric in ("frobenius", "cosine", "emd", "feature_cov"):
+        with pytest.raises(
+            ValueError, match=r"^representation 0 against 0: .* same features: x has 256, y has 64$"
+        ) as caught:
+            s.similarity_matrix([target], metric, against=sources)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("cca", "cca of n=12 examples and p=20 features"),
+        ("svcca", "svcca of n=12 examples"),
+        ("pwcca", "pwcca of n=12"),
+        ("feature_cov", "same features: x has 5, y has 20"),
+        ("cosine", "same features: x has 5, y has 20"),
+    ],
+)
+def test_a_pair_that_a_measure_refuses_is_named(metric, message):
+    wide = [np.random.default_rng(seed).standard_normal((12, 20)) for seed in range(3)]
+    narrow = [x[:, :5] for x in wide]
+    unknown = np.full((12, 5), np.nan)
+    with pytest.raises(ValueError, match=f"^representation [01] against 2: .*{message}"):
+        s.similarity_matrix([unknown, narrow[1]], metric, against=[*narrow[:2], wide[2]])
+
+
+def test_different_examples_are_refused_on_either_side():
+    xs = representations(3)
+    for metric in ("cka", "sketched_cka", "class_mean"):
+        with pytest.raises(ValueError, match=r"numbers of rows differ: \[12, 12, 11\]"):
+            s.similarity_matrix(xs[:2], metric, against=[xs[2][1:]])
+    with pytest.raises(ValueError, match=r"^representation 0 against 1: .*numbers of rows differ: \[12, 11\]"):
+        s.similarity_matrix(xs[:1], "rsa", against=[xs[1], xs[2][1:]])
+
+
+@pytest.mark.parametrize("metric", ["cka", "sketched_cka", "procrustes", "pwcca", "rsa", "class_mean", "feature_cov"])
+def test_what_is_not_defined_is_named_on_its_side(metric):
+    xs, ys = ([x[:, :5] for x in representations(3, seed=seed)] for seed in (0, 1))
+    xs[1], ys[2] = xs[1] * 0, ys[2] * np.inf
+    with pytest.warns(
+        s.UndefinedSimilarityWarning,
+        match=f"^{metric} is not defined, NaN: representation 1 is constant, against 2 is not finite$",
+    ) as caught:
+        matrix = s.similarity_matrix(xs, metric, against=ys)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert np.isnan(matrix).tolist() == [[False, False, True], [True] * 3, [False, False, True]]
+    with pytest.warns(s.UndefinedSimilarityWarning, match="NaN: against 0 is not finite$"):
+        s.similarity_matrix(xs[:1], metric, against=ys[2:])
+
+
+@pytest.mark.parametrize("metric", s.METRICS)
+@settings(max_examples=8, deadline=None)
+@given(order=st.permutations(range(4)), seed=st.integers(0, 2**32 - 1))
+def test_an_order_of_the_others_is_an_order_of_the_columns(metric, order, seed):
+    xs = [x[:, :5] for x in representations(6, seed=seed)]
+    matrix = s.similarity_matrix(xs[4:], metric, against=xs[:4])
+    permuted = s.similarity_matrix(xs[4:], metric, against=[xs[i] for i in order])
+    assert permuted == pytest.approx(matrix[:, order], abs=1e-12)
+
+
+def test_options_are_those_of_the_measure():
+    xs = representations(2)
+    for metric, option in (
+        ("feature_cov", "kernel"),
+        ("class_mean", "center"),
+        ("sketched_cka", "kernel"),
+        ("cka", "ys"),
+    ):
+        with pytest.raises(TypeError, match=f"^{metric} has no option '{option}'"):
+            s.similarity_matrix(xs, metric, against=xs, **{option: "rbf"})
+    with pytest.raises(ValueError, match="center is 'before' or 'after'"):
+        s.similarity_matrix(xs, "sketched_cka", center=True)
+    with pytest.raises(ValueError, match="against needs at least one"):
+        s.similarity_matrix(xs, against=[])

@@ -66,7 +66,7 @@ def svcca(x: Tensor, y: Tensor, *, variance: float = 0.99, allow_degenerate: boo
         ValueError: If n - 1 is at most the number of directions kept of a side.
     """
     x, y = _examples(x, y)
-    kept = [_basis(side)[:, : _leading(side, variance)] for side in (x, y)]
+    kept = [left[:, : _leading(values, variance)] for left, values in (_singular(x), _singular(y))]
     _check_examples("svcca", len(x), kept[0].shape[1], kept[1].shape[1], allow_degenerate)
     return _correlations(*kept).mean()
 
@@ -120,7 +120,7 @@ def kept_dimensions(x: Array, variance: float = 0.99) -> int:
     """How many singular directions of ``x``, n×p or maps read place by place, `svcca` keeps."""
     with torch.no_grad():
         (x,), _ = one_precision(x)
-    return _leading(flatten(x, "spatial"), variance)
+    return _leading(_singular(flatten(x, "spatial"))[1], variance)
 
 
 def _examples(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,9 +150,9 @@ def _basis(x: Tensor) -> Tensor:
     return _singular(x)[0]
 
 
-def _leading(x: Tensor, variance: float) -> int:
+def _leading(values: Tensor, variance: float) -> int:
     """The least k whose first k squared singular values make up the fraction ``variance`` of their sum."""
-    shares = _singular(x)[1].square().cumsum(dim=0)
+    shares = values.square().cumsum(dim=0)
     return int((shares < variance * shares[-1:]).sum()) + len(shares[:1])
 
 

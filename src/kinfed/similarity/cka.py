@@ -148,64 +148,92 @@ def cka_gap(
 
 def alignment_matrix(
     xs: Sequence[Tensor],
+    ys: Sequence[Tensor] | None = None,
+    /,
     *,
     kernel: Kernel = "linear",
     bandwidth: float = 0.5,
     debiased: bool = False,
     center: bool = True,
 ) -> Tensor:
-    """CKA of every pair of ``N`` matrices with the same rows, N×N; NaN, or 0 in a loss, where it is not defined."""
-    n, widths = len(xs[0]), sum(x.shape[1] for x in xs)
+    """CKA of every pair of ``N`` matrices with the same rows, N×N, or of each with each of ``M`` others, N×M.
+
+    NaN, or 0 in a loss, where it is not defined.
+    """
+    n = len(xs[0])
+    own, others = ([x.shape[1] for x in side] for side in (xs, ys or []))
     # Multiplications: one Gram each and their inner products, or one product of features a pair.
-    cheaper_by_features = n * widths**2 / 2 < n**2 * (widths + len(xs) ** 2 / 2)
+    if ys is None:
+        by_features, alignments = n * sum(own) ** 2 / 2, len(xs) ** 2
+    else:
+        squares = sum(p * min(n, p) for p in own + others)
+        by_features, alignments = n * (sum(own) * sum(others) + squares), len(xs) * len(ys)
+    by_grams = n**2 * (sum(own + others) + alignments / 2)
     with full_precision(xs[0]):
-        if kernel == "linear" and cheaper_by_features:
-            matrix = _by_features(xs, debiased=debiased, center=center)
+        if kernel == "linear" and by_features < by_grams:
+            matrix = _by_features(xs, ys, debiased=debiased, center=center)
         else:
-            matrix = _by_grams(xs, kernel, bandwidth, debiased=debiased, center=center)
-    # Of two equal sums a product of matrices may round one up and one down.
-    matrix = ((matrix + matrix.T) / 2).clamp(-1 if debiased else 0, 1)
+            matrix = _by_grams(xs, ys, kernel, bandwidth, debiased=debiased, center=center)
+    if ys is None:
+        # Of two equal sums a product of matrices may round one up and one down.
+        matrix = (matrix + matrix.T) / 2
+    matrix = matrix.clamp(-1 if debiased else 0, 1)
+    if ys is not None:
+        return matrix
     diagonal = matrix.diagonal()
     # A thing is like itself exactly, rounding or not.
     return matrix.diagonal_scatter(torch.where(diagonal.isnan() | (diagonal == 0), diagonal, 1))
 
 
-def _by_features(xs: Sequence[Tensor], *, debiased: bool, center: bool) -> Tensor:
+def _by_features(xs: Sequence[Tensor], ys: Sequence[Tensor] | None, *, debiased: bool, center: bool) -> Tensor:
     """Linear CKA without a Gram over examples: ``<X Xᵀ, Y Yᵀ> = |Xᵀ Y|²``."""
     n = len(xs[0])
-    dtype, live = precision(*xs)
-    xs = [x.to(dtype) for x in xs]
+    sides = [*xs, *(ys or [])]
+    dtype, live = precision(*sides)
+    sides = [x.to(dtype) for x in sides]
     if center or debiased:
-        xs = [centred(x) for x in xs]
-    xs = [x / magnitude(x) for x in xs]
-    alike = xs[0].new_zeros(len(xs), len(xs))
-    for i, x in enumerate(xs):
-        for j, y in enumerate(xs[: i + 1]):
-            # |Xᵀ X| = |X Xᵀ|: the smaller of the two.
-            product = x @ x.mT if i == j and n < x.shape[1] else x.mT @ y
-            alike[i, j] = alike[j, i] = product.square().sum()
+        sides = [centred(x) for x in sides]
+    sides = [x / magnitude(x) for x in sides]
+    alike = sides[0].new_zeros(len(sides), len(sides))
+    for i, x in enumerate(sides):
+        for j, y in enumerate(sides[: i + 1]):
+            # With others given, the pairs within either side are not wanted.
+            if ys is None or i == j or j < len(xs) <= i:
+                # |Xᵀ X| = |X Xᵀ|: the smaller of the two.
+                product = x @ x.mT if i == j and n < x.shape[1] else x.mT @ y
+                alike[i, j] = alike[j, i] = product.square().sum()
     inner = alike
     if debiased:
         if n < 4:
             raise ValueError(f"debiased CKA needs at least 4 examples, got {n}")
-        squares = torch.stack([x.square().sum(dim=1) for x in xs])
+        squares = torch.stack([x.square().sum(dim=1) for x in sides])
         totals = squares.sum(dim=1)
         inner = alike - n / (n - 2) * squares @ squares.T + totals[:, None] * totals / ((n - 1) * (n - 2))
     # A difference of large numbers: what is left below their rounding is none.
     own, whole = inner.diagonal(), alike.diagonal()
     undefined = own <= n * torch.finfo(own.dtype).eps * whole
     norms = torch.where(undefined, 1, own).sqrt()
-    return torch.where(undefined[:, None] | undefined, undefined_value(live), inner / (norms[:, None] * norms))
+    matrix = torch.where(undefined[:, None] | undefined, undefined_value(live), inner / (norms[:, None] * norms))
+    return matrix if ys is None else matrix[: len(xs), len(xs) :]
 
 
-def _by_grams(xs: Sequence[Tensor], kernel: Kernel, bandwidth: float, *, debiased: bool, center: bool) -> Tensor:
+def _by_grams(
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor] | None,
+    kernel: Kernel,
+    bandwidth: float,
+    *,
+    debiased: bool,
+    center: bool,
+) -> Tensor:
     """CKA as inner products of unit Grams: one product of two matrices with a Gram in each row.
 
     Blocks of representations bound the memory: where more than one is needed, a block's Grams are made again for each
     other block.
     """
     n = len(xs[0])
-    dtype, live = precision(*xs)
+    others = xs if ys is None else ys
+    dtype, live = precision(*xs, *others)
     upper = torch.triu_indices(n, n, device=xs[0].device)
     position = upper[0] * n + upper[1]
     # Off the diagonal every entry stands for two.
@@ -224,15 +252,16 @@ def _by_grams(xs: Sequence[Tensor], kernel: Kernel, bandwidth: float, *, debiase
         )
 
     size = max(1, BLOCK_ENTRIES // len(position))
-    starts = range(0, len(xs), size)
-    matrix = xs[0].new_empty(len(xs), len(xs), dtype=dtype)
-    for i in starts:
+    matrix = xs[0].new_empty(len(xs), len(others), dtype=dtype)
+    for i in range(0, len(xs), size):
         block = rows(xs[i : i + size])
-        for j in starts[: i // size + 1]:
-            other = block if i == j else rows(xs[j : j + size])
+        # Of all pairs of one side the lower blocks are enough.
+        for j in range(0, i + 1 if ys is None else len(others), size):
+            other = block if ys is None and i == j else rows(others[j : j + size])
             product = block @ other.T
             matrix[i : i + size, j : j + size] = product
-            matrix[j : j + size, i : i + size] = product.T
+            if ys is None:
+                matrix[j : j + size, i : i + size] = product.T
     return matrix
 
 

@@ -65,8 +65,8 @@ def measure(
                     x, y = flatten(x), flatten(y)
                 if paired:
                     same_rows(name, [x, y])
-                if same_width and x.shape[1] != y.shape[1]:
-                    raise ValueError(f"{name} compares the same features: x has {x.shape[1]}, y has {y.shape[1]}")
+                if same_width:
+                    same_features(name, x, y)
                 if not live:
                     refuse_non_finite(name, {"x": x, "y": y})
                 with full_precision(x):
@@ -181,3 +181,9 @@ def same_rows(name: str, sides: Sequence[Tensor]) -> int:
     if len(set(counts)) > 1:
         raise ValueError(f"{name} compares the same examples, but the numbers of rows differ: {counts}")
     return counts[0]
+
+
+def same_features(name: str, x: Tensor, y: Tensor) -> None:
+    """A ValueError if the sides have different numbers of columns."""
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(f"{name} compares the same features: x has {x.shape[1]}, y has {y.shape[1]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kinfed.similarity.cka import alignment_matrix
-from kinfed.similarity.inputs import centred, measure
+from kinfed.similarity.inputs import centred, full_precision, measure, precision
 from kinfed.streams import numpy_stream
 
 __all__ = ["sketched_cka"]
@@ -45,26 +46,49 @@ def sketched_cka(
         A similarity in [0, 1]. Invariant to rotation and isotropic scaling of either side, and to shifts if centred
         before; not to the order of the examples. NaN, with a warning, if a side is constant.
     """
-    sketch_rows = min(max(len(x) // 4, 16), 128) if rows is None else rows
-    if center == "before":
-        x, y = centred(x), centred(y)
-    values = [
-        alignment_matrix(
-            [count_sketch(side, sketch_rows, seed, repeat, nonzeros) for side in (x, y)], center=center == "after"
-        )[0, 1]
-        for repeat in range(repeats)
+    return sketched_alignment([x, y], rows=rows, seed=seed, nonzeros=nonzeros, repeats=repeats, center=center)[0, 1]
+
+
+def sketched_alignment(
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor] | None = None,
+    /,
+    *,
+    rows: int | None = None,
+    seed: int = 0,
+    nonzeros: int = 1,
+    repeats: int = 1,
+    center: Literal["before", "after"] = "before",
+) -> Tensor:
+    """`sketched_cka` of every pair of ``N`` n×p matrices, N×N, or of each with each of ``M`` others, N×M."""
+    if center not in {"before", "after"}:
+        raise ValueError(f"center is 'before' or 'after', got {center!r}")
+    n = len(xs[0])
+    dtype, _ = precision(*xs, *(ys or []))
+    sketch_rows = min(max(n // 4, 16), 128) if rows is None else rows
+    sketches = [
+        count_sketch(n, sketch_rows, seed, repeat, nonzeros).to(xs[0].device, dtype) for repeat in range(repeats)
     ]
-    return torch.stack(values).mean()
+
+    def sketched(sides: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """Every side by one sketch, for each sketch."""
+        ready = (centred(x.to(dtype)) if center == "before" else x.to(dtype) for x in sides)
+        return list(zip(*([sketch @ x for sketch in sketches] for x in ready), strict=True))
+
+    with full_precision(xs[0]):
+        rest = [None] * repeats if ys is None else sketched(ys)
+        matrices = [alignment_matrix(x, y, center=center == "after") for x, y in zip(sketched(xs), rest, strict=True)]
+    return torch.stack(matrices).mean(dim=0)
 
 
-def count_sketch(x: Tensor, rows: int, seed: int, repeat: int, nonzeros: int) -> Tensor:
-    """``S X``, rows×p: each column of ``S`` has ``nonzeros`` entries ±1/√nonzeros (Clarkson and Woodruff 2013)."""
+def count_sketch(n: int, rows: int, seed: int, repeat: int, nonzeros: int) -> Tensor:
+    """``S``, rows×n and sparse: each column has ``nonzeros`` entries ±1/√nonzeros (Clarkson and Woodruff 2013)."""
     if not 1 <= nonzeros <= rows:
         raise ValueError(f"each example goes into 1 to {rows} rows of the sketch, not into {nonzeros}")
     stream = numpy_stream(seed, "count sketch", repeat)
-    targets = stream.permuted(np.tile(np.arange(rows), (len(x), 1)), axis=1)[:, :nonzeros]
+    targets = stream.permuted(np.tile(np.arange(rows), (n, 1)), axis=1)[:, :nonzeros]
     signs = stream.choice([-1.0, 1.0], size=targets.shape) / np.sqrt(nonzeros)
-    sketch = x.new_zeros(rows, x.shape[1])
-    for target, sign in zip(torch.from_numpy(targets.T).to(x.device), torch.from_numpy(signs.T).to(x), strict=True):
-        sketch = sketch.index_add(0, target, sign[:, None] * x)
-    return sketch
+    places = np.stack([targets.T.ravel(), np.tile(np.arange(n), nonzeros)])
+    return torch.sparse_coo_tensor(
+        torch.from_numpy(places), torch.from_numpy(signs.T.ravel()), (rows, n), check_invariants=True
+    )
