@@ -131,7 +131,7 @@ def test_nobody_voting_ends_the_run(tmp_path: Path) -> None:  # case 90
     for source in sources:
         source.model.load({name: torch.zeros_like(t) for name, t in source.model.tensors(ALL).items()})
     with (
-        pytest.raises(RunFailed, match="nobody voted in round 2: .* by sketched_cka"),
+        pytest.raises(RunFailed, match=r"nobody voted in round 2: .* by sketched_cka"),
         pytest.warns(RuntimeWarning, match="constant"),
     ):
         run(workshop("fedvote", sources=sources), tmp_path / "a")
@@ -214,7 +214,7 @@ def test_the_config_asks_for_sources_and_for_rounds_enough(tmp_path: Path) -> No
         Config.checked(given)
     config = Config.checked({**given, "settings": {"fedvote+fedprox": {"round": "3", "mu": "0.5"}}})
     assert (config.settings["fedvote+fedprox"]["round"], config.settings["fedvote+fedprox"]["mu"]) == (3, 0.5)
-    with pytest.raises(InputError, match="method: 'fedvote\\+fedpro' is not known; .*did you mean|fedvote"):
+    with pytest.raises(InputError, match=r"method: .fedpro. is not known; .*did you mean fedprox"):
         Config.checked({"methods": ("fedvote+fedpro",)})
 
 
