@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
-from kinfed.models import Tensors
+from kinfed.models import Tensors, checksum
 
 __all__ = ["NotSaved", "apart", "clear_unfinished", "read_tensors", "save_tensors", "saving", "sync", "write_whole"]
 
@@ -51,7 +48,7 @@ def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, last
     """
     unfinished = path.with_name(path.name + UNFINISHED)
     whole = apart(tensors)
-    text = json.dumps({**about, "crc32": _crc32(whole)}, default=lambda number: number.item())
+    text = json.dumps({**about, "crc32": checksum(whole)}, default=lambda number: number.item())
     with saving(path):
         path.parent.mkdir(exist_ok=True)
         save_file(whole, unfinished, {"about": text})
@@ -74,7 +71,7 @@ def read_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
             about: dict[str, Any] = json.loads(file.metadata()["about"])
     except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"it cannot be read: {error}") from error
-    if about.pop("crc32", None) != _crc32(tensors):
+    if about.pop("crc32", None) != checksum(tensors):
         raise ValueError("it is damaged: its contents do not have the checksum that was written with them")
     return tensors, about
 
@@ -91,19 +88,6 @@ def apart(tensors: Tensors) -> Tensors:
             seen.add(at)
         apart[name] = own
     return apart
-
-
-def _crc32(tensors: Tensors) -> int:
-    """Of names and bytes, in the order of the names."""
-    crc = 0
-    for name in sorted(tensors):
-        crc = zlib.crc32(name.encode(), crc)
-        crc = zlib.crc32(_bytes(tensors[name]), crc)
-    return crc
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def write_whole(path: Path, text: str, *, lasting: bool = True) -> None:

@@ -155,6 +155,10 @@ class Config(BaseModel):
     @field_validator("weights")
     @classmethod
     def _a_file(cls, weights: str | None) -> str | None:
+        from kinfed.models import refuse_pickle
+
+        if weights is not None:
+            refuse_pickle(Path(weights))
         if weights is not None and not Path(weights).is_file():
             raise InputError(f"weights: {weights!r} is no file")
         return weights

@@ -4,65 +4,19 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 import torch
-from annotated_types import Gt
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 
 from kinfed.data import Normalisation
 from kinfed.engine.files import read_tensors
 from kinfed.errors import InputError
 from kinfed.learning.frozen import CHUNK
-from kinfed.models import ARCHITECTURES, HEAD, BatchNorm, Model, build, from_module, load_weights, select, set_batchnorm
+from kinfed.models import ARCHITECTURES, HEAD, Card, Model, build, from_module, load_weights, select, set_batchnorm
 
-__all__ = ["Card", "Predictor", "load"]
-
-
-class _Normalisation(BaseModel):
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-    mean: tuple[float, ...]
-    std: tuple[Annotated[float, Gt(0)], ...]
-
-
-class Card(BaseModel):
-    """What is needed of the JSON beside a model; the rest of it is for people."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-    version: Literal[1]
-    architecture: str
-    bn: BatchNorm
-    head: str | None = None
-    shape: tuple[int, ...] = Field(min_length=1)
-    classes: tuple[str, ...] = Field(min_length=1)
-    normalisation: _Normalisation
-
-    @model_validator(mode="after")
-    def _for_each_channel(self) -> Self:
-        told = self.normalisation
-        if not len(told.mean) == len(told.std) == self.shape[0]:
-            raise ValueError(f"normalisation is not of {self.shape[0]} channels")
-        return self
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """The card in a file.
-
-        Raises:
-            InputError: If it is missing, damaged, or of another version.
-        """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InputError(f"{path}: is no description of a model: {where and f'{where}: '}{first['msg']}") from error
+__all__ = ["Predictor", "load"]
 
 
 class Predictor(nn.Module):
@@ -123,10 +77,7 @@ def load(path: Path, client: int | None = None, module: nn.Module | None = None)
         tensors, about = read_tensors(path)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
-    told = card.model_dump(mode="json")
-    for name in ("architecture", "bn", "shape", "classes"):
-        if told[name] != about.get(name):
-            raise InputError(f"{path.with_suffix('.json')}: does not belong to {path.name}, which has another {name}")
+    card.check(about, path)
     if not select(tensors, HEAD):
         raise InputError(f"{path}: is a body without a head and predicts nothing; it can be start weights: --weights")
     model = _built(path, card, module)

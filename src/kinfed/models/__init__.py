@@ -1,11 +1,12 @@
 """Models: a body up to the representation, a head, and points between that can be read. Nothing federated."""
 
 from kinfed.models.batchnorm import BatchNorm, set_batchnorm
+from kinfed.models.card import Card
 from kinfed.models.catalogue import ARCHITECTURES, Architecture, build, suited
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
 from kinfed.models.own import factory, from_module
 from kinfed.models.pool import Source, open_pool
-from kinfed.models.saved import load_weights, open_saved, saved_about
+from kinfed.models.saved import checksum, load_weights, open_saved, refuse_pickle, saved_about
 from kinfed.models.siamese import ONLINE, PREDICTOR, PROJECTOR, TARGET, Siamese, Target
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "TARGET",
     "Architecture",
     "BatchNorm",
+    "Card",
     "Model",
     "Part",
     "Siamese",
@@ -27,11 +29,13 @@ __all__ = [
     "Target",
     "Tensors",
     "build",
+    "checksum",
     "factory",
     "from_module",
     "load_weights",
     "open_pool",
     "open_saved",
+    "refuse_pickle",
     "saved_about",
     "select",
     "set_batchnorm",

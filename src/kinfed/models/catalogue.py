@@ -61,7 +61,14 @@ def suited(shape: tuple[int, ...]) -> str:
 
 
 def build(
-    name: str, shape: tuple[int, ...], classes: int, seed: int, *, bn: BatchNorm = "track", head: str | None = None
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    *,
+    bn: BatchNorm = "track",
+    head: str | None = None,
+    stream: tuple[str | int, ...] = ("model",),
 ) -> Model:
     """Build a model with the initial weights that belong to a seed.
 
@@ -70,15 +77,16 @@ def build(
             classes that returns a `Model`, or a module whose last linear layer is ``head``.
         shape: Of one input.
         classes: Outputs of the head.
-        seed: Of the run; the weights come from its stream ``"model"``.
+        seed: Of the run.
         bn: What BatchNorm layers become; see `set_batchnorm`.
         head: Name of the last linear layer in a user's own module.
+        stream: The seed's stream that the weights come from.
 
     Raises:
         InputError: If inputs of this shape are too small for the architecture or no images, or a user's own module does
             not give logits of these classes.
     """
-    with seeded_global_torch(seed, "model"):
+    with seeded_global_torch(seed, *stream):
         model = _own(name, shape, classes, head) if ":" in name else _known(name, shape, classes)
     set_batchnorm(model, bn)
     model.recipe = {"architecture": name, "bn": bn, **({} if head is None else {"head": head})}

@@ -1,20 +1,78 @@
+"""A pool of source models: a folder of safetensors files, each with a JSON beside it that says what it is."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from kinfed.models.model import Model
+import torch
+
+from kinfed.errors import InputError
+from kinfed.models.card import Card
+from kinfed.models.catalogue import ARCHITECTURES, build
+from kinfed.models.model import HEAD, Model, select
+from kinfed.models.saved import refuse_pickle, saved_about, weights_for
 
 __all__ = ["Source", "open_pool"]
 
 
 @dataclass(frozen=True)
 class Source:
+    """One trained model.
+
+    Attributes:
+        name: Of its files, without their endings.
+        model: On the CPU, in evaluation mode, no parameter of it trainable.
+        card: What is known of it: architecture, shape, classes, normalisation, and what else was told.
+    """
+
     name: str
     model: Model
-    card: Any
+    card: Card
 
 
 def open_pool(folder: Path) -> tuple[Source, ...]:
-    raise NotImplementedError
+    """The sources in a folder, by name: each ``NAME.safetensors`` with its ``NAME.json``.
+
+    ``RUN/models`` of a run is such a folder. Architectures, shapes and classes may differ from one to the next.
+
+    Raises:
+        InputError: If there is no such folder or no source in it, or one of them has no JSON, is damaged or a pickle,
+            is of an architecture that kinfed does not know, or does not fit what its JSON says.
+    """
+    if not folder.is_dir():
+        raise InputError(f"sources: {str(folder)!r} is no folder")
+    for path in sorted(folder.iterdir()):
+        refuse_pickle(path)
+    paths = sorted(folder.glob("*.safetensors"), key=lambda path: path.stem)
+    if not paths:
+        raise InputError(
+            f"sources: {str(folder)!r} holds no source; a pool has NAME.safetensors and NAME.json, and kinfed sources "
+            f"train makes one"
+        )
+    return tuple(_open(path) for path in paths)
+
+
+def _open(path: Path) -> Source:
+    beside = path.with_suffix(".json")
+    if not beside.is_file():
+        raise InputError(f"sources: {path} has no {beside.name} beside it that says what it is")
+    card = Card.read(beside)
+    if card.architecture not in ARCHITECTURES:
+        imports = ", which a file may not import" if ":" in card.architecture else ""
+        known = ", ".join(ARCHITECTURES)
+        raise InputError(f"{beside}: architecture: {card.architecture!r} is not known{imports}; allowed: {known}")
+    about = saved_about(path)
+    if about is not None:
+        card.check(about, path)
+    try:
+        # Without memory: whatever the JSON says of shapes, no more is taken than the file has.
+        with torch.device("meta"):
+            model = build(card.architecture, card.shape, len(card.classes), seed=0, bn=card.bn)
+    except InputError as error:
+        raise InputError(f"{beside}: {error}") from error
+    tensors = weights_for(model, path)
+    if not select(tensors, HEAD):
+        raise InputError(f"sources: {path} is a body without a head; a source is a whole model")
+    model.load_state_dict(tensors, assign=True)
+    return Source(path.stem, model.eval().requires_grad_(False), card)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from torch import Tensor
 
 from kinfed.errors import InputError
 from kinfed.models.catalogue import ARCHITECTURES, build
-from kinfed.models.model import BODY, Model, select
+from kinfed.models.model import ALL, BODY, Model, Tensors
+from kinfed.models.torchvision_names import torchvision_names
 
-__all__ = ["load_weights", "open_saved", "saved_about"]
+__all__ = ["checksum", "load_weights", "open_saved", "refuse_pickle", "saved_about", "weights_for"]
+
+PICKLED = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
 
 def open_saved(path: Path) -> tuple[Model, tuple[int, ...], tuple[str, ...]]:
@@ -38,7 +44,7 @@ def saved_about(path: Path) -> dict[str, Any] | None:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            about: dict[str, Any] = json.loads((file.metadata() or {}).get("about", "{}"))
+            about = _about(file)
     except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as safetensors: {error}") from error
     return about if "architecture" in about else None
@@ -48,18 +54,83 @@ def load_weights(model: Model, path: Path) -> None:
     """Copy the tensors of a safetensors file into a model: all of them, or those of the body alone.
 
     Raises:
-        InputError: If the file cannot be read, lacks a tensor, or has one of another name or shape.
+        InputError: As `weights_for`.
     """
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"weights: {path} cannot be read as safetensors: {error}") from error
-    mine = model.state_dict()
-    wanted = mine.keys() if any(name not in select(mine, BODY) for name in tensors) else select(mine, BODY).keys()
-    for name in sorted(wanted ^ tensors.keys()):
-        raise InputError(f"weights: {path} {'lacks' if name in wanted else 'has a strange tensor'} {name}")
-    for name, tensor in tensors.items():
-        if tensor.shape != mine[name].shape:
-            shapes = f"{tuple(tensor.shape)}, and the model's is {tuple(mine[name].shape)}"
+    model.load(weights_for(model, path))
+
+
+def weights_for(model: Model, path: Path) -> Tensors:
+    """The tensors of a safetensors file for a model, named and typed as the model's: all, or those of the body alone.
+
+    A file in which no name starts with ``body.`` or ``head.`` has torchvision's names, where the architecture is one of
+    torchvision's; it may lack the counts of batches (``num_batches_tracked``), which are 0 then.
+
+    Args:
+        model: Its own weights do not matter, and it may be without memory (on the device ``meta``).
+        path: The file.
+
+    Raises:
+        InputError: If the file is a pickle, cannot be read or is damaged, lacks a tensor, or has one of another name or
+            shape.
+    """
+    tensors = _read(path)
+    theirs = {} if any(name.startswith(ALL) for name in tensors) else torchvision_names(model)
+    mine = {theirs.get(name, name): (name, tensor) for name, tensor in model.state_dict().items()}
+    body = {name for name, (ours, _) in mine.items() if ours.startswith(BODY)}
+    wanted = body if tensors.keys() <= body else mine.keys()
+    fitting: Tensors = {}
+    for name in sorted(wanted | tensors.keys()):
+        if name in wanted and name not in tensors and theirs and name.endswith("num_batches_tracked"):
+            tensors[name] = torch.zeros((), dtype=torch.int64)  # torchvision's files are older than these
+        if name not in wanted or name not in tensors:
+            raise InputError(f"weights: {path} {'lacks' if name in wanted else 'has a strange tensor'} {name}")
+        ours, own = mine[name]
+        if tensors[name].shape != own.shape:
+            shapes = f"{tuple(tensors[name].shape)}, and the model's is {tuple(own.shape)}"
             raise InputError(f"weights: {name} in {path} has the shape {shapes}")
-    model.load(tensors)
+        fitting[ours] = tensors[name].to(own.dtype)
+    return fitting
+
+
+def _read(path: Path) -> Tensors:
+    refuse_pickle(path)
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            about = _about(file)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"weights: {path} cannot be read as safetensors: {error}") from error
+    if "crc32" in about and about["crc32"] != checksum(tensors):
+        raise InputError(f"weights: {path} is damaged: it does not have the checksum that was written with it")
+    return tensors
+
+
+def _about(file: Any) -> dict[str, Any]:
+    about = json.loads((file.metadata() or {}).get("about", "{}"))
+    return about if isinstance(about, dict) else {}
+
+
+def refuse_pickle(path: Path) -> None:
+    """Refuse a file that is called as PyTorch calls its pickles, which can run code.
+
+    Raises:
+        InputError: If it is; the line says how to convert it.
+    """
+    if path.suffix.lower() in PICKLED:
+        raise InputError(
+            f"weights: {str(path)!r} may be a pickle, which can run code; convert it where you trust it: "
+            f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), '{path.stem}.safetensors')"
+        )
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> int:
+    """CRC-32 of names and bytes, in the order of the names."""
+    crc = 0
+    for name in sorted(tensors):
+        crc = zlib.crc32(name.encode(), crc)
+        crc = zlib.crc32(_bytes(tensors[name]), crc)
+    return crc
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
