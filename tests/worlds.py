@@ -15,10 +15,9 @@ from torch import nn
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
 from kinfed.engine import Inline, Place, Plan, RunFolder, Unwatched, Workshop, federate, one_thread
 from kinfed.engine.folder import Checkpoint
-from kinfed.experiment.predictor import Card
 from kinfed.learning import SGD, Batch, Phase, train
 from kinfed.methods import Memory, Message, Method, State, fedavg, method_named
-from kinfed.models import Model, Source, Tensors, build
+from kinfed.models import Card, Model, Source, Tensors, build
 
 NOBODY = Partition([], [])
 

@@ -15,7 +15,7 @@ from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config
 from kinfed.methods import METHODS, Message, method_named
 from kinfed.methods.fedvote import FedVote, Vote, ballots, carries_vote, fitting
-from kinfed.methods.voting import count
+from kinfed.methods.voting import count, scores
 from kinfed.models import ALL, BODY, HEAD, build, select
 from tests.worlds import Outcome, close, federation, pool, run, same, small, workshop
 
@@ -230,6 +230,6 @@ def test_close_to_a_hand_computed_score() -> None:
     sent, _ = shop.update(2, 1, message, Message())
     client = shop.client(2, 1)
     client.model.load(sent.tensors)
-    scores = shop.method.scores(client)  # type: ignore[attr-defined]
-    assert int(sent.numbers["choice.1"]) == int(scores.argmax())
+    told = scores(shop.method.seen(client), "cka")  # type: ignore[attr-defined]
+    assert int(sent.numbers["choice.1"]) == int(told.argmax())
     assert close(client.model.tensors(), sent.tensors)

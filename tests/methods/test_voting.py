@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.learning import features
-from kinfed.methods.voting import MEASURES, ballot, count, scores
+from kinfed.methods.voting import MEASURES, ballot, count, scores, seen
 from kinfed.similarity import cka, sketched_cka
 from tests.worlds import dataset, pool
 
@@ -58,9 +58,9 @@ def test_scores_are_the_measure_of_the_representations() -> None:
     named, train = pool(dataset(), (2, 3)), dataset().train.take(range(60))
     own = features(model, train)
     theirs = [features(source, train) for source in sources]
-    told = scores(model, named, train, [("body", "body")], "sketched_cka")
+    told = scores(seen(model, named, train, [("body", "body")]), "sketched_cka")
     assert told.tolist() == pytest.approx([float(sketched_cka(own, other)) for other in theirs], abs=1e-9)
-    told = scores(model, named, train, [("body", "body"), ("conv1", "conv2")], "cka")
+    told = scores(seen(model, named, train, [("body", "body"), ("conv1", "conv2")]), "cka")
     at = [features(model, train, "conv1"), [features(source, train, "conv2") for source in sources]]
     expected = [(cka(own, a) + cka(at[0], b)) / 2 for a, b in zip(theirs, at[1], strict=True)]  # type: ignore[arg-type]
     assert told.tolist() == pytest.approx([float(e) for e in expected], abs=1e-9)
@@ -69,16 +69,16 @@ def test_scores_are_the_measure_of_the_representations() -> None:
 @pytest.mark.parametrize("measure", MEASURES)
 def test_every_measure_finds_the_model_itself(measure: str) -> None:
     model = pool(dataset(), (1,))[0].model
-    told = scores(model, pool(dataset(), (2, 1, 3)), dataset().train.take(range(200)), [("body", "body")], measure)
-    assert ballot(told, 1) == [1]
+    told = seen(model, pool(dataset(), (2, 1, 3)), dataset().train.take(range(200)), [("body", "body")])
+    assert ballot(scores(told, measure), 1) == [1]
 
 
 def test_labels_are_not_looked_at() -> None:
     model, train = pool(dataset(), (1,))[0].model, dataset().train.take(range(60))
     assert train.labels is not None
     others = replace(train, labels=train.labels.flip(0))
-    one, other = (scores(model, pool(dataset()), seen, [("body", "body")], "sketched_cka") for seen in (train, others))
-    assert torch.equal(one, other)
+    one, other = (seen(model, pool(dataset()), images, [("body", "body")]) for images in (train, others))
+    assert torch.equal(scores(one, "sketched_cka"), scores(other, "sketched_cka"))
 
 
 def test_sources_of_other_widths_are_scored() -> None:  # case 89
@@ -86,9 +86,9 @@ def test_sources_of_other_widths_are_scored() -> None:  # case 89
     model = pool(data, (1,))[0].model
     wide = [*pool(data, (2,)), *pool(data, (3,), "mlp"), *pool(data, (4,), "mcmahan_cnn")]  # 64, 200, 512 features
     for measure in ("sketched_cka", "cka", "debiased_cka", "rsa"):
-        told = scores(model, wide, data.train.take(range(100)), [("body", "body")], measure)
-        pairs = [scores(model, [one], data.train.take(range(100)), [("body", "body")], measure) for one in wide]
+        told = scores(seen(model, wide, data.train.take(range(100)), [("body", "body")]), measure)
+        pairs = [scores(seen(model, [one], data.train.take(range(100)), [("body", "body")]), measure) for one in wide]
         assert told.tolist() == pytest.approx(list(itertools.chain(*(p.tolist() for p in pairs))), abs=1e-9)
         assert bool(told.isfinite().all())
     with pytest.raises(ValueError, match="x has 64, y has 200"):
-        scores(model, wide, data.train.take(range(100)), [("body", "body")], "emd")
+        scores(seen(model, wide, data.train.take(range(100)), [("body", "body")]), "emd")

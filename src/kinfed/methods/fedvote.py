@@ -13,13 +13,12 @@ from typing import Annotated, ClassVar, Literal, TypeGuard
 import numpy as np
 import torch
 from annotated_types import Ge
-from torch import Tensor
 
 from kinfed.errors import InputError, RunFailed
 from kinfed.learning import unnormalised
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
-from kinfed.methods.voting import MEASURES, ballot, count, scores
+from kinfed.methods.voting import MEASURES, Seen, ballot, count, scores, seen
 from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
 
 __all__ = ["FedVote", "Vote", "ballots", "carries_vote", "fitting", "with_vote"]
@@ -142,18 +141,18 @@ class Vote(FedAvg):
         upload, memory = super().update(client, message, memory)
         if self.source is None and self.selects(message, client.round):
             client.model.load(select(upload.tensors, BODY))
-            choices = ballot(self.scores(client), self.ballot)
+            choices = ballot(scores(self.seen(client), self.measure), self.ballot)
             cast = {f"{CHOICE}{place}": float(source) for place, source in enumerate(choices, start=1)}
             upload = replace(upload, numbers={**upload.numbers, **cast})
         return upload, memory
 
-    def scores(self, client: Client) -> Tensor:
-        """How alike the client's present model and each source are."""
+    def seen(self, client: Client) -> Seen:
+        """What the client's present model and the sources make of its images."""
         samples = client.train if self.supervised else unnormalised(client.train)
         if len(samples) > self.images:
             rows = torch.randperm(len(samples), generator=client.stream("vote"))[: self.images]
             samples = samples.take(np.sort(rows.numpy()))
-        return scores(client.model, client.sources, samples, self._pairs, self.measure)
+        return seen(client.model, client.sources, samples, self._pairs)
 
 
 @dataclass(frozen=True, kw_only=True)

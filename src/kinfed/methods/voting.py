@@ -15,7 +15,7 @@ from kinfed.learning import activations
 from kinfed.models import Model, Source
 from kinfed.similarity import similarity_matrix
 
-__all__ = ["MEASURES", "Count", "ballot", "count", "scores"]
+__all__ = ["MEASURES", "Count", "Seen", "ballot", "count", "scores", "seen"]
 
 # Every measure of `kinfed.similarity` but those that need labels; what stands beside is its metric and options.
 MEASURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,32 +28,51 @@ MEASURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def scores(
-    model: Model, sources: Sequence[Source], samples: Samples, taps: Sequence[tuple[str, str]], measure: str
-) -> Tensor:
-    """How alike a client's model and each source are on the client's samples; every model sees each sample once.
+@dataclass(frozen=True)
+class Seen:
+    """What a client's model and the sources make of the client's images: everything that a measure needs.
+
+    Attributes:
+        own: Activations of the client's model, n×… a tap point.
+        theirs: Those of the P sources, tap by tap.
+    """
+
+    own: Sequence[Tensor]
+    theirs: Sequence[Sequence[Tensor]]
+
+
+def seen(model: Model, sources: Sequence[Source], samples: Samples, taps: Sequence[tuple[str, str]]) -> Seen:
+    """Every model sees every sample once; no label is looked at.
 
     Args:
         model: The client's.
-        sources: P of them, on the model's device; of any width that the measure can compare.
-        samples: n, of which no label is looked at.
-        taps: Tap points of the model and of every source that are compared.
+        sources: P of them, on the model's device.
+        samples: n, of a client.
+        taps: Tap points of the model, and which of every source each is compared with.
+    """
+    images = replace(samples, labels=None)
+    own, theirs = zip(*taps, strict=True)
+    of_sources = [activations(source.model, images, theirs) for source in sources]
+    return Seen(activations(model, images, own), [*zip(*of_sources, strict=True)])
+
+
+def scores(seen: Seen, measure: str) -> Tensor:
+    """How alike a client's model and each source are.
+
+    Args:
+        seen: Of any widths that the measure can compare.
         measure: One of `MEASURES`.
 
     Returns:
-        P numbers, larger is more alike: the mean over the taps. NaN where a side is constant or not finite.
+        P numbers, larger is more alike: the mean over the tap points. NaN where a side is constant or not finite.
 
     Raises:
-        ValueError: If the measure cannot compare them; which it can, `kinfed.similarity` says.
+        ValueError: If the measure cannot compare two of them.
     """
     metric, options = MEASURES[measure]
-    seen = replace(samples, labels=None)
-    own, theirs = zip(*taps, strict=True)
-    mine = activations(model, seen, own)
-    of_sources = zip(*(activations(source.model, seen, theirs) for source in sources), strict=True)
     rows = [
-        similarity_matrix([x], metric, against=list(others), **options)[0]
-        for x, others in zip(mine, of_sources, strict=True)
+        similarity_matrix([own], metric, against=theirs, **options)[0]
+        for own, theirs in zip(seen.own, seen.theirs, strict=True)
     ]
     return torch.stack(rows).mean(dim=0).cpu()
 
