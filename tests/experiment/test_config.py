@@ -73,6 +73,9 @@ def config(**fields: Any) -> Config:
         ({"methods": ("fedprox",), "settings": {"fedprox": {"mu": "-1"}}}, "fedprox.mu: '-1' is not allowed"),
         ({"ft_epochs": -1}, "ft_epochs: -1 is not allowed; must be greater than or equal to 0"),
         ({"ft_lr": 0}, "ft_lr: 0 is not allowed; must be greater than 0"),
+        ({"target_acc": 0}, "target_acc: 0 is not allowed; must be greater than 0"),
+        ({"target_acc": "90"}, "target_acc: '90' is not allowed; must be less than or equal to 1"),
+        ({"target_acc": float("nan")}, "target_acc: nan is not allowed; must be a finite number"),
         ({"ft_part": "neck"}, "ft_part: 'neck' is not allowed; must be 'full', 'head' or 'body'"),
     ],
 )  # fmt: skip
@@ -116,7 +119,7 @@ def test_every_field_is_written_except_those_that_are_not_given() -> None:
     absent = {name for name in Config.model_fields if f"{name} = " not in written}
     assert absent == {
         "channels", "classes_per_client", "client_timeout", "image_size", "train_images", "model", "models", "head",
-        "weights", "linear_probe", "linear_probe_images", "log", "settings",
+        "weights", "linear_probe", "linear_probe_images", "target_acc", "log", "settings",
     }  # fmt: skip
 
 

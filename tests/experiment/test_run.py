@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 import kinfed
 from kinfed.errors import InputError
-from kinfed.report.folders import read_runs
+from kinfed.experiment.run import rounds_to
+from kinfed.report.folders import Run, read_runs
 from tests.worlds import same
 
 pytestmark = pytest.mark.usefixtures("global_generators")
@@ -70,6 +71,65 @@ def test_the_summary_tells_the_last_round_and_the_best_beside_it(out: Path) -> N
     assert metrics["global_acc_mean_of_last_10_rounds"] == pytest.approx(sum(series[-10:]) / 10)
     assert metrics["global_acc_best_on_test"] == max(series)
     assert metrics["initial_acc_weighted"] == metrics["personal_acc_weighted"] != metrics["fine_tuned_acc_weighted"]
+
+
+@pytest.mark.parametrize(
+    ("curve", "round"),
+    [
+        ([0.1, 0.5, 0.7], None),
+        ([], None),
+        ([0.9, 0.1], 1),
+        ([0.1, 0.9, 0.95], 2),  # reached exactly
+        ([0.1, 0.92, 0.3, 0.95], 2),  # dips after it
+        ([0.95 - 0.1, 0.89999], None),
+        ([None, None, 0.4, None, 0.91], 5),  # not evaluated
+        ([None, None], None),
+    ],
+)
+def test_the_rounds_to_a_target_count_from_the_first_one(curve: list[float | None], round: int | None) -> None:  # J.12
+    assert rounds_to(curve, 0.9) == round
+
+
+def test_the_summary_tells_the_first_round_of_the_target(tmp_path: Path) -> None:
+    def told(method: str, name: str, **fields: Any) -> Run:
+        (run,) = read_runs([kinfed.run(method, out=tmp_path / name, **SMALL, **fields).path])
+        return run
+
+    plain = told("fedavg", "plain")
+    assert plain.summary["rounds_to_target"] is None
+    curve = plain.series("global_acc")[1]
+    best, worst = max(curve), min(curve)
+    assert curve.index(best) > 0
+    assert curve.index(worst) < 2
+    asked = told("fedavg", "asked", target_acc=best)
+    assert asked.summary["rounds_to_target"] == {"target": best, "round": curve.index(best) + 1}
+    assert asked.lines == plain.lines
+    assert told("fedavg", "far", target_acc=1.0).summary["rounds_to_target"] == {"target": 1.0, "round": None}
+    seldom = told("fedavg", "seldom", target_acc=worst, evaluate_every=3)
+    assert seldom.summary["rounds_to_target"]["round"] == 3
+    without = told("fedper", "no-global-model", target_acc=0.01)
+    assert without.summary["rounds_to_target"] == {"target": 0.01, "round": None}
+
+
+def test_a_finished_run_is_told_of_another_target_and_not_trained_again(out: Path) -> None:
+    kinfed.compare(["fedavg"], out=out, target_acc=1.0, **SMALL)
+    lines, seconds = ((out / "fedavg-seed0" / f"{name}.jsonl").read_bytes() for name in ("metrics", "seconds"))
+    comparison = out / "comparison.toml"
+    comparison.write_text(comparison.read_text().replace("target_acc = 1.0", "target_acc = 0.001"))
+    result = kinfed.resume(out, quiet=True)
+    assert [summary["rounds_to_target"] for summary in result.summaries] == [{"target": 0.001, "round": 1}]
+    assert "target_acc = 0.001" in (out / "fedavg-seed0" / "config.toml").read_text()
+    assert [(out / "fedavg-seed0" / f"{name}.jsonl").read_bytes() for name in ("metrics", "seconds")] == [
+        lines, seconds,
+    ]  # fmt: skip
+
+
+def test_a_run_that_was_stopped_goes_on_with_another_target(out: Path) -> None:
+    kinfed.run("fedavg", out=out, **SMALL)
+    (out / "summary.json").unlink()
+    config = out / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 3", "rounds = 3\ntarget_acc = 0.001"))
+    assert kinfed.resume(out, quiet=True).summaries[0]["rounds_to_target"] == {"target": 0.001, "round": 1}
 
 
 def test_the_summary_has_every_accuracy_of_the_last_round_and_two_in_any_case(tmp_path: Path) -> None:

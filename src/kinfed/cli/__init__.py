@@ -72,7 +72,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
 def _metavar(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return "|".join(get_args(annotation))
-    return {int: "INT", int | None: "INT", float: "FLOAT"}.get(annotation, "TEXT")
+    return {int: "INT", int | None: "INT", float: "FLOAT", float | None: "FLOAT"}.get(annotation, "TEXT")
 
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file with any of the fields")]

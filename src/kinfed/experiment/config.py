@@ -35,8 +35,9 @@ __all__ = ["EXECUTION", "MARK", "PARTITIONS", "SMALLEST_PROBE", "Config", "parse
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
 
 # What says how a run is carried out, and not what comes out: of the device, that is true but for rounding, and a run
-# that was begun on one that is gone must be able to go on elsewhere.
-EXECUTION = {"workers", "client_timeout", "checkpoint_every", "save_local", "seeds", "log", "device"}
+# that was begun on one that is gone must be able to go on elsewhere. The target is only asked of what came out: with
+# another one, what is finished is told anew, and nothing is trained again.
+EXECUTION = {"workers", "client_timeout", "checkpoint_every", "save_local", "seeds", "log", "device", "target_acc"}
 
 MARK = "# a run of kinfed"  # the first line of its config
 
@@ -112,6 +113,9 @@ class Config(BaseModel):
     seed: int = Field(0, ge=0, description="seed, the first if there are several")
     seeds: int = Field(1, ge=1, description="how many seeds a comparison runs")
     evaluate_every: int = Field(1, ge=1, description="rounds between two evaluations; the last round always has one")
+    target_acc: float | None = Field(
+        None, gt=0, le=1, description="accuracy of the global model on the pooled test set whose first round is told"
+    )
     checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")
     save_local: bool = Field(
         False, description="true saves the clients' models of the last round as they sent them, where those are whole"

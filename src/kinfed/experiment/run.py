@@ -39,7 +39,7 @@ from kinfed.experiment.trackers import Tracked
 from kinfed.learning import COLLAPSED, SGD, Phase
 from kinfed.models import ALL, BODY, HEAD, Model, Source, build, load_weights, open_pool, suited
 
-__all__ = ["Watcher", "compare", "federation_of", "resume", "run", "workshop_of"]
+__all__ = ["Watcher", "compare", "federation_of", "resume", "rounds_to", "run", "workshop_of"]
 
 CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "federation.json", "summary.json"
 SUMMARY_VERSION = 1
@@ -282,8 +282,20 @@ def _in_order(config: Config, out: Path) -> list[Path]:
 
 
 def _run_the_rest(config: Config, out: Path, watcher: Watcher, workers: Workers | None) -> None:
-    if not (out / SUMMARY).is_file():
+    if (out / SUMMARY).is_file():
+        _tell_target(config, out)
+    else:
         _run(config, workshop_of(config), out, watcher, workers)
+
+
+def _tell_target(config: Config, out: Path) -> None:
+    """Look a finished run's rounds up again where it was asked for another target, or none."""
+    summary = json.loads((out / SUMMARY).read_text())
+    told = _rounds_to_target(config, RunFolder(out).lines("metrics.jsonl"))
+    if summary.get("rounds_to_target") != told:
+        write_whole(out / SUMMARY, json.dumps(summary | {"rounds_to_target": told}, indent=1) + "\n")
+        begun = Config.checked(read_toml(out / CONFIG))  # how it was carried out stays as it was
+        write_whole(out / CONFIG, begun.model_copy(update={"target_acc": config.target_acc}).toml())
 
 
 def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, workers: Workers | None) -> None:
@@ -371,6 +383,7 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
             "probe": len(federation.probe_rows),
         },
         "metrics": metrics,
+        "rounds_to_target": _rounds_to_target(config, lines),
         "train_loss": lines[-1]["train_loss"],
         "communication": {way: sum(line[way] for line in lines) for way in ("down_bytes", "up_bytes")},
         "seconds": {
@@ -385,6 +398,30 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         "skipped_samples": sum(line["skipped_samples"] for line in lines),
         "zero_step_clients": sum(line["zero_step_clients"] for line in lines),
         "collapsed": _collapsed(lines),
+    }
+
+
+def rounds_to(curve: Sequence[float | None], target: float) -> int | None:
+    """The first round whose accuracy is the target or more (METHODS.md E.3); later dips do not matter.
+
+    Args:
+        curve: Accuracy after each round, from the first one on; None where it was not measured.
+        target: In (0, 1].
+
+    Returns:
+        From 1 to as many rounds as there are; None if it was not reached.
+    """
+    reached = (round for round, acc in enumerate(curve, 1) if acc is not None and acc >= target)
+    return next(reached, None)
+
+
+def _rounds_to_target(config: Config, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Of the global model; None if no target was asked for."""
+    if config.target_acc is None:
+        return None
+    return {
+        "target": config.target_acc,
+        "round": rounds_to([line["global_acc"] for line in lines], config.target_acc),
     }
 
 

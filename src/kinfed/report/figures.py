@@ -18,6 +18,7 @@ from kinfed.report.folders import Run
 from kinfed.report.kinship import kin_order
 from kinfed.report.style import REFERENCES, colours, styled
 from kinfed.report.table import in_rows
+from kinfed.report.targets import as_text, targets
 
 __all__ = ["clients", "cost", "curves", "partition", "save_picture"]
 
@@ -64,6 +65,15 @@ def curves(runs: Sequence[Run]) -> go.Figure:
                 row=1,
                 col=col,
             )
+    for target in targets([run.summary for run in runs]):
+        figure.add_hline(
+            target,
+            line={"color": "#555", "width": 1, "dash": "dash"},
+            annotation={"text": f"target of the pooled test: {as_text(target)}", "font": {"size": 11, "color": "#555"}},
+            annotation_position="bottom right",
+            row=1,
+            col=1,
+        )
     figure.update_xaxes(title_text="round")
     figure.update_yaxes(range=[0, 1.02], col=1)
     figure.update_yaxes(rangemode="tozero", col=2)
@@ -166,6 +176,8 @@ def save_picture(runs: Sequence[Run], path: Path) -> None:
             rounds, mean, style, color=colour[method], label=method, marker="" if len(rounds) > 1 else "o", markersize=4
         )
         left.fill_between(rounds, mean - spread, mean + spread, color=colour[method], alpha=0.15, linewidth=0)
+    for target in targets([run.summary for run in runs]):
+        left.axhline(target, color="#555555", linewidth=0.8, linestyle="--")
     left.set(title=_curve_title(grouped), xlabel="round", ylim=(0, 1.02))
     left.grid(alpha=0.25)
     left.legend(frameon=False)

@@ -14,7 +14,8 @@ from kinfed.engine.files import write_whole
 from kinfed.report import figures
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship, save_kinship
-from kinfed.report.table import NEW_CLIENTS, Cell, Table, in_rows, notes, setting, table, verdict
+from kinfed.report.table import NEW_CLIENTS, Cell, Table, in_rows, notes, setting, table, target_table, verdict
+from kinfed.report.targets import targets
 
 __all__ = ["write_report"]
 
@@ -99,6 +100,7 @@ def _page(runs: Sequence[Run]) -> str:
 <p class="verdict">{html.escape(verdict(runs))}</p>
 {_table(table(runs))}
 {_new_clients(runs)}
+{"".join(_target(runs, target) for target in targets([run.summary for run in runs]))}
 {_notes(runs)}
 {"".join(sections)}
 <h2>Configuration</h2>
@@ -125,6 +127,13 @@ def _new_clients(runs: Sequence[Run]) -> str:
     if not content.rows:
         return ""
     return f'<h2>New clients</h2><p class="caption">{html.escape(NEW_CLIENTS)}</p>{_table(content)}'
+
+
+def _target(runs: Sequence[Run], target: float) -> str:
+    """How soon a target was reached."""
+    content = target_table(runs, target)
+    heading, caption = (html.escape(text.capitalize()) for text in (content.headings[2], content.meanings[2]))
+    return f'<h2>{heading}</h2><p class="caption">{caption}.</p>{_table(content)}'
 
 
 def _table(content: Table) -> str:

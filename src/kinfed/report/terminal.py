@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from kinfed.report.folders import read_runs
-from kinfed.report.table import NEW_CLIENTS, notes, setting, table, verdict
+from kinfed.report.table import NEW_CLIENTS, notes, setting, table, target_table, verdict
+from kinfed.report.targets import targets
 
 __all__ = ["show"]
 
@@ -26,6 +27,9 @@ def show(paths: Sequence[Path], console: Console | None = None) -> None:
     if (new := table(runs, new_clients=True)).rows:
         console.print(f"\n{NEW_CLIENTS}\n", highlight=False)
         console.print(new.rich())
+    for target in targets([run.summary for run in runs]):
+        console.print()
+        console.print(target_table(runs, target).rich())
     for line in (verdict(runs), *notes(runs)):
         if line:
             console.print(f"\n{line}", highlight=False)
