@@ -37,7 +37,8 @@ from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import EXECUTION, MARK, Config, model_shares, read_toml
 from kinfed.experiment.trackers import Tracked
 from kinfed.learning import COLLAPSED, SGD, Phase
-from kinfed.models import ALL, BODY, HEAD, Model, Source, build, load_weights, open_pool, suited
+from kinfed.methods.fedvote import Vote
+from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, load_weights, open_pool, suited
 
 __all__ = ["Watcher", "compare", "federation_of", "resume", "rounds_to", "run", "workshop_of"]
 
@@ -303,11 +304,12 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, worker
     out.mkdir(parents=True, exist_ok=True)
     if not (out / CONFIG).is_file():
         write_whole(out / CONFIG, config.toml())
-    about = json.dumps(_about(workshop.federation)) + "\n"
+    about = json.dumps(_about(workshop)) + "\n"
     if not (out / FEDERATION).is_file():
         write_whole(out / FEDERATION, about)
     elif (out / FEDERATION).read_text() != about:
-        raise InputError(f"data: the clients are not those that the run in {str(out)!r} began with; the data changed")
+        what = "data: the clients" if not workshop.sources else "data, sources: the clients or the source models"
+        raise InputError(f"{what} are not those that the run in {str(out)!r} began with; they changed")
     (method,) = config.methods
     folder = RunFolder(
         out,
@@ -333,8 +335,10 @@ def _workers(config: Config) -> Iterator[Workers | None]:
             workers.close()
 
 
-def _about(federation: Federation) -> dict[str, Any]:
-    """Who holds what, for the report: training samples by client and class, test samples by client."""
+def _about(workshop: Workshop) -> dict[str, Any]:
+    """Who holds what, for the report: training samples by client and class, test samples by client; source models."""
+    federation = workshop.federation
+    sources = {source.name: checksum(source.model.tensors()) for source in workshop.sources}
     names = federation.partition.names
     return {
         **({"names": list(names)} if names else {}),
@@ -346,6 +350,7 @@ def _about(federation: Federation) -> dict[str, Any]:
         "skipped_names": list(federation.dataset.skipped_names),
         "new_clients": len(federation.new_clients),
         "unused": federation.unused,
+        **({"sources": sources} if sources else {}),
     }
 
 
@@ -384,6 +389,7 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         },
         "metrics": metrics,
         "rounds_to_target": _rounds_to_target(config, lines),
+        "vote": _vote(workshop, lines),
         "train_loss": lines[-1]["train_loss"],
         "communication": {way: sum(line[way] for line in lines) for way in ("down_bytes", "up_bytes")},
         "seconds": {
@@ -399,6 +405,17 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         "zero_step_clients": sum(line["zero_step_clients"] for line in lines),
         "collapsed": _collapsed(lines),
     }
+
+
+def _vote(workshop: Workshop, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """In which round clients voted for a source model, and what came of it; None if they did not."""
+    method = workshop.method
+    if not isinstance(method, Vote):
+        return None
+    for line in lines:
+        if "ballots" in line:
+            return {"round": line["round"], **method.outcome(workshop.models[0], workshop.sources, line["ballots"])}
+    return None
 
 
 def rounds_to(curve: Sequence[float | None], target: float) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, TypeGuard
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -95,6 +95,23 @@ class Vote(FedAvg):
     def selects(self, state: State, round: int) -> bool:
         """From R_sel on, until it is done."""
         return round >= self.round and VOTED not in state.numbers
+
+    def outcome(
+        self, model: Model, sources: Sequence[Source], cast: Mapping[ClientId, Sequence[int]]
+    ) -> dict[str, Any]:
+        """What came of the ballots, for people: votes and Borda points of each source, and which was transferred."""
+        names, counted = [source.name for source in sources], count(cast, len(sources), self.ballot)
+        chosen = counted.ranking[0] if self.source is None else names.index(self.source)
+        layers = {name.rpartition(".")[0] for name in fitting(sources[chosen], model)}
+        return {
+            "sources": names,
+            "votes": counted.votes,
+            "points": counted.points,
+            "ballots": len(cast),
+            "transferred": names[chosen],
+            "voted": self.source is None,
+            "layers": [len(layers), len(_layers(select(model.state_dict(), BODY)))],
+        }
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
