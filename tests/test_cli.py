@@ -52,6 +52,15 @@ def kinfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
         (["resume", "nowhere"], "run: 'nowhere' is no run folder"),
         (["report", "nowhere"], "run: 'nowhere' is no run folder"),
         (["run", "fedavg", "--config", "nowhere.toml"], "config: 'nowhere.toml' cannot be read"),
+        (["run", "fedavg", "--weights", "w.pth"], "weights: 'w.pth' may be a pickle"),
+        (["sources"], "Missing command"),
+        (["sources", "train", "--out", "o"], "Missing option '--data'"),
+        (["sources", "train", "--data", "digits"], "Missing option '--out'"),
+        (["sources", "train", "--data", "digits", "--out", "o", "--epochs", "0"], "epochs: '0' is not allowed"),
+        (["sources", "train", "--data", "digits", "--out", "o", "--rounds", "3"], "No such option: --rounds"),
+        (["sources", "train", "--data", "digits", "--out", "something", "--model", "mlp"], "'something' is no folder"),
+        (["sources", "list", "nowhere"], "sources: 'nowhere' is no folder"),
+        (["sources", "list", "."], "sources: '.' holds no source"),
     ],
 )
 def test_wrong_input_gets_one_line_and_exit_code_2(kinfed, tmp_path: Path, arguments: list[str], message: str) -> None:  # type: ignore[no-untyped-def]  # case 111
@@ -159,6 +168,19 @@ def test_without_out_a_new_folder_is_made_every_time(kinfed, tmp_path: Path) -> 
     assert kinfed("run", "local", "--rounds", "1", "--clients", "10")[0] == 0
     (made,) = (tmp_path / "runs").iterdir()
     assert made.name.endswith("-local")
+
+
+def test_sources_are_trained_and_listed(kinfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    train = ["sources", "train", "--data", "digits", "--out", "pool", "--model", "tiny_cnn", "--epochs", "1"]
+    for classes, told in (("0,1", "digits-0-1 (seed 0) epoch    1/1"), ("2,3", "digits-2-3 (seed 0) epoch    1/1")):
+        code, out, err = kinfed(*train, "--classes", classes)
+        assert code == 0
+        assert told in err
+    assert [line.split()[:6] for line in out.splitlines()] == [
+        [name, "tiny_cnn", "1×8×8", "10", "classes", "digits"] for name in ("digits-0-1", "digits-2-3")
+    ]
+    assert kinfed("sources", "list", "pool") == (0, out, "")
+    assert kinfed(*train, "--classes", "2,3") == (0, out, "")  # nothing is missing
 
 
 def test_lists_have_a_line_each(kinfed) -> None:  # type: ignore[no-untyped-def]

@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfed import similarity
-    from kinfed.api import Result, compare, load, open_result, reproduce, resume, run
+    from kinfed.api import Result, compare, load, open_result, reproduce, resume, run, train_sources
 
-__all__ = ["Result", "__version__", "compare", "load", "open_result", "reproduce", "resume", "run", "similarity"]
+__all__ = [
+    "Result",
+    "__version__",
+    "compare",
+    "load",
+    "open_result",
+    "reproduce",
+    "resume",
+    "run",
+    "similarity",
+    "train_sources",
+]
 
 __version__ = "0.1.0"
 

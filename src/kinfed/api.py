@@ -1,4 +1,4 @@
-"""The same from Python: ``kinfed.run``, ``compare``, ``resume``, ``reproduce``; and ``kinfed.load``, to use a model."""
+"""The same from Python: ``kinfed.run``, ``compare``, ``resume``, ``reproduce``, ``train_sources`` and ``load``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kinfed.experiment.predictor import Predictor
     from kinfed.experiment.run import Watcher
 
-__all__ = ["Result", "compare", "load", "new_folder", "open_result", "reproduce", "resume", "run"]
+__all__ = ["Result", "compare", "load", "new_folder", "open_result", "reproduce", "resume", "run", "train_sources"]
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,38 @@ def load(path: str | Path, *, client: int | None = None, module: nn.Module | Non
     from kinfed.experiment.predictor import load as load_model
 
     return load_model(Path(path), client, module)
+
+
+def train_sources(
+    data: Sequence[str], *, out: str | Path, overwrite: bool = False, quiet: bool = False, **fields: Any
+) -> Path:
+    """Train one source model a data set into a pool, a folder that `kinfed.models.open_pool` opens.
+
+    Args:
+        data: Names or paths of data sets; each source is called as its data set.
+        out: The pool; sources that it has are kept, and those missing are trained.
+        overwrite: Train anew what is there under these names.
+        quiet: Show no progress.
+        **fields: Those of `kinfed.experiment.training.Training`: ``like``, ``epochs``, ``lr`` and so on.
+
+    >>> kinfed.train_sources(["mnist", "kmnist"], out="pool", like="usps", image_size=28)  # doctest: +SKIP
+
+    Returns:
+        The pool.
+
+    Raises:
+        InputError: If a field is wrong, or a source of one of the names was trained with other settings.
+    """
+    from kinfed.experiment.sources import train_sources as train_all
+    from kinfed.experiment.training import Training
+
+    training = Training.checked({"data": tuple(data), **fields})
+    if quiet:
+        train_all(training, Path(out), overwrite=overwrite)
+    else:
+        with Display() as display:
+            train_all(training, Path(out), display.source, overwrite=overwrite)
+    return Path(out)
 
 
 def _config(methods: Sequence[str], fields: Mapping[str, Any]) -> Config:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
 
 import typer
+from pydantic import BaseModel
 
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config, parse_settings, read_toml
 from kinfed.experiment.tables import TABLES
+from kinfed.experiment.training import Training
 
 if TYPE_CHECKING:
     from kinfed.api import Result
@@ -28,19 +31,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+sources = typer.Typer(help="Pools of source models: trained models that a federation may go on from.")
+app.add_typer(sources, name="sources")
 
 FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
 
 
-def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each field of `Config`, collected in its argument ``given``.
+def with_options(command: Callable[..., None], config: type[BaseModel], but: Sequence[str]) -> Callable[..., None]:
+    """Give a command one option for each field of a config, collected in its argument ``given``.
 
-    Values are passed on as they were typed: the Config checks them, so that a wrong one is told in one way everywhere.
+    Values are passed on as they were typed: the config checks them, so that a wrong one is told in one way everywhere.
     """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
-    fields = {name: f for name, f in Config.model_fields.items() if name not in ("methods", "settings")}
+    fields = {name: f for name, f in config.model_fields.items() if name not in but}
     options = [
         inspect.Parameter(
             name,
@@ -67,6 +72,10 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapped.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *options]}
     return wrapped
+
+
+with_config_options = functools.partial(with_options, config=Config, but=("methods", "settings"))
+with_training_options = functools.partial(with_options, config=Training, but=("data",))
 
 
 def _metavar(annotation: Any) -> str:
@@ -215,6 +224,43 @@ def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, st
 
     # Any method will do: the options are those of run, so that a command line can be looked at before it is run.
     show_partition(_fields(["local"], config, None, given), out or api.new_folder("partition"))
+
+
+@sources.command("train")
+@with_training_options
+def train_sources(
+    data: Annotated[list[str], typer.Option("--data", metavar="TEXT", help="a data set; repeatable")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="the pool; what it has is kept")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="train anew what is there under these names")] = False,
+    given: Mapping[str, str] = {},
+) -> None:
+    """Train one model a data set, and write them to a pool; again, it goes on with what is missing."""
+    from kinfed import api
+
+    with _resumable("the same command"):
+        api.train_sources(data, out=out, overwrite=overwrite, **cast(dict[str, Any], given))
+    list_sources(out)
+
+
+@sources.command("list")
+def list_sources(pool: Annotated[Path, typer.Argument(metavar="DIR", help="a pool, or RUN/models")]) -> None:
+    """What is in a pool: name, architecture, shape, classes, data, and accuracy on the data's test set."""
+    from kinfed.models import open_pool
+
+    rows = [
+        (
+            source.name,
+            source.card.architecture,
+            "×".join(map(str, source.card.shape)),
+            f"{len(source.card.classes)} classes",
+            source.card.data or "–",
+            "–" if source.card.accuracy is None else f"{source.card.accuracy:.3f}",
+        )
+        for source in open_pool(pool)
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @app.command()

@@ -39,11 +39,16 @@ class Display:
         """The display of one run."""
         return RunDisplay(self, f"{method} (seed {seed})", rounds)
 
+    def source(self, name: str, seed: int, epochs: int) -> RunDisplay:
+        """The display of the training of one source model, whose rounds are epochs."""
+        return RunDisplay(self, f"{name} (seed {seed})", epochs, "epoch")
+
 
 class RunDisplay:
     """A bar over rounds with accuracy, seconds a round, time left, and how far the present round is."""
 
-    def __init__(self, display: Display, name: str, rounds: int) -> None:
+    def __init__(self, display: Display, name: str, rounds: int, unit: str = "round") -> None:
+        self._unit = unit
         self._console, self._bars = display.console, display.bars
         self._name, self._rounds = name, rounds
         self._bar = self._bars.add_task(name, total=rounds, told="")
@@ -56,7 +61,7 @@ class RunDisplay:
         self._last = time.perf_counter()
         self._bars.update(self._bar, completed=done)
         if done:
-            self._say(f"goes on after round {done} of {self._rounds}")
+            self._say(f"goes on after {self._unit} {done} of {self._rounds}")
 
     def working(self, what: str, done: int, total: int) -> None:
         """How far the present round is, for rounds that take long."""
@@ -73,11 +78,11 @@ class RunDisplay:
             shown = f"own test {accuracy:.3f}  "
         else:
             shown = "" if neighbours is None else f"knn {neighbours:.3f}  "
-        self._told = f"{shown}{self._pace:.2f} s/round"
+        self._told = f"{shown}{self._pace:.2f} s/{self._unit}"
         self._bars.update(self._bar, completed=line["round"], told=self._told)
         every = max(1, self._rounds // PLAIN_LINES)
         if line["round"] % every == 0 or line["round"] == self._rounds:
-            self._say(f"round {line['round']:>4}/{self._rounds}  {self._told}")
+            self._say(f"{self._unit} {line['round']:>4}/{self._rounds}  {self._told}")
         for client, reason in line["refused"].items():
             self._console.print(
                 f"{self._name}: round {line['round']}, client {client} refused: {reason}", markup=False, highlight=False

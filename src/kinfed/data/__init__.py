@@ -1,7 +1,7 @@
 """Samples, data sets, partitions and federations. Knows nothing of federated learning beyond who holds what."""
 
 from kinfed.data.arrays import from_arrays
-from kinfed.data.federation import Federation, balanced, federate, fewer
+from kinfed.data.federation import Federation, balanced, federate, fewer, of_classes
 from kinfed.data.partition import Partition
 from kinfed.data.proportions import dirichlet, dirichlet_clients, quantity
 from kinfed.data.recipes import disjoint, groups, iid, natural, shards, sort
@@ -26,6 +26,7 @@ __all__ = [
     "iid",
     "load",
     "natural",
+    "of_classes",
     "open_rows",
     "quantity",
     "save_rows",

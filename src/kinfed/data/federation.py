@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from kinfed.data.samples import Dataset, Samples
 from kinfed.errors import InputError
 from kinfed.streams import numpy_stream
 
-__all__ = ["Federation", "Recipe", "balanced", "federate", "fewer"]
+__all__ = ["Federation", "Recipe", "balanced", "federate", "fewer", "of_classes"]
 
 Recipe = Callable[[NDArray[Any], NDArray[Any], int, np.random.Generator], Partition]
 
@@ -203,6 +203,23 @@ def fewer(dataset: Dataset, count: int, seed: int) -> Dataset:
     rows = balanced(_labels(dataset.train), count, numpy_stream(seed, "train images"))
     columns = {name: (train[rows], test) for name, (train, test) in dataset.columns.items()}
     return replace(dataset, train=dataset.train.take(rows), columns=columns)
+
+
+def of_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
+    """The data set with only the samples of some classes; labels, names of all classes and normalisation stay.
+
+    Raises:
+        InputError: If there is no such class, or a split has no sample of these.
+    """
+    for name in classes:
+        if name not in dataset.classes:
+            raise InputError(f"classes: {name!r} is not known; {dataset.name} has {', '.join(dataset.classes)}")
+    wanted = [dataset.classes.index(name) for name in classes]
+    train, test = (np.flatnonzero(np.isin(_labels(split), wanted)) for split in (dataset.train, dataset.test))
+    if not len(train) or not len(test):
+        raise InputError(f"classes: {dataset.name} has no samples of {', '.join(classes) or 'none'} to train and test")
+    columns = {name: (before[train], after[test]) for name, (before, after) in dataset.columns.items()}
+    return replace(dataset, train=dataset.train.take(train), test=dataset.test.take(test), columns=columns)
 
 
 def balanced(labels: Indices, count: int, rng: np.random.Generator) -> Indices:

@@ -1,7 +1,7 @@
 """The round loop, and where clients run."""
 
 from kinfed.engine.files import NotSaved
-from kinfed.engine.folder import RunFolder
+from kinfed.engine.folder import RunFolder, save_model
 from kinfed.engine.loop import RoundsFailed, federate
 from kinfed.engine.places import Inline, Place, one_thread
 from kinfed.engine.watch import Unwatched, Watch
@@ -22,4 +22,5 @@ __all__ = [
     "Workshop",
     "federate",
     "one_thread",
+    "save_model",
 ]

@@ -19,7 +19,7 @@ from kinfed.errors import InputError
 from kinfed.methods import State
 from kinfed.models import Tensors
 
-__all__ = ["CHECKPOINT_VERSION", "MODEL_VERSION", "Checkpoint", "RunFolder"]
+__all__ = ["CHECKPOINT_VERSION", "MODEL_VERSION", "Checkpoint", "RunFolder", "save_model"]
 
 CHECKPOINT_VERSION = 2
 MODEL_VERSION = 1
@@ -190,9 +190,7 @@ class RunFolder:
             told: What else is known of it, for the second.
         """
         path = self.path / "models" / f"{name}.safetensors"
-        save_tensors(path, tensors, about, lasting=False)
-        card = {"version": MODEL_VERSION, **self.about, **about, **told}
-        write_whole(path.with_suffix(".json"), json.dumps(card, indent=1) + "\n", lasting=False)
+        save_model(path, tensors, about, {**self.about, **about, **told}, lasting=False)
 
     def model(self, name: str) -> Tensors:
         """One that was saved.
@@ -201,6 +199,23 @@ class RunFolder:
             ValueError: If it is gone or damaged.
         """
         return read_tensors(self.path / "models" / f"{name}.safetensors")[0]
+
+
+def save_model(
+    path: Path, tensors: Tensors, about: Mapping[str, Any], card: Mapping[str, Any], *, lasting: bool
+) -> None:
+    """A model, and then beside it the JSON that is its card (`kinfed.models.Card`).
+
+    Args:
+        path: Of the safetensors file.
+        tensors: All of the model, or its body.
+        about: What it takes to build it again, for the file itself.
+        card: All that is known of it, but for the version.
+        lasting: As of `save_tensors`.
+    """
+    save_tensors(path, tensors, about, lasting=lasting)
+    text = json.dumps({"version": MODEL_VERSION, **card}, indent=1)
+    write_whole(path.with_suffix(".json"), f"{text}\n", lasting=lasting)
 
 
 def _round_of(path: Path) -> int:

@@ -30,7 +30,19 @@ from kinfed.errors import InputError
 if TYPE_CHECKING:
     from kinfed.methods import Method
 
-__all__ = ["EXECUTION", "MARK", "PARTITIONS", "SMALLEST_PROBE", "Config", "parse_settings", "read_toml"]
+__all__ = [
+    "EXECUTION",
+    "MARK",
+    "PARTITIONS",
+    "SMALLEST_PROBE",
+    "Config",
+    "among",
+    "available",
+    "model_shares",
+    "one_line",
+    "parse_settings",
+    "read_toml",
+]
 
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
 
@@ -134,7 +146,7 @@ class Config(BaseModel):
         from kinfed.methods import CARRIER, METHODS, method_named
 
         for name in methods:
-            _among("method", name.removeprefix(CARRIER), METHODS)
+            among("method", name.removeprefix(CARRIER), METHODS)
             method_named(name)
         if not methods:
             raise InputError(f"methods: none is named; allowed: {', '.join(METHODS)}")
@@ -211,13 +223,7 @@ class Config(BaseModel):
     @field_validator("device")
     @classmethod
     def _available(cls, device: str) -> str:
-        import torch
-
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise InputError(f"device: {device!r} is not available here; cpu always is") from error
-        return device
+        return available(device)
 
     @field_validator("log")
     @classmethod
@@ -225,7 +231,7 @@ class Config(BaseModel):
         from kinfed.experiment.trackers import TRACKERS, check_installed
 
         for name in _listed(log):
-            _among("log", name, TRACKERS)
+            among("log", name, TRACKERS)
             check_installed(name)
         return log
 
@@ -235,7 +241,7 @@ class Config(BaseModel):
         """Every method's fields with what was left to defaults, in the types that the method declares."""
         methods = info.data.get("methods", ())
         for name in settings:
-            _among("set", name, methods)
+            among("set", name, methods)
         return {name: _method_fields(name, settings.get(name, {})) for name in methods}
 
     @model_validator(mode="after")
@@ -291,12 +297,12 @@ class Config(BaseModel):
         """
         names = [*cls.model_fields]
         for name in fields:
-            _among("field", name, names)
+            among("field", name, names)
         try:
             # The settings are always validated, even when none are given: their defaults are filled in.
             return cls.model_validate({"settings": {}, **fields})
         except ValidationError as error:
-            raise InputError(_one_line(error)) from error
+            raise InputError(one_line(error)) from error
 
     def of(self, method: str, seed: int) -> Self:
         """The config of one run of a comparison."""
@@ -397,11 +403,11 @@ def _method_fields(method: str, own: Mapping[str, Any]) -> dict[str, Any]:
 
     kind = method_named(method)
     for name in own:
-        _among(f"set: {method}", name, [f.name for f in fields(kind)])
+        among(f"set: {method}", name, [f.name for f in fields(kind)])
     try:
         return asdict(TypeAdapter(kind).validate_python(own))
     except ValidationError as error:
-        raise InputError(f"{method}.{_one_line(error)}") from error
+        raise InputError(f"{method}.{one_line(error)}") from error
 
 
 def _architecture(name: str) -> None:
@@ -411,10 +417,25 @@ def _architecture(name: str) -> None:
     if ":" in name:
         factory(name)
     else:
-        _among("model", name, ARCHITECTURES)
+        among("model", name, ARCHITECTURES)
 
 
-def _among(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:
+def available(device: str) -> str:
+    """The device, if it can be used here.
+
+    Raises:
+        InputError: If not.
+    """
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device: {device!r} is not available here; cpu always is") from error
+    return device
+
+
+def among(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:
     """Refuse a name that is not among those allowed, with the nearest one."""
     if name not in allowed:
         near = difflib.get_close_matches(name, allowed, 1)
@@ -423,7 +444,7 @@ def _among(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> 
         raise InputError(f"{what}: {name!r} is not known; allowed: {listed}{hint}")
 
 
-def _one_line(error: ValidationError) -> str:
+def one_line(error: ValidationError) -> str:
     """The first of pydantic's errors as ``field: value; what is allowed``."""
     first = error.errors()[0]
     if isinstance(cause := first.get("ctx", {}).get("error"), InputError):

@@ -1,0 +1,193 @@
+"""Training of source models, and the pool that they are written to (METHODS.md E.4, E.5)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfed.data import Dataset, Normalisation, fewer, load, of_classes
+from kinfed.engine import Unwatched, Watch, one_thread, save_model
+from kinfed.engine.files import clear_unfinished, read_tensors
+from kinfed.errors import InputError
+from kinfed.experiment.run import Watcher, nobody
+from kinfed.experiment.training import Training
+from kinfed.learning import SGD, AfterStep, Phase, hits, train
+from kinfed.models import Model, build
+from kinfed.streams import torch_stream
+
+__all__ = ["DEFAULT", "train_source", "train_sources"]
+
+DEFAULT = SGD(lr=0.05, epochs=5, batch_size=50, momentum=0.0)  # METHODS.md E.4
+
+
+def train_source(
+    dataset: Dataset,
+    architecture: str = "mcmahan_cnn",
+    sgd: SGD = DEFAULT,
+    *,
+    seed: int,
+    purpose: tuple[str | int, ...],
+    device: str = "cpu",
+    watch: Watch | None = None,
+) -> tuple[Model, float]:
+    """Train one model on all of a data set, with the same bits each time.
+
+    Args:
+        dataset: What it learns and is tested on.
+        architecture: One of `kinfed.models.ARCHITECTURES`.
+        sgd: Step size, epochs, batch size and so on.
+        seed: Of the streams.
+        purpose: Names the streams: start weights and order of samples are those of ``(seed, *purpose, …)``.
+        device: Where it is trained.
+        watch: Is told of every epoch.
+
+    Returns:
+        The model, on the CPU and in evaluation mode, and its accuracy on the test set, a fraction of 1.
+
+    Raises:
+        InputError: If the architecture does not take the inputs, or the training diverges.
+    """
+    watch = watch or Unwatched()
+    model = build(architecture, dataset.shape, len(dataset.classes), seed, stream=(*purpose, "model")).to(device)
+    model.prefer_channels_last()
+    samples, test = (split.to(torch.device(device)) for split in (dataset.train, dataset.test))
+    watch.started(0)
+    with one_thread():
+        tally = train(
+            model,
+            samples,
+            Phase(),
+            sgd,
+            torch_stream(seed, *purpose, "order"),
+            after_step=_telling(watch, math.ceil(len(samples) / sgd.batch_size), sgd.epochs),
+        )
+        accuracy = hits(model.eval(), test).double().mean().item()
+    if not math.isfinite(tally.loss):
+        raise InputError(f"lr: {sgd.lr:g} makes the training on {dataset.name} diverge; must be smaller")
+    watch.round({"round": sgd.epochs, "personal_acc_weighted": accuracy, "refused": {}})
+    return model.cpu(), accuracy
+
+
+def _telling(watch: Watch, steps: int, epochs: int) -> AfterStep:
+    """Tells of every step, and of every epoch but the last, whose line has the accuracy."""
+    done = 0
+
+    def tell(weights: list[Tensor]) -> None:
+        nonlocal done
+        del weights
+        done += 1
+        epoch, step = divmod(done, steps)
+        if not step and epoch < epochs:
+            watch.round({"round": epoch, "refused": {}})
+        watch.working("step", step or steps, steps)
+
+    return tell
+
+
+def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
+    """Train a source a data set and write each to a pool as soon as it is trained; what is there is kept.
+
+    Args:
+        training: Which, and how.
+        out: The pool; other sources in it stay.
+        watcher: Looks at each training.
+        overwrite: Whether sources of these names that are there are trained anew.
+
+    Raises:
+        InputError: If the data do not fit, or a source of one of the names was trained otherwise.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"out: {str(out)!r} is no folder")
+    missing = {
+        name: data
+        for name, data in training.sources().items()
+        if overwrite or not _is_there(out / f"{name}.safetensors", training.of(data))
+    }
+    datasets = dict(zip(missing, _datasets(training, [*missing.values()]), strict=True))
+    with torch.device("meta"):  # what does not fit shows before anything is trained
+        for dataset in datasets.values():
+            build(training.model, dataset.shape, len(dataset.classes), training.seed)
+    out.mkdir(parents=True, exist_ok=True)
+    clear_unfinished(out)
+    sgd = SGD(lr=training.lr, epochs=training.epochs, batch_size=training.batch_size, momentum=training.momentum)
+    for name, dataset in datasets.items():
+        model, accuracy = train_source(
+            dataset,
+            training.model,
+            sgd,
+            seed=training.seed,
+            purpose=("source", name),
+            device=training.device,
+            watch=watcher(name, training.seed, training.epochs),
+        )
+        normalise = dataset.train.normalise
+        about = {**model.recipe, "shape": dataset.shape, "classes": dataset.classes}
+        told = {
+            "data": missing[name],
+            "normalisation": {"mean": normalise.mean, "std": normalise.std},
+            "learned": "with labels",
+            "seed": training.seed,
+            "train": len(dataset.train),
+            "accuracy": accuracy,
+            "measured_on": f"the test set, {len(dataset.test)} samples",
+            "training": training.of(missing[name]),
+        }
+        path = out / f"{name}.safetensors"
+        path.with_suffix(".json").unlink(missing_ok=True)  # of a former one; the JSON comes last
+        save_model(path, model.tensors(), about, {**about, **told}, lasting=True)
+
+
+def _is_there(path: Path, settings: dict[str, Any]) -> bool:
+    """Whether a source was trained to the end, with these settings; one that was damaged since is none."""
+    beside = path.with_suffix(".json")
+    if not beside.is_file():
+        return False
+    try:
+        theirs = json.loads(beside.read_bytes())["training"]
+        name = next((name for name, value in settings.items() if theirs.get(name) != value), None)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"out: {str(beside)!r} is there and does not say how it was trained; name another folder, or --overwrite"
+        ) from error
+    if name is not None:
+        raise InputError(
+            f"out: {str(beside)!r} was trained with {name} = {theirs.get(name)!r} and not {settings[name]!r}; name "
+            f"another folder, or --overwrite"
+        )
+    try:
+        read_tensors(path)
+    except ValueError:
+        return False
+    return True
+
+
+def _datasets(training: Training, names: list[str]) -> Iterator[Dataset]:
+    """The data sets, in the format of the one that they shall be like."""
+    channels, image_size = training.channels, training.image_size
+    normalise: Normalisation | None = None
+    if names and training.like is not None:
+        target = load(training.like, channels=channels, image_size=image_size)
+        if len(target.shape) != 3 or target.shape[1] != target.shape[2]:
+            size = "×".join(map(str, target.shape))
+            raise InputError(
+                f"like: {training.like} has inputs of {size}; square images c×n×n are needed: --image-size"
+            )
+        channels, image_size, _ = target.shape
+        normalise = target.train.normalise
+    for name in names:
+        dataset = load(name, channels=channels, image_size=image_size)
+        if training.classes is not None:
+            dataset = of_classes(dataset, training.classes)
+        if training.train_images is not None:
+            dataset = fewer(dataset, training.train_images, training.seed)
+        if normalise is not None:
+            train, test = (replace(split, normalise=normalise) for split in (dataset.train, dataset.test))
+            dataset = replace(dataset, train=train, test=test)
+        yield dataset

@@ -1,0 +1,131 @@
+"""How source models are trained, checked before anything is loaded. Imports no torch, as the config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from kinfed.errors import InputError
+from kinfed.experiment.config import among, available, one_line
+
+__all__ = ["Training"]
+
+
+class Training(BaseModel):
+    """Source models for a pool: one a data set, each trained on all of it at one place."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    data: tuple[str, ...] = Field(description="data sets: names (see: kinfed datasets), hub:OWNER/NAME, or paths")
+    like: str | None = Field(
+        None,
+        description="data set whose channels, image size, mean and deviation all images get; their own if not given",
+    )
+    channels: int | None = Field(None, description="1 or 3, of images; overrules --like")
+    image_size: int | None = Field(None, ge=1, description="pixels that images are resized to; overrules --like")
+    train_images: int | None = Field(
+        None, ge=1, description="use only so many training samples of each, the classes alike; all if not given"
+    )
+    classes: tuple[str, ...] | None = Field(
+        None, description="use only these classes, as 0,1; the model still has an output for each; all if not given"
+    )
+    model: str = Field("mcmahan_cnn", description="architecture; see: kinfed models")
+    epochs: int = Field(5, ge=1, description="passes over the data")
+    lr: float = Field(0.05, gt=0, description="learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
+    batch_size: int = Field(50, ge=1, description="samples in a training step")
+    seed: int = Field(0, ge=0, description="seed; the weights that a source starts from are by seed and name")
+    device: str = Field("cpu", description="cpu, cuda, cuda:N or mps")
+
+    @field_validator("data")
+    @classmethod
+    def _there_are_data(cls, data: tuple[str, ...]) -> tuple[str, ...]:
+        from kinfed.data.sources import find
+
+        if not data:
+            raise InputError("data: none is named; name one data set or more")
+        for name in data:
+            if data.count(name) > 1:
+                raise InputError(f"data: {name!r} is named twice")
+            find(name)
+        return data
+
+    @field_validator("like")
+    @classmethod
+    def _there_is_data(cls, like: str | None) -> str | None:
+        from kinfed.data.sources import find
+
+        if like is not None:
+            try:
+                find(like)
+            except InputError as error:
+                raise InputError(f"like: {str(error).removeprefix('data: ')}") from error
+        return like
+
+    @field_validator("channels")
+    @classmethod
+    def _grey_or_colour(cls, channels: int | None) -> int | None:
+        from kinfed.data.images import Decoding
+
+        return Decoding(channels).channels
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _listed(cls, classes: Any) -> Any:
+        return tuple(name.strip() for name in classes.split(",")) if isinstance(classes, str) else classes
+
+    @field_validator("model")
+    @classmethod
+    def _known_model(cls, model: str) -> str:
+        from kinfed.models import ARCHITECTURES
+
+        among("model", model, ARCHITECTURES)  # not one of the user's own, which could not be read from a pool
+        return model
+
+    @field_validator("device")
+    @classmethod
+    def _available(cls, device: str) -> str:
+        return available(device)
+
+    @classmethod
+    def checked(cls, fields: Mapping[str, Any]) -> Self:
+        """A Training of these fields.
+
+        Raises:
+            InputError: One line that names the field, the value and what is allowed.
+        """
+        for name in fields:
+            among("field", name, [*cls.model_fields])
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise InputError(one_line(error)) from error
+
+    def sources(self) -> dict[str, str]:
+        """The data set of each source, by the source's name.
+
+        That is the data set's name, or the last part of a path; then the classes, if they are not all; then a number if
+        two would be called the same.
+        """
+        named: dict[str, str] = {}
+        for data in self.data:
+            stem = _name(data) + "".join(f"-{name}" for name in self.classes or ()).replace("/", "-")
+            number = 1
+            while (name := stem if number == 1 else f"{stem}-{number}") in named:
+                number += 1
+            named[name] = data
+        return named
+
+    def of(self, data: str) -> dict[str, Any]:
+        """What the source of one data set comes out by, as JSON has it; where it is trained is no matter."""
+        return {"data": data} | self.model_dump(mode="json", exclude={"data", "device"})
+
+
+def _name(data: str) -> str:
+    if data.startswith("hub:"):
+        return "-".join(data.split("/")[1:])
+    path = Path(data).absolute()
+    return path.stem if path.is_file() else path.name
