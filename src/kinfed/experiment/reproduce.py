@@ -12,12 +12,15 @@ from typing import Any
 from kinfed.engine.files import write_whole
 from kinfed.errors import InputError
 from kinfed.experiment.config import EXECUTION, Config, read_toml
+from kinfed.experiment.identification import identify
 from kinfed.experiment.run import COMPARISON, Watcher, compare, nobody, resume
-from kinfed.experiment.tables import CELLS, TABLES, Fields, PaperTable, Row
+from kinfed.experiment.sources import train_sources
+from kinfed.experiment.tables import CELLS, ROUNDS, TABLES, Fields, IdentificationTable, PaperTable, Row
+from kinfed.experiment.training import Training
 
 __all__ = ["Comparison", "comparisons", "reproduce"]
 
-Cells = Mapping[str, list[float]]  # of a column: row → one a seed
+Cells = Mapping[str, list[float | None]]  # of a column: row → one a seed; None: a target was not reached
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,11 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
     table = TABLES[name]
     if scale not in table.scales:
         raise InputError(f"scale: {scale!r} is not known; allowed: {', '.join(table.scales)}")
+    if isinstance(table, IdentificationTable):
+        return identify(table, scale, out, given, watcher)
     table = table.at(scale)
+    if table.sources and "sources" not in given:
+        given = {**given, "sources": str(_sources(table, given, out, watcher))}
     columns = {column: comparisons(table, scale, column, given) for column in table.scales[scale].columns}
     for of_column in columns.values():
         for comparison in of_column:
@@ -68,8 +75,17 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
     for of, quantities in table.quantities().items():
         found[of] = {column: _measured(out, of_column, quantities) for column, of_column in columns.items()}
     write_whole(out / "table.json", json.dumps({"table": name, "scale": scale, **found}, indent=1) + "\n")
-    write_whole(out / "table.md", markdown(table, columns, found))
+    votes = [told for of_column in columns.values() for comparison in of_column for told in _votes(out, comparison)]
+    write_whole(out / "table.md", markdown(table, columns, found) + "".join(f"\n{told}\n" for told in votes))
     return out / "table.md"
+
+
+def _sources(table: PaperTable, given: Fields, out: Path, watcher: Watcher) -> Path:
+    """The pool of the source models that rows name, each trained on the data of that name."""
+    named = dict.fromkeys(row.settings["source"] for row in table.rows if "source" in row.settings)
+    like = {"like": given["data"]} if "data" in given else {}
+    train_sources(Training.checked({**table.sources, **like, "data": (*named,)}), out / "sources", watcher)
+    return out / "sources"
 
 
 def comparisons(table: PaperTable, scale: str, column: str, given: Fields) -> list[Comparison]:
@@ -129,16 +145,28 @@ def _go_on(config: Config, folder: Path, watcher: Watcher) -> None:
 
 
 def _measured(out: Path, comparisons: Sequence[Comparison], quantities: Mapping[str, str]) -> Cells:
-    """Accuracies in a column, one a seed, in percent, of the rows that have a quantity."""
+    """What a column has of the rows that have a quantity, one a seed."""
     found = {}
     for comparison in comparisons:
-        summaries = json.loads((out / comparison.folder / "comparison.json").read_text())
+        summaries = _summaries(out, comparison)
         for row in comparison.rows:
             if row.label in quantities:
-                metrics = [summary["metrics"] for summary in summaries if summary["method"] == row.method]
-                seeds = [of_seed.get(quantities[row.label]) for of_seed in metrics]
-                found[row.label] = [100 * accuracy for accuracy in seeds if accuracy is not None]
+                own = [summary for summary in summaries if summary["method"] == row.method]
+                found[row.label] = _read(own, quantities[row.label])
     return found
+
+
+def _summaries(out: Path, comparison: Comparison) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((out / comparison.folder / "comparison.json").read_text())
+    return found
+
+
+def _read(summaries: Sequence[Mapping[str, Any]], quantity: str) -> list[float | None]:
+    """Accuracies in percent where there are any, or rounds."""
+    if quantity == ROUNDS:
+        return [summary[ROUNDS]["round"] for summary in summaries]
+    accuracies = [summary["metrics"].get(quantity) for summary in summaries]
+    return [100 * accuracy for accuracy in accuracies if accuracy is not None]
 
 
 def markdown(
@@ -155,8 +183,13 @@ def markdown(
     lines += [table.note, ""] if table.note else []
     lines += _header([f"{column}: {of}" for column in columns for of in ("here", "paper")])
     for row in table.rows:
-        printed = {column: f"{number:.2f}" for column, number in zip(table.columns, row.printed, strict=False)}
-        beside = [f"{_cell(found[CELLS][column], row)} | {printed.get(column, '–')}" for column in columns]
+        printed = _printed(table, row)
+        beside = [
+            f"{_of_rounds(found[CELLS][column], table, row, of_column[0].config.rounds)} | {printed.get(column, '–')}"
+            if table.quantity == ROUNDS
+            else f"{_cell(found[CELLS][column], row)} | {printed.get(column, '–')}"
+            for column, of_column in columns.items()
+        ]
         lines.append(f"| {row.label} | {' | '.join(beside)} |")
     for also in [of for of in found if of != CELLS]:
         lines += ["", f"The same runs, {also}:", "", *_header([*columns])]
@@ -196,16 +229,63 @@ def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]
         f"{data}, {config.clients} clients, partition {partition}, model {model}, {config.rounds} rounds of "
         f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}{tuning}, "
         f"{seeds}{''.join(apart)}. "
-        f"The numbers are {table.quantity} at the last round, in percent{of_others}{spread}."
+        f"{_quantity(table, config)}{of_others}{spread}."
     )
+
+
+def _quantity(table: PaperTable, config: Config) -> str:
+    if table.quantity == ROUNDS:
+        return f"The numbers are rounds until the global model has {config.target_acc} on the whole test set"
+    return f"The numbers are {table.quantity} at the last round, in percent"
 
 
 def _header(heads: Sequence[str]) -> list[str]:
     return [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
 
 
-def _cell(cells: Mapping[str, list[float]], row: Row) -> str:
+def _printed(table: PaperTable, row: Row) -> dict[str, str]:
+    """The paper's numbers by column; rounds with how many times fewer they are than those of the first row."""
+    numbers = dict(zip(table.columns, row.printed, strict=False))
+    if table.quantity != ROUNDS:
+        return {column: f"{number:.2f}" for column, number in numbers.items()}
+    first = dict(zip(table.columns, table.rows[0].printed, strict=False))
+    return {column: _speed(number, first[column], row is table.rows[0]) for column, number in numbers.items()}
+
+
+def _of_rounds(cells: Cells, table: PaperTable, row: Row, rounds: int) -> str:
+    """Mean rounds over the seeds, and how many times fewer they are than those of the first row."""
+    ours, first = cells[row.label], cells[table.rows[0].label]
+    reached, base = ([r for r in of if r is not None] for of in (ours, first))
+    if len(reached) < len(ours):
+        return f">{rounds}" if not reached else f"{len(reached)} of {len(ours)} seeds in {rounds}"
+    spread = f" ± {statistics.stdev(reached):.1f}" if len(reached) > 1 else ""
+    at_least = "" if len(base) == len(first) else ">"
+    of_first = statistics.fmean(base) if not at_least else float(rounds)
+    return _speed(statistics.fmean(reached), of_first, row is table.rows[0], spread, at_least)
+
+
+def _speed(rounds: float, first: float, is_first: bool, spread: str = "", at_least: str = "") -> str:
+    shown = f"{rounds:.0f}" if rounds == round(rounds) else f"{rounds:.1f}"
+    return f"{shown}{spread}" if is_first else f"{shown}{spread} ({at_least}{first / rounds:.2f}×)"
+
+
+def _votes(out: Path, comparison: Comparison) -> list[str]:
+    """What came of each vote among the runs of some rows."""
+    told = []
+    for summary in _summaries(out, comparison):
+        vote = summary.get("vote")
+        if vote is not None and vote["voted"]:
+            order = sorted(zip(vote["votes"], vote["points"], vote["sources"], strict=True), reverse=True)
+            counted = ", ".join(f"{name} {votes} ({points} points)" for votes, points, name in order)
+            told.append(
+                f"{comparison.folder}, seed {summary['seed']}: {vote['ballots']} clients voted in round {vote['round']}; "
+                f"votes: {counted}; transferred: {vote['transferred']}."
+            )
+    return told
+
+
+def _cell(cells: Cells, row: Row) -> str:
     """Mean over seeds with its spread."""
-    ours = cells.get(row.label, [])
+    ours = [accuracy for accuracy in cells.get(row.label, []) if accuracy is not None]
     spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
     return f"{statistics.fmean(ours):.2f}{spread}" if ours else "–"

@@ -154,16 +154,25 @@ def workshop_of(config: Config) -> Workshop:
 
 
 def _sources(config: Config, name: str, federation: Federation) -> tuple[Source, ...]:
-    """The source models, on the device; none if the method does not ask for them."""
+    """The source models; none if the method does not ask for them."""
     if not config.method(name).needs_sources:
         return ()
     assert config.sources is not None
-    shape, sources = federation.dataset.shape, open_pool(Path(config.sources))
+    return open_sources(Path(config.sources), federation.dataset.shape, config.device)
+
+
+def open_sources(pool: Path, shape: tuple[int, ...], device: str) -> tuple[Source, ...]:
+    """The source models in a folder, on a device.
+
+    Raises:
+        InputError: If it is no pool, or a source takes inputs of another shape.
+    """
+    sources = open_pool(pool)
     for source in sources:
-        if tuple(source.card.shape) != tuple(shape):
+        if source.card.shape != shape:
             takes, are = ("×".join(map(str, size)) for size in (source.card.shape, shape))
             raise InputError(f"sources: {source.name!r} takes inputs of {takes}, and those of the data are {are}")
-        source.model.to(config.device)
+        source.model.to(device)
     return sources
 
 

@@ -22,7 +22,7 @@ from kinfed.learning import SGD, AfterStep, Phase, hits, train
 from kinfed.models import Model, build
 from kinfed.streams import torch_stream
 
-__all__ = ["DEFAULT", "train_source", "train_sources"]
+__all__ = ["DEFAULT", "is_there", "save_source", "train_source", "train_sources"]
 
 DEFAULT = SGD(lr=0.05, epochs=5, batch_size=50, momentum=0.0)  # METHODS.md E.4
 
@@ -108,7 +108,7 @@ def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, o
     missing = {
         name: data
         for name, data in training.sources().items()
-        if overwrite or not _is_there(out / f"{name}.safetensors", training.of(data))
+        if overwrite or not is_there(out / f"{name}.safetensors", training.of(data))
     }
     datasets = dict(zip(missing, _datasets(training, [*missing.values()]), strict=True))
     with torch.device("meta"):  # what does not fit shows before anything is trained
@@ -127,24 +127,34 @@ def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, o
             device=training.device,
             watch=watcher(name, training.seed, training.epochs),
         )
-        normalise = dataset.train.normalise
-        about = {**model.recipe, "shape": dataset.shape, "classes": dataset.classes}
-        told = {
-            "data": missing[name],
-            "normalisation": {"mean": normalise.mean, "std": normalise.std},
-            "learned": "with labels",
-            "seed": training.seed,
-            "train": len(dataset.train),
-            "accuracy": accuracy,
-            "measured_on": f"the test set, {len(dataset.test)} samples",
-            "training": training.of(missing[name]),
-        }
-        path = out / f"{name}.safetensors"
-        path.with_suffix(".json").unlink(missing_ok=True)  # of a former one; the JSON comes last
-        save_model(path, model.tensors(), about, {**about, **told}, lasting=True)
+        told = {"data": missing[name], "seed": training.seed, "training": training.of(missing[name])}
+        save_source(out / f"{name}.safetensors", model, dataset, accuracy, told)
 
 
-def _is_there(path: Path, settings: dict[str, Any]) -> bool:
+def save_source(path: Path, model: Model, dataset: Dataset, accuracy: float, told: dict[str, Any]) -> None:
+    """Write a trained source, and the JSON that says what it is.
+
+    Args:
+        path: ``NAME.safetensors``, in the pool.
+        model: On the CPU.
+        dataset: What it was trained and tested on.
+        accuracy: On its test set, a fraction of 1.
+        told: What else is to be known of it.
+    """
+    normalise = dataset.train.normalise
+    about = {**model.recipe, "shape": dataset.shape, "classes": dataset.classes}
+    told = told | {
+        "normalisation": {"mean": normalise.mean, "std": normalise.std},
+        "learned": "with labels",
+        "train": len(dataset.train),
+        "accuracy": accuracy,
+        "measured_on": f"the test set, {len(dataset.test)} samples",
+    }
+    path.with_suffix(".json").unlink(missing_ok=True)  # of a former one; the JSON comes last
+    save_model(path, model.tensors(), about, {**about, **told}, lasting=True)
+
+
+def is_there(path: Path, settings: dict[str, Any]) -> bool:
     """Whether a source was trained to the end, with these settings; one that was damaged since is none."""
     beside = path.with_suffix(".json")
     if not beside.is_file():

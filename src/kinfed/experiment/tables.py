@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-__all__ = ["CELLS", "TABLES", "Fields", "PaperTable", "Row", "Scale"]
+__all__ = ["CELLS", "ROUNDS", "TABLES", "Fields", "IdentificationTable", "PaperTable", "Row", "Scale"]
 
+ROUNDS = "rounds_to_target"  # a quantity that is no accuracy
 CELLS = "cells"  # what the paper prints, in table.json
 
 Fields = Mapping[str, Any]
@@ -20,7 +21,8 @@ class Row:
     Attributes:
         label: Its name in the table.
         method: Whose run it is of. Rows of the same method with the same settings are of one run.
-        printed: The paper's numbers, in percent, of the first columns; none of what stands beside for reference.
+        printed: The paper's numbers, in percent if accuracies, of the first columns; none of what stands beside for
+            reference.
         quantity: Which metric of the run's summary it shows, if not the table's.
         settings: The method's fields.
         also: A metric that the paper does not print, for a table of its own.
@@ -42,13 +44,15 @@ class Scale:
         columns: Which of the table's.
         fields: Of the config, over those of the table.
         rows: Row → fields over these, where it cannot be run like the others.
-        instead: Rows in the place of the table's, where those are of models that this scale has others for.
+        instead: Rows in the place of the table's, where this scale has other models or source models.
+        sources: Over the table's.
     """
 
     columns: tuple[str, ...]
     fields: Fields
     rows: Mapping[str, Fields] = field(default_factory=dict)
     instead: tuple[Row, ...] = ()
+    sources: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class PaperTable:
         rows: From top to bottom.
         scales: By name.
         note: What must be known to read it.
+        sources: How the source models are trained that its rows name (`kinfed.experiment.training.Training`).
     """
 
     title: str
@@ -72,10 +77,12 @@ class PaperTable:
     rows: tuple[Row, ...]
     scales: Mapping[str, Scale]
     note: str = ""
+    sources: Fields = field(default_factory=dict)
 
     def at(self, scale: str) -> Self:
-        """The table with the rows that it has at a scale."""
-        return replace(self, rows=self.scales[scale].instead or self.rows)
+        """The table with the rows and the source models that it has at a scale."""
+        own = self.scales[scale]
+        return replace(self, rows=own.instead or self.rows, sources={**self.sources, **own.sources})
 
     def quantities(self) -> dict[str, dict[str, str]]:
         """Row → metric of the ``cells``, and of every further metric those that have it."""
@@ -91,6 +98,25 @@ def _fedcka(alpha: float, *, fedprox: float, moon: float, fedcka: float) -> Fiel
     """A column of FedCKA's Table 2 with the μ that the paper found best; its SCAFFOLD must be NIID-Bench's."""
     mu = {"fedprox": fedprox, "moon": moon, "fedcka": fedcka}
     return {"alpha": alpha, "settings": {"scaffold": {"denom": "steps"}, **{name: {"mu": m} for name, m in mu.items()}}}
+
+
+@dataclass(frozen=True)
+class IdentificationTable:
+    """SFTL's Table 1, which is of no method: how often a measure finds the right source model.
+
+    Attributes:
+        title: What it shows.
+        fields: Of the config of the runs.
+        printed: Measure → the paper's number, in percent.
+        scales: By name, fields of the config over these.
+        note: What must be known to read it.
+    """
+
+    title: str
+    fields: Fields
+    printed: Mapping[str, str]
+    scales: Mapping[str, Fields]
+    note: str
 
 
 _FEDCKA_TABLE2 = PaperTable(
@@ -393,10 +419,78 @@ _HETERO_SSFL_TABLE4 = PaperTable(
 )  # fmt: skip
 
 
-TABLES: dict[str, PaperTable] = {
+_SFTL_FIELDS: Fields = {
+    "model": "mcmahan_cnn", "probe": 0, "local_epochs": 5, "batch_size": 50, "lr": 0.05, "lr_schedule": "constant",
+    "momentum": 0.0, "ft_epochs": 0,
+}  # fmt: skip
+
+_SFTL_TABLE1 = IdentificationTable(
+    title="SFTL (FedVote), Table 1: finding the source model that learned a client's classes, MNIST",
+    fields={**_SFTL_FIELDS, "data": "mnist", "clients": 50, "rounds": 5, "evaluate_every": 5},
+    printed={"cca": "20", "svcca": "19", "pwcca": "20.5", "emd": "15", "sketched_cka": "79"},
+    scales={"small": {"seeds": 3}, "paper": {"seeds": 10}},
+    note="Five sources learn a pair of classes each, on half of the training images; the clients share the other half, "
+    "train together, and compare the representation of their own model with that of each source on their own images. "
+    "paired: a client has a shard of both classes of one source; guessing finds 20 %. The paper deals out two random "
+    "shards of one class each, so that most clients have classes of two sources: any of two counts either as right, and "
+    "guessing finds 36 %; unambiguous is of the fifth of the clients, or less, whose classes are all of one source.",
+)
+
+
+def _transfer(label: str, source: str, printed: tuple[float, ...] = ()) -> Row:
+    """A row of SFTL's Table 2: this source, without a vote."""
+    return Row(label, "fedvote", printed, settings={"source": source})
+
+
+_BASELINE, _VOTE = Row("Baseline", "fedavg", (332, 170)), Row("by vote", "fedvote")
+_SFTL_TABLE2 = PaperTable(
+    title="SFTL (FedVote), Table 2: rounds until 90 % of the digits of USPS are right, by what is transferred",
+    quantity=ROUNDS,
+    fields={
+        **_SFTL_FIELDS, "data": "usps", "image_size": 28, "clients": 100, "participation": 0.1, "target_acc": 0.9,
+        "checkpoint_every": 50, "settings": {"fedvote": {"round": 5}},
+    },
+    columns={"non-IID": {"partition": "sort"}, "IID": {"partition": "iid"}},
+    rows=(
+        _BASELINE,
+        _transfer("SVHN", "svhn", (66, 31)),
+        _transfer("MNIST", "mnist", (93, 51)),
+        _transfer("EMNIST", "emnist", (161, 94)),
+        _transfer("FMNIST", "fashion_mnist", (256, 111)),
+        _transfer("STL10", "stl10", (287, 120)),
+        _transfer("KMNIST", "kmnist", (571, 225)),
+        _VOTE,
+    ),
+    scales={
+        "small": Scale(
+            ("non-IID", "IID"),
+            {"rounds": 60},
+            instead=(
+                _BASELINE,
+                _transfer("MNIST", "mnist", (93, 51)),
+                _transfer("EMNIST letters", "emnist_letters_small"),
+                _transfer("FMNIST", "fashion_mnist", (256, 111)),
+                _transfer("CIFAR-10 in grey", "cifar10"),
+                _transfer("PneumoniaMNIST", "pneumoniamnist"),
+                _VOTE,
+            ),
+            sources={"train_images": 10_000},
+        ),
+        "paper": Scale(("non-IID", "IID"), {"rounds": 1000, "seeds": 3}),
+    },
+    sources={"like": "usps", "image_size": 28},
+    note="A source is trained on its own data, in grey and in the target's size and normalisation, and its layers "
+    "replace those of the global model, all but the last, after round 5. Rounds count from the very first. By vote: the "
+    "clients choose the source. In brackets: how many times sooner than the baseline; below 1 is negative transfer.",
+)  # fmt: skip
+
+
+TABLES: dict[str, PaperTable | IdentificationTable] = {
     "fedcka-table2": _FEDCKA_TABLE2,
     "fedshibu-table1": _FEDSHIBU_TABLE1,
     "fedcrc-table1": _FEDCRC_TABLE1,
     "hetero-ssfl-table1": _HETERO_SSFL_TABLE1,
     "hetero-ssfl-table4": _HETERO_SSFL_TABLE4,
+    "sftl-table1": _SFTL_TABLE1,
+    "sftl-table2": _SFTL_TABLE2,
 }

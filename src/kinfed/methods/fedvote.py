@@ -81,16 +81,24 @@ class Vote(FedAvg):
             raise InputError("sources: there is none to vote for")
         if self.source is not None and self.source not in names:
             raise InputError(f"source: {self.source!r} is not among the sources; allowed: {', '.join(names)}")
-        for own, theirs in self._pairs:
-            for name, of, tap in [("the model", model, own), *((s.name, s.model, theirs) for s in sources)]:
-                if tap not in of.taps:
-                    raise InputError(f"taps: {tap!r} is no tap point of {name}; it has {', '.join(of.taps)}")
+        self.check_taps(model, sources)
         for source in sources:
             if not fitting(source, model):
                 raise InputError(f"sources: {source.name!r} fits no layer of the model; leave it out")
             if self.classifier == "source" and source.model.head.weight.shape != model.head.weight.shape:
                 has = f"{source.model.head.out_features} outputs of {source.model.head.in_features} features"
                 raise InputError(f"classifier: 'source' is not allowed; that of {source.name!r} has {has}")
+
+    def check_taps(self, model: Model, sources: Sequence[Source]) -> None:
+        """The model and the sources must have what is compared.
+
+        Raises:
+            InputError: If one lacks it.
+        """
+        for own, theirs in self._pairs:
+            for name, of, tap in [("the model", model, own), *((s.name, s.model, theirs) for s in sources)]:
+                if tap not in of.taps:
+                    raise InputError(f"taps: {tap!r} is no tap point of {name}; it has {', '.join(of.taps)}")
 
     def selects(self, state: State, round: int) -> bool:
         """From R_sel on, until it is done."""

@@ -1,0 +1,229 @@
+"""SFTL's Table 1: does a measure find the source model that learned a client's classes? METHODS.md E.4."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from kinfed.data import Dataset, Federation, Partition, Samples, load, save_rows, sort
+from kinfed.data.partition import Indices
+from kinfed.engine.files import write_whole
+from kinfed.errors import InputError
+from kinfed.experiment.config import Config
+from kinfed.experiment.run import SUMMARY, Watcher, nobody, resume, run
+from kinfed.experiment.sources import is_there, save_source, train_source
+from kinfed.experiment.tables import Fields, IdentificationTable
+from kinfed.experiment.vote import VOTE, Electorate, hold
+from kinfed.learning import SGD
+from kinfed.methods.fedvote import FedVote
+from kinfed.methods.voting import MEASURES
+from kinfed.streams import numpy_stream
+
+__all__ = ["identify", "paired", "right"]
+
+MODEL = "mcmahan_cnn"
+PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
+MEASURED = [name for name in MEASURES if name not in ("frobenius", "cosine", "feature_cov")]
+PARTITIONS = {"paired": ("paired",), "random": ("any of two", "unambiguous")}  # and what is told of each
+
+Found = dict[str, dict[str, list[float]]]  # what is told → measure → one a repeat
+
+
+@dataclass(frozen=True)
+class _Repeat:
+    """One repeat: its data, and where its sources and runs are.
+
+    Attributes:
+        config: Of the runs.
+        dataset: All of it.
+        seed: Of the repeat.
+        folder: Its own.
+        watcher: Looks at what is trained.
+    """
+
+    config: Config
+    dataset: Dataset
+    seed: int
+    folder: Path
+    watcher: Watcher
+
+    def halves(self) -> tuple[Indices, Indices]:
+        """Training rows for the sources and for the clients, each class cut in two at random."""
+        labels, stream = _labels(self.dataset.train), numpy_stream(self.seed, "halves")
+        of_classes = [stream.permutation(np.flatnonzero(labels == k)) for k in range(len(self.dataset.classes))]
+        first = np.concatenate([rows[: len(rows) // 2] for rows in of_classes])
+        second = np.concatenate([rows[len(rows) // 2 :] for rows in of_classes])
+        return np.sort(first), np.sort(second)
+
+    def train_sources(self, rows: Indices) -> Path:
+        """A source a pair of classes; where they are."""
+        config, pool = self.config, self.folder / "sources"
+        sgd = SGD(lr=config.lr, epochs=config.local_epochs, batch_size=config.batch_size, momentum=config.momentum)
+        for pair in PAIRS:
+            name = f"{pair[0]} and {pair[1]}"
+            path = pool / f"{name}.safetensors"
+            how = {"pair": list(pair), "seed": self.seed, "model": config.model, "lr": sgd.lr, "epochs": sgd.epochs}
+            if not is_there(path, how):
+                pool.mkdir(parents=True, exist_ok=True)
+                data = self._of_pair(pair, rows)
+                watch = self.watcher(f"source {name}", self.seed, sgd.epochs)
+                model, accuracy = train_source(
+                    data, config.model or MODEL, sgd, seed=self.seed, purpose=("source", name), watch=watch
+                )
+                save_source(path, model, data, accuracy, {"data": config.data, "training": how})
+        return pool
+
+    def _of_pair(self, pair: tuple[int, int], rows: Indices) -> Dataset:
+        """Some of the training rows, and the test set, of two classes; there is an output for every class."""
+        train, test = self.dataset.train, self.dataset.test
+        mine = rows[np.isin(_labels(train)[rows], pair)]
+        return replace(
+            self.dataset,
+            train=train.take(mine),
+            test=test.take(np.flatnonzero(np.isin(_labels(test), pair))),
+            columns={},
+        )
+
+    def federate(self, partition: str, rows: Indices) -> Path:
+        """A run of FedAvg among clients that share some of the training rows; its folder."""
+        folder, file = self.folder / partition, self.folder / f"{partition}.json"
+        if not file.is_file():
+            train, test = _labels(self.dataset.train), _labels(self.dataset.test)
+            stream = numpy_stream(self.seed, partition)
+            recipe = paired if partition == "paired" else sort
+            cut = recipe(train[rows], test, self.config.clients, stream)
+            cut = replace(cut, train=[rows[mine] for mine in cut.train])
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_rows(Federation(self.dataset, cut, np.arange(0)), file)
+        fields = self.config.model_dump() | {"seed": self.seed, "partition": f"file:{file}", "save_local": True}
+        if not folder.exists():
+            run(Config.checked(fields), folder, self.watcher)
+        elif not (folder / SUMMARY).is_file():
+            resume(folder, self.watcher)
+        return folder
+
+
+def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, watcher: Watcher = nobody) -> Path:
+    """Run what is still to do, and write ``table.json``, ``table.md`` and, of the first repeat, ``vote.json``.
+
+    Args:
+        table: Which.
+        scale: One of its scales.
+        out: Folder; gets one a repeat, with its sources and a run a partition.
+        given: Fields of the config that overrule the table's; ``seeds`` is the number of repeats.
+        watcher: Looks at what is trained.
+
+    Returns:
+        ``table.md``.
+
+    Raises:
+        InputError: If a field is wrong, or the data do not have ten classes.
+    """
+    config = Config.checked({**table.fields, **table.scales[scale], **given, "methods": ("fedavg",), "settings": {}})
+    dataset = load(config.data, channels=config.channels, image_size=config.image_size)
+    if len(dataset.classes) != 2 * len(PAIRS) or config.clients % len(PAIRS):
+        raise InputError(
+            f"data, clients: {config.data} has {len(dataset.classes)} classes and there are {config.clients} clients; "
+            f"this experiment is on {2 * len(PAIRS)} classes, and the clients must be a multiple of {len(PAIRS)}"
+        )
+    found: Found = {told: {measure: [] for measure in MEASURED} for names in PARTITIONS.values() for told in names}
+    each = config.model_copy(update={"seeds": 1})
+    for seed in range(config.seed, config.seed + config.seeds):
+        repeat = _Repeat(each, dataset, seed, out / f"repeat {seed}", watcher)
+        for_sources, for_clients = repeat.halves()
+        pool = repeat.train_sources(for_sources)
+        for partition in PARTITIONS:
+            voters, rule = Electorate.of(repeat.federate(partition, for_clients), pool), FedVote(ballot=1)
+            scores = voters.scores(rule, MEASURED)
+            counts = voters.workshop.federation.class_counts()
+            for measure, rows in scores.items():
+                for told, accuracy in right(partition, [chosen(row) for row in rows], counts).items():
+                    found[told][measure].append(accuracy)
+            if (partition, seed) == ("paired", config.seed):
+                held = hold(voters, rule, scores[rule.measure])
+                write_whole(out / VOTE, json.dumps(asdict(held), indent=1) + "\n")
+    write_whole(out / "table.json", json.dumps({"scale": scale, "cells": found}, indent=1) + "\n")
+    write_whole(out / "table.md", markdown(table, config, found))
+    return out / "table.md"
+
+
+def paired(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
+    """Every client gets a shard of each class of one pair; as many clients a pair, in the order of the pairs."""
+    each = clients // len(PAIRS)
+
+    def cut(labels: NDArray[Any]) -> list[Indices]:
+        own: list[Indices] = []
+        for pair in PAIRS:
+            of_classes = [np.array_split(rng.permutation(np.flatnonzero(labels == k)), each) for k in pair]
+            own += [np.sort(np.concatenate(parts)) for parts in zip(*of_classes, strict=True)]
+        return own
+
+    return Partition(cut(np.asarray(train)), cut(np.asarray(test)))
+
+
+def chosen(scores: Tensor) -> int | None:
+    """The source of the highest score; None where there is none."""
+    told = [(score, -i) for i, score in enumerate(scores.tolist()) if not math.isnan(score)]
+    return -max(told)[1] if told else None
+
+
+def right(partition: str, chosen: Sequence[int | None], counts: NDArray[np.int64]) -> dict[str, float]:
+    """Fractions of the clients whose source is the right one.
+
+    Where a client's two shards are random, its classes may be of two sources, or of one: told are the clients whose
+    source has any class of theirs, and, of those whose classes are all of one source, the ones that found it.
+
+    Args:
+        partition: ``paired`` or ``random``.
+        chosen: The index of each client's source.
+        counts: Training samples of each client and class.
+    """
+    pairs = [{k // 2 for k in np.flatnonzero(of_client)} for of_client in counts]
+    hits = [source in own for source, own in zip(chosen, pairs, strict=True)]
+    clear = [hit for hit, own in zip(hits, pairs, strict=True) if len(own) == 1]
+    if partition == "paired":
+        return {"paired": statistics.fmean(hits)}
+    return {"any of two": statistics.fmean(hits)} | ({"unambiguous": statistics.fmean(clear)} if clear else {})
+
+
+def markdown(table: IdentificationTable, config: Config, found: Found) -> str:
+    """The table, and what was run."""
+    seeds = f"{config.seeds} repeats" if config.seeds > 1 else "one repeat"
+    spread = "; ± is the sample standard deviation over them" if config.seeds > 1 else ""
+    lines = [
+        f"# {table.title}",
+        "",
+        f"{config.data}, {config.clients} clients, model {config.model}, {config.rounds} rounds of "
+        f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}, {seeds}{spread}. Percent of "
+        "the clients whose highest score is that of the right source.",
+        "",
+        table.note,
+        "",
+        f"| | {' | '.join(found)} | paper |",
+        f"|---|{'---|' * (len(found) + 1)}",
+    ]
+    for measure in MEASURED:
+        cells = [_cell(of[measure]) for of in found.values()]
+        lines.append(f"| {measure} | {' | '.join(cells)} | {table.printed.get(measure, '–')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(accuracies: Sequence[float]) -> str:
+    percent = [100 * accuracy for accuracy in accuracies]
+    if not percent:
+        return "–"
+    return f"{statistics.fmean(percent):.1f}" + (f" ± {statistics.stdev(percent):.1f}" if len(percent) > 1 else "")
+
+
+def _labels(samples: Samples) -> Indices:
+    assert samples.labels is not None
+    return samples.labels.numpy()

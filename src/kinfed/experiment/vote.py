@@ -1,0 +1,170 @@
+"""A vote for a source model among the clients of a run, with the scores that no server would see (METHODS.md E)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kinfed.engine import RunFolder, Workshop, one_thread
+from kinfed.engine.files import write_whole
+from kinfed.errors import InputError
+from kinfed.experiment.config import Config, read_toml
+from kinfed.experiment.run import CONFIG, open_sources, workshop_of
+from kinfed.methods import ClientId
+from kinfed.methods.fedvote import Vote
+from kinfed.methods.voting import ballot, count, scores
+
+__all__ = ["VOTE", "Ballots", "Electorate", "hold", "vote"]
+
+VOTE = "vote.json"
+
+
+@dataclass(frozen=True)
+class Electorate:
+    """Who can vote: the clients of a run, each with the model that it trained in the last round.
+
+    Attributes:
+        config: Of the run.
+        workshop: With the source models.
+        folder: Of the run.
+        ids: Those whose models were saved.
+    """
+
+    config: Config
+    workshop: Workshop
+    folder: RunFolder
+    ids: list[ClientId]
+
+    @classmethod
+    def of(cls, run: Path, pool: Path) -> Electorate:
+        """That of a run folder.
+
+        Raises:
+            InputError: If it is no finished run that saved its clients' models, or a source does not take the data.
+        """
+        if not (run / CONFIG).is_file():
+            raise InputError(f"run: {str(run)!r} is no run folder")
+        config = Config.checked(read_toml(run / CONFIG))
+        saved = sorted((run / "models").glob("client-*-local.safetensors"))
+        if not saved:
+            raise InputError(
+                f"run: {str(run)!r} has not saved what its clients trained in the last round; run it with "
+                "--save-local true and a method that sends whole models, such as fedavg"
+            )
+        workshop = workshop_of(config)
+        sources = open_sources(pool, workshop.federation.dataset.shape, config.device)
+        ids = [int(path.stem.split("-")[1]) for path in saved]
+        return cls(config, replace(workshop, sources=sources), RunFolder(run), ids)
+
+    @property
+    def names(self) -> list[str]:
+        """What the voters are called."""
+        names = self.workshop.federation.partition.names
+        return [names[id] if names else str(id) for id in self.ids]
+
+    def scores(self, rule: Vote, measures: Sequence[str]) -> dict[str, list[Tensor]]:
+        """Measure → P numbers a voter; every model sees a voter's images once, however many measures there are.
+
+        Raises:
+            InputError: If a measure cannot compare them.
+        """
+        rule.check_taps(self.workshop.models[0], self.workshop.sources)
+        told: dict[str, list[Tensor]] = {measure: [] for measure in measures}
+        with one_thread():
+            for id in self.ids:
+                client = self.workshop.client(id, self.config.rounds)
+                client.model.load(self.folder.model(f"client-{id:05d}-local"))
+                seen = rule.seen(client)
+                for measure, rows in told.items():
+                    try:
+                        rows.append(scores(seen, measure))
+                    except ValueError as error:
+                        raise InputError(f"measure: {measure} cannot compare client {id}: {error}") from error
+        return told
+
+    def about(self) -> dict[str, Any]:
+        """Where the voters' models come from."""
+        fields = ("data", "partition", "rounds", "local_epochs", "seed")
+        return {"method": self.config.methods[0]} | {name: getattr(self.config, name) for name in fields}
+
+
+@dataclass(frozen=True)
+class Ballots:
+    """A vote: what clients would send, what it comes to, and the scores behind it.
+
+    Attributes:
+        sources: Names of the P source models.
+        clients: Who voted.
+        scores: Clients × sources, larger is more alike; None where a measure is not defined.
+        ballots: Indices of sources, a client's best choice first.
+        votes: How many ballots name each source.
+        points: Of Borda.
+        ranking: Names of the sources, the winner first.
+        measure: One of `kinfed.methods.voting.MEASURES`.
+        taps: Tap points that were compared.
+        images: At most so many of each client were looked at.
+        about: Where the clients' models come from.
+    """
+
+    sources: list[str]
+    clients: list[str]
+    scores: list[list[float | None]]
+    ballots: list[list[int]]
+    votes: list[int]
+    points: list[int]
+    ranking: list[str]
+    measure: str
+    taps: str
+    images: int
+    about: Mapping[str, Any]
+
+
+def vote(run: Path, pool: Path, rule: Vote, out: Path) -> Ballots:
+    """Let the clients of a run vote after its last round, by the rules of `Vote`, and write ``vote.json``.
+
+    Args:
+        run: Folder of a run that saved its clients' models.
+        pool: Folder of source models.
+        rule: Measure, tap points, images, and how many sources a ballot names.
+        out: Folder for the file.
+
+    Raises:
+        InputError: See `Electorate`; and if nobody can vote.
+    """
+    voters = Electorate.of(run, pool)
+    held = hold(voters, rule, voters.scores(rule, [rule.measure])[rule.measure])
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / VOTE, json.dumps(asdict(held), indent=1) + "\n")
+    return held
+
+
+def hold(voters: Electorate, rule: Vote, scores: Sequence[Tensor]) -> Ballots:
+    """Ballots from scores, counted.
+
+    Raises:
+        InputError: If no client has a score.
+    """
+    names = [source.name for source in voters.workshop.sources]
+    cast = [ballot(row, rule.ballot) for row in scores]
+    if not any(cast):
+        raise InputError(f"measure: by {rule.measure} no client's model is like any source, so that nobody can vote")
+    counted = count(dict(enumerate(cast)), len(names), rule.ballot)
+    return Ballots(
+        sources=names,
+        clients=voters.names,
+        scores=[[None if math.isnan(score) else score for score in row.tolist()] for row in scores],
+        ballots=cast,
+        votes=counted.votes,
+        points=counted.points,
+        ranking=[names[i] for i in counted.ranking],
+        measure=rule.measure,
+        taps=rule.taps,
+        images=rule.images,
+        about=voters.about(),
+    )
