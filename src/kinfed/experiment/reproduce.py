@@ -278,8 +278,8 @@ def _votes(out: Path, comparison: Comparison) -> list[str]:
             order = sorted(zip(vote["votes"], vote["points"], vote["sources"], strict=True), reverse=True)
             counted = ", ".join(f"{name} {votes} ({points} points)" for votes, points, name in order)
             told.append(
-                f"{comparison.folder}, seed {summary['seed']}: {vote['ballots']} clients voted in round {vote['round']}; "
-                f"votes: {counted}; transferred: {vote['transferred']}."
+                f"{comparison.folder}, seed {summary['seed']}: {vote['ballots']} clients voted in round "
+                f"{vote['round']}; votes: {counted}; transferred: {vote['transferred']}."
             )
     return told
 

@@ -432,8 +432,8 @@ _SFTL_TABLE1 = IdentificationTable(
     note="Five sources learn a pair of classes each, on half of the training images; the clients share the other half, "
     "train together, and compare the representation of their own model with that of each source on their own images. "
     "paired: a client has a shard of both classes of one source; guessing finds 20 %. The paper deals out two random "
-    "shards of one class each, so that most clients have classes of two sources: any of two counts either as right, and "
-    "guessing finds 36 %; unambiguous is of the fifth of the clients, or less, whose classes are all of one source.",
+    "shards of one class each, so that most clients have classes of two sources: any of two counts either as right, "
+    "and guessing finds 36 %; unambiguous is of the fifth of the clients, or less, whose classes are of one source.",
 )
 
 
@@ -480,8 +480,8 @@ _SFTL_TABLE2 = PaperTable(
     },
     sources={"like": "usps", "image_size": 28},
     note="A source is trained on its own data, in grey and in the target's size and normalisation, and its layers "
-    "replace those of the global model, all but the last, after round 5. Rounds count from the very first. By vote: the "
-    "clients choose the source. In brackets: how many times sooner than the baseline; below 1 is negative transfer.",
+    "replace those of the global model, all but the last, after round 5. Rounds count from the very first. By vote: "
+    "the clients choose it. In brackets: how many times sooner than the baseline; below 1 is negative transfer.",
 )  # fmt: skip
 
 
