@@ -365,6 +365,30 @@ def test_each_side_is_sketched_once(monkeypatch):
     assert len(seen) == 7
 
 
+@pytest.mark.parametrize(
+    ("metric", "options"), [("cca", {"statistic": "r2"}), ("svcca", {"variance": 0.8}), ("pwcca", {})]
+)
+@pytest.mark.parametrize("places", [(), (4, 4), (2, 2)])
+def test_the_cca_family_of_many_is_that_of_the_pairs(metric, options, places):
+    rng = np.random.default_rng(0)
+    xs = [rng.standard_normal((30, p, *places)) + 2 for p in (3, 4, 5)]
+    xs = [*xs, np.concatenate([xs[0], xs[1] * 1e3], axis=1), rng.standard_normal((30, 3, 4, 4))]
+    for sides in (xs, xs[:-1]):
+        expected = np.array([[getattr(s, metric)(x, y, **options) for y in sides] for x in sides])
+        assert s.similarity_matrix(sides, metric, **options) == pytest.approx(expected, abs=1e-12)
+        block = s.similarity_matrix(sides[:2], metric, against=sides[2:], **options)
+        assert block == pytest.approx(expected[:2, 2:], abs=1e-12)
+
+
+def test_each_side_of_a_cca_is_decomposed_once(monkeypatch):
+    cca = sys.modules["kinfed.similarity.cca"]
+    singular, seen = cca._singular, []
+    monkeypatch.setattr(cca, "_singular", lambda x: seen.append(x) or singular(x))
+    xs = [x[:, :5] for x in representations()]
+    s.similarity_matrix(xs[:2], "svcca", against=xs[2:])
+    assert len(seen) == 5
+
+
 def test_widths_need_not_be_that_of_the_target():
     rng = np.random.default_rng(0)
     target = rng.standard_normal((600, 256))
@@ -401,11 +425,10 @@ def test_a_pair_that_a_measure_refuses_is_named(metric, message):
 
 def test_different_examples_are_refused_on_either_side():
     xs = representations(3)
-    for metric in ("cka", "sketched_cka", "class_mean"):
-        with pytest.raises(ValueError, match=r"numbers of rows differ: \[12, 12, 11\]"):
-            s.similarity_matrix(xs[:2], metric, against=[xs[2][1:]])
-    with pytest.raises(ValueError, match=r"^representation 0 against 1: .*numbers of rows differ: \[12, 11\]"):
-        s.similarity_matrix(xs[:1], "rsa", against=[xs[1], xs[2][1:]])
+    for metric in s.METRICS:
+        if metric != "feature_cov":
+            with pytest.raises(ValueError, match=r"numbers of rows differ: \[12, 12, 11\]"):
+                s.similarity_matrix(xs[:2], metric, against=[xs[2][1:]])
 
 
 @pytest.mark.parametrize("metric", ["cka", "sketched_cka", "procrustes", "pwcca", "rsa", "class_mean", "feature_cov"])
@@ -434,6 +457,23 @@ def test_an_order_of_the_others_is_an_order_of_the_columns(metric, order, seed):
     assert permuted == pytest.approx(matrix[:, order], abs=1e-12)
 
 
+@pytest.mark.parametrize("metric", ["cka", "sketched_cka", "cosine"])
+@pytest.mark.parametrize("p", [3, 20])
+def test_the_gradient_is_that_of_the_pairs(metric, p):
+    xs = [torch.from_numpy(x[:, :p].copy()) for x in representations(4)]
+    live = [xs[0].clone().requires_grad_() for _ in range(2)]
+    s.similarity_matrix([live[0], xs[1]], metric, against=xs[2:])[0].sum().backward()
+    sum(getattr(s, metric)(live[1], y) for y in xs[2:]).backward()
+    torch.testing.assert_close(live[0].grad, live[1].grad, atol=1e-12, rtol=1e-9)
+
+
+def test_a_stack_is_as_good_as_a_list():
+    stack = np.stack(representations())
+    assert (
+        s.similarity_matrix(stack[:2], against=stack[2:]) == s.similarity_matrix([*stack[:2]], against=[*stack[2:]])
+    ).all()
+
+
 def test_options_are_those_of_the_measure():
     xs = representations(2)
     for metric, option in (
@@ -446,5 +486,7 @@ def test_options_are_those_of_the_measure():
             s.similarity_matrix(xs, metric, against=xs, **{option: "rbf"})
     with pytest.raises(ValueError, match="center is 'before' or 'after'"):
         s.similarity_matrix(xs, "sketched_cka", center=True)
+    with pytest.raises(ValueError, match="repeats is at least 1"):
+        s.sketched_cka(xs[0], xs[1], repeats=0)
     with pytest.raises(ValueError, match="against needs at least one"):
         s.similarity_matrix(xs, against=[])

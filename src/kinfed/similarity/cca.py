@@ -9,7 +9,7 @@ n×c, if not; `flatten` them beforehand to have it otherwise.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,9 +42,7 @@ def cca(x: Tensor, y: Tensor, *, statistic: Literal["rho", "r2"] = "rho", allow_
             for any data.
     """
     x, y = _examples(x, y)
-    _check_examples("cca", len(x), x.shape[1], y.shape[1], allow_degenerate)
-    correlations = _correlations(_basis(x), _basis(y))
-    return (correlations if statistic == "rho" else correlations.square()).mean()
+    return cca_of_sides(side(x), side(y), statistic=statistic, allow_degenerate=allow_degenerate)
 
 
 @measure(gradient=False, maps=True)
@@ -66,9 +64,7 @@ def svcca(x: Tensor, y: Tensor, *, variance: float = 0.99, allow_degenerate: boo
         ValueError: If n - 1 is at most the number of directions kept of a side.
     """
     x, y = _examples(x, y)
-    kept = [left[:, : _leading(values, variance)] for left, values in (_singular(x), _singular(y))]
-    _check_examples("svcca", len(x), kept[0].shape[1], kept[1].shape[1], allow_degenerate)
-    return _correlations(*kept).mean()
+    return svcca_of_sides(side(x), side(y), variance=variance, allow_degenerate=allow_degenerate)
 
 
 @measure(gradient=False, maps=True)
@@ -121,6 +117,44 @@ def kept_dimensions(x: Array, variance: float = 0.99) -> int:
     with torch.no_grad():
         (x,), _ = one_precision(x)
     return _leading(_singular(flatten(x, "spatial"))[1], variance)
+
+
+class Side(NamedTuple):
+    """What CCA needs of a centred side, n×p.
+
+    Attributes:
+        left: Its left singular vectors, n×rank.
+        values: Their singular values, largest first.
+        features: p.
+    """
+
+    left: Tensor
+    values: Tensor
+    features: int
+
+
+def side(x: Tensor) -> Side:
+    """From activations, n×p or maps read place by place."""
+    with torch.no_grad():
+        (x,), _ = one_precision(x)
+        rows = flatten(x, "spatial")
+        return Side(*_singular(rows), rows.shape[1])
+
+
+def cca_of_sides(
+    a: Side, b: Side, *, statistic: Literal["rho", "r2"] = "rho", allow_degenerate: bool = False
+) -> Tensor:
+    """`cca` of two sides that are decomposed already."""
+    _check_examples("cca", len(a.left), a.features, b.features, allow_degenerate)
+    correlations = _correlations(a.left, b.left)
+    return (correlations if statistic == "rho" else correlations.square()).mean()
+
+
+def svcca_of_sides(a: Side, b: Side, *, variance: float = 0.99, allow_degenerate: bool = False) -> Tensor:
+    """`svcca` of two sides that are decomposed already."""
+    kept = [left[:, : _leading(values, variance)] for left, values, _ in (a, b)]
+    _check_examples("svcca", len(a.left), kept[0].shape[1], kept[1].shape[1], allow_degenerate)
+    return _correlations(*kept).mean()
 
 
 def _examples(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfed.similarity.cca import cca, pwcca, svcca
+from kinfed.similarity.cca import cca, cca_of_sides, pwcca, side, svcca, svcca_of_sides
 from kinfed.similarity.cka import alignment_matrix, cka
 from kinfed.similarity.emd import emd
 from kinfed.similarity.entrywise import cosine, frobenius
@@ -63,7 +62,7 @@ def similarity_matrix(
     """Similarity of every pair of ``N`` representations, or of each of them with each of ``M`` others.
 
     CKA, linear, RBF or sketched, `feature_cov` and `class_mean` take one normalised Gram each and one matrix product in
-    all, in bounded memory; the other measures a call a pair.
+    all, in bounded memory; `cca` and `svcca` a decomposition each; the other measures a call a pair.
 
     Args:
         representations: N activations, each n×p (p may differ) or n×c×h×w, of the same examples in the same order; for
@@ -94,7 +93,7 @@ def similarity_matrix(
         raise ValueError("similarity_matrix needs at least one representation")
     if against is not None and len(against) == 0:
         raise ValueError("against needs at least one representation")
-    every = [*representations, *(against or [])]
+    every = [*representations, *(() if against is None else against)]
     grams = [x for x in every if isinstance(x, Gram)]
     if grams and not (metric == "cka" and len(grams) == len(every)):
         raise ValueError("similarity_matrix takes Grams for cka, and then of all representations")
@@ -102,7 +101,7 @@ def similarity_matrix(
         raise ValueError(f"similarity_matrix: a Gram is not as debiased={options.get('debiased', False)} wants it")
     sides = [x.unit if isinstance(x, Gram) else tensor(x) for x in every]
     rows, columns = sides[: len(representations)], None if against is None else sides[len(representations) :]
-    if metric in {"cka", "sketched_cka", "class_mean"}:
+    if metric != "feature_cov":
         same_rows("similarity_matrix", sides)
     matrix = _of_units(rows, columns) if grams else _of_activations(metric, rows, columns, options)
     undefined = {f"representation {i}": rows[i] for i in _all_nan(matrix)}
@@ -132,17 +131,23 @@ def _of_activations(
     metric: str, rows: Sequence[Tensor], columns: Sequence[Tensor] | None, options: dict[str, Any]
 ) -> Tensor:
     """The matrix of a measure, from what belongs to a side computed once where that is possible."""
+    if metric in {"cca", "svcca"} and len({x.shape[2:] for x in [*rows, *(columns or [])]}) == 1:
+        of_sides = functools.partial(cca_of_sides if metric == "cca" else svcca_of_sides, **options)
+        return _pair_by_pair(of_sides, rows, columns, prepare=side)
     if metric not in {"cka", "sketched_cka", "class_mean", "feature_cov"}:
-        return _pair_by_pair(functools.partial(_MEASURES[metric], **options), rows, columns, metric != "pwcca")
+        of_pair = functools.partial(_MEASURES[metric], **options)
+        return _pair_by_pair(of_pair, rows, columns, symmetric=metric != "pwcca")
     xs, ys = [flatten(x) for x in rows], None if columns is None else [flatten(y) for y in columns]
     if metric == "sketched_cka":
         return sketched_alignment(xs, ys, **options)
     if metric == "cka":
         return alignment_matrix(xs, ys, **options)
     if metric == "feature_cov":
-        for (i, x), (j, y) in itertools.product(enumerate(xs), enumerate(xs if ys is None else ys)):
+        others = xs if ys is None else ys
+        # All are of one width if none differs from the first of the other side.
+        for i, j in [*((0, j) for j in range(len(others))), *((i, 0) for i in range(len(xs)))]:
             with _naming(i, j):
-                same_features(metric, x, y)
+                same_features(metric, xs[i], others[j])
         xs, ys = _features(xs), None if ys is None else _features(ys)
     return alignment_matrix(xs, ys, center=False)
 
@@ -153,23 +158,26 @@ def _features(xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _pair_by_pair(
-    similarity: Callable[[Tensor, Tensor], Tensor],
+    similarity: Callable[[Any, Any], Tensor],
     rows: Sequence[Tensor],
     columns: Sequence[Tensor] | None,
-    symmetric: bool,
+    *,
+    symmetric: bool = True,
+    prepare: Callable[[Tensor], Any] = lambda x: x,
 ) -> Tensor:
-    """The measure of every pair; NaN beside a side that is not finite, which the measure would refuse."""
+    """The measure of every pair, each side prepared; NaN beside a side that is not finite, which it would refuse."""
     symmetric = symmetric and columns is None
-    others = rows if columns is None else columns
+    sides = [*rows, *(columns or [])]
+    ready = [prepare(x) if x.isfinite().all() else None for x in sides]
+    others = ready if columns is None else ready[len(rows) :]
     shape = len(rows), len(others)
-    matrix = torch.full(shape, torch.nan, dtype=precision(*rows, *others)[0], device=rows[0].device)
-    finite, finite_others = ([bool(x.isfinite().all()) for x in side] for side in (rows, others))
+    matrix = torch.full(shape, torch.nan, dtype=precision(*sides)[0], device=sides[0].device)
     with warnings.catch_warnings():
         # One warning for all is given by `similarity_matrix`.
         warnings.simplefilter("ignore", UndefinedSimilarityWarning)
-        for i, x in enumerate(rows):
+        for i, x in enumerate(ready[: len(rows)]):
             for j, y in enumerate(others[: i + 1] if symmetric else others):
-                if finite[i] and finite_others[j]:
+                if x is not None and y is not None:
                     with _naming(i, j):
                         matrix[i, j] = similarity(x, y)
                     if symmetric:

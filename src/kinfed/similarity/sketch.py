@@ -45,6 +45,9 @@ def sketched_cka(
     Returns:
         A similarity in [0, 1]. Invariant to rotation and isotropic scaling of either side, and to shifts if centred
         before; not to the order of the examples. NaN, with a warning, if a side is constant.
+
+    Raises:
+        ValueError: If there are fewer ``rows`` than ``nonzeros``, no ``repeats``, or another ``center``.
     """
     return sketched_alignment([x, y], rows=rows, seed=seed, nonzeros=nonzeros, repeats=repeats, center=center)[0, 1]
 
@@ -63,6 +66,8 @@ def sketched_alignment(
     """`sketched_cka` of every pair of ``N`` n×p matrices, N×N, or of each with each of ``M`` others, N×M."""
     if center not in {"before", "after"}:
         raise ValueError(f"center is 'before' or 'after', got {center!r}")
+    if repeats < 1:
+        raise ValueError(f"repeats is at least 1, got {repeats}")
     n = len(xs[0])
     dtype, _ = precision(*xs, *(ys or []))
     sketch_rows = min(max(n // 4, 16), 128) if rows is None else rows
