@@ -10,6 +10,7 @@ import torch
 import torchvision
 from safetensors.torch import load_file, save_file
 
+import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.models import BODY, build, load_weights, open_pool, select
@@ -149,6 +150,7 @@ def test_torchvisions_own_files_give_its_own_logits(architecture: str, pool: Pat
         expected = theirs(x)
         assert torch.allclose(source.model(x), expected, atol=1e-5)
         assert torch.equal(source.model(x), ours(x))
+        assert torch.allclose(kinfed.load(path)(x), expected, atol=1e-5)
     assert expected.abs().max() > 0.01
     assert len({*source.model.tensors()}) == len(theirs.state_dict())
 
