@@ -10,6 +10,7 @@ import torch
 import torchvision
 from safetensors.torch import load_file, save_file
 
+import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.models import BODY, build, load_weights, open_pool, select
@@ -105,6 +106,10 @@ ABOUT = {"architecture": "tiny_cnn", "bn": "track", "shape": [1, 8, 8], "classes
         (lambda p: rewritten(p, {}, {**ABOUT, "crc32": 1}), r"m\.safetensors is damaged"),
         (lambda p: rewritten(p, {}, {**ABOUT, "shape": [1, 9, 9]}), "which has another shape"),
         (lambda p: rewritten(p, {"more": torch.ones(1)}), "has a strange tensor more"),
+        (
+            lambda p: rewritten(p, {"head.bias": torch.full((10,), torch.nan)}),
+            "a number that is not finite in head.bias",
+        ),
         (lambda p: save_file(select(load_file(p), BODY), p), "is a body without a head"),
         (lambda p: changed(p, architecture="lenet"), "architecture: 'lenet' is not known; allowed: tiny_cnn, "),
         (lambda p: changed(p, architecture="os:system"), "'os:system' is not known, which a file may not import"),
@@ -149,6 +154,7 @@ def test_torchvisions_own_files_give_its_own_logits(architecture: str, pool: Pat
         expected = theirs(x)
         assert torch.allclose(source.model(x), expected, atol=1e-5)
         assert torch.equal(source.model(x), ours(x))
+        assert torch.allclose(kinfed.load(path)(x), expected, atol=1e-5)
     assert expected.abs().max() > 0.01
     assert len({*source.model.tensors()}) == len(theirs.state_dict())
 

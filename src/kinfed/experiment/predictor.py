@@ -11,10 +11,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfed.data import Normalisation
-from kinfed.engine.files import read_tensors
 from kinfed.errors import InputError
 from kinfed.learning.frozen import CHUNK
-from kinfed.models import ARCHITECTURES, HEAD, Card, Model, build, from_module, load_weights, select, set_batchnorm
+from kinfed.models import (
+    ARCHITECTURES,
+    HEAD,
+    Card,
+    Model,
+    build,
+    from_module,
+    saved_about,
+    select,
+    set_batchnorm,
+    weights_for,
+)
 
 __all__ = ["Predictor", "load"]
 
@@ -73,15 +83,14 @@ def load(path: Path, client: int | None = None, module: nn.Module | None = None)
     """
     path = _file(path, client)
     card = Card.read(path.with_suffix(".json"))
-    try:
-        tensors, about = read_tensors(path)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}") from error
-    card.check(about, path)
+    about = saved_about(path)
+    if about is not None:
+        card.check(about, path)
+    model = _built(path, card, module)
+    tensors = weights_for(model, path)
     if not select(tensors, HEAD):
         raise InputError(f"{path}: is a body without a head and predicts nothing; it can be start weights: --weights")
-    model = _built(path, card, module)
-    load_weights(model, path)
+    model.load(tensors)
     model.prefer_channels_last()
     return Predictor(model, card)
 

@@ -6,7 +6,7 @@ from kinfed.models.catalogue import ARCHITECTURES, Architecture, build, suited
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
 from kinfed.models.own import factory, from_module
 from kinfed.models.pool import Source, open_pool
-from kinfed.models.saved import checksum, load_weights, open_saved, refuse_pickle, saved_about
+from kinfed.models.saved import checksum, load_weights, open_saved, refuse_pickle, saved_about, weights_for
 from kinfed.models.siamese import ONLINE, PREDICTOR, PROJECTOR, TARGET, Siamese, Target
 
 __all__ = [
@@ -40,4 +40,5 @@ __all__ = [
     "select",
     "set_batchnorm",
     "suited",
+    "weights_for",
 ]

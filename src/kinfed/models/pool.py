@@ -38,7 +38,8 @@ def open_pool(folder: Path) -> tuple[Source, ...]:
 
     Raises:
         InputError: If there is no such folder or no source in it, or one of them has no JSON, is damaged or a pickle,
-            is of an architecture that kinfed does not know, or does not fit what its JSON says.
+            is of an architecture that kinfed does not know, has a number that is not finite, or does not fit what its
+            JSON says.
     """
     if not folder.is_dir():
         raise InputError(f"sources: {str(folder)!r} is no folder")
@@ -74,5 +75,8 @@ def _open(path: Path) -> Source:
     tensors = weights_for(model, path)
     if not select(tensors, HEAD):
         raise InputError(f"sources: {path} is a body without a head; a source is a whole model")
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise InputError(f"sources: {path} has a number that is not finite in {name}")
     model.load_state_dict(tensors, assign=True)
     return Source(path.stem, model.eval().requires_grad_(False), card)
