@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfed import similarity
-    from kinfed.api import Result, compare, load, open_result, reproduce, resume, run, train_sources
+    from kinfed.api import Result, compare, load, open_result, reproduce, resume, run, train_sources, vote
 
 __all__ = [
     "Result",

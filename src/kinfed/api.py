@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfed.cli.display import Display
+from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 
 if TYPE_CHECKING:
@@ -17,8 +18,20 @@ if TYPE_CHECKING:
 
     from kinfed.experiment.predictor import Predictor
     from kinfed.experiment.run import Watcher
+    from kinfed.experiment.vote import Ballots
 
-__all__ = ["Result", "compare", "load", "new_folder", "open_result", "reproduce", "resume", "run", "train_sources"]
+__all__ = [
+    "Result",
+    "compare",
+    "load",
+    "new_folder",
+    "open_result",
+    "reproduce",
+    "resume",
+    "run",
+    "train_sources",
+    "vote",
+]
 
 
 @dataclass(frozen=True)
@@ -169,6 +182,62 @@ def train_sources(
         with Display() as display:
             train_all(training, Path(out), display.source, overwrite=overwrite)
     return Path(out)
+
+
+def vote(
+    run: str | Path | None = None,
+    *,
+    sources: str | Path,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+    measure: str = "sketched_cka",
+    ballot: int = 3,
+    taps: str = "body",
+    images: int = 1000,
+    **fields: Any,
+) -> Ballots:
+    """Ask the clients which source model is most like what they have trained: `FedVote`'s vote, without a transfer.
+
+    Args:
+        run: Folder of a run with ``save_local``, whose clients vote with what they trained in its last round. If it is
+            not given, FedAvg is run before, for 5 rounds if ``fields`` do not say otherwise.
+        sources: The pool.
+        out: Folder for ``vote.json`` and ``vote.png``: that of the run if not given; of a new run, its folder.
+        overwrite: Whether a new run may replace one that is there.
+        quiet: Show no progress.
+        measure: One of `kinfed.methods.voting.MEASURES`.
+        ballot: How many sources each client names.
+        taps: What is compared; see `Vote`.
+        images: At most so many training images of each client are looked at.
+        **fields: Of the new run, those of `Config`.
+
+    >>> kinfed.vote(sources="pool", data="usps", image_size=28, clients=20).ranking  # doctest: +SKIP
+    ['mnist', 'kmnist']
+
+    Raises:
+        InputError: If a field is wrong, a source does not fit, or no client can vote.
+    """
+    from kinfed.experiment.vote import train_and_vote
+    from kinfed.experiment.vote import vote as hold_vote
+    from kinfed.methods.fedvote import Vote
+    from kinfed.report.vote import save_picture
+
+    own = {"measure": measure, "ballot": ballot, "taps": taps, "images": images}
+    rule = _config(("fedvote",), {"sources": str(sources), "settings": {"fedvote": own}}).method("fedvote")
+    assert isinstance(rule, Vote)
+    if run is not None:
+        if fields:
+            raise InputError(f"{next(iter(fields))}: is of a new run, and {str(run)!r} is there; leave one of them out")
+        folder = Path(out) if out is not None else Path(run)
+        held = hold_vote(Path(run), Path(sources), rule, folder)
+    else:
+        config = _config(("fedavg",), {"rounds": 5, "ft_epochs": 0, **fields, "save_local": True})
+        folder = Path(out) if out is not None else new_folder("vote")
+        with _watching(quiet) as watcher:
+            held = train_and_vote(config, Path(sources), rule, folder, watcher, overwrite=overwrite)
+    save_picture(held, folder / "vote.png")
+    return held
 
 
 def _config(methods: Sequence[str], fields: Mapping[str, Any]) -> Config:

@@ -226,6 +226,46 @@ def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, st
     show_partition(_fields(["local"], config, None, given), out or api.new_folder("partition"))
 
 
+@app.command()
+@with_config_options
+def vote(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="a run with --save-local true; if none, FedAvg is run first")
+    ] = None,
+    measure: Annotated[
+        str, typer.Option("--measure", metavar="NAME", help="similarity [sketched_cka]")
+    ] = "sketched_cka",
+    ballot: Annotated[int, typer.Option("--ballot", metavar="INT", help="sources that a client names [3]")] = 3,
+    taps: Annotated[
+        str, typer.Option("--taps", metavar="TEXT", help="what is compared, as body or conv1,conv2")
+    ] = "body",
+    images: Annotated[int, typer.Option("--images", metavar="INT", help="images of a client, at most [1000]")] = 1000,
+    config: ConfigFile = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    given: Mapping[str, str] = {},
+) -> None:
+    """Which source model would help? Clients vote by similarity; the ranking, all scores and their picture."""
+    from rich.console import Console
+
+    from kinfed import api
+    from kinfed.report.vote import provenance, ranking_table
+
+    fields = _fields([], config, None, given)
+    if "sources" not in fields:
+        raise InputError("sources: must be given, a folder of source models; kinfed sources train makes one")
+    own = {name: value for name, value in fields.items() if name not in ("methods", "settings")}
+    out = out or run or api.new_folder("vote")
+    with _resumable(f"kinfed resume {out}"):
+        held = api.vote(
+            run, out=out, overwrite=overwrite, measure=measure, ballot=ballot, taps=taps, images=images, **own
+        )
+    console = Console()
+    console.print(f"\n{provenance(held)}\n", highlight=False)
+    console.print(ranking_table(held))
+    typer.echo(f"\n{out / 'vote.json'}\n{out / 'vote.png'}")
+
+
 @sources.command("train")
 @with_training_options
 def train_sources(

@@ -15,12 +15,13 @@ from kinfed.engine import RunFolder, Workshop, one_thread
 from kinfed.engine.files import write_whole
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
-from kinfed.experiment.run import CONFIG, open_sources, workshop_of
+from kinfed.experiment.run import CONFIG, Watcher, nobody, open_sources, workshop_of
+from kinfed.experiment.run import run as run_config
 from kinfed.methods import ClientId
 from kinfed.methods.fedvote import Vote
 from kinfed.methods.voting import ballot, count, scores
 
-__all__ = ["VOTE", "Ballots", "Electorate", "hold", "vote"]
+__all__ = ["VOTE", "Ballots", "Electorate", "hold", "train_and_vote", "vote"]
 
 VOTE = "vote.json"
 
@@ -142,6 +143,21 @@ def vote(run: Path, pool: Path, rule: Vote, out: Path) -> Ballots:
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / VOTE, json.dumps(asdict(held), indent=1) + "\n")
     return held
+
+
+def train_and_vote(
+    config: Config, pool: Path, rule: Vote, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False
+) -> Ballots:
+    """Run FedAvg into a new folder, and then vote there; see `vote`.
+
+    Raises:
+        InputError: Before anything is trained, if the config does not fit the data or a source does not fit the config.
+    """
+    workshop = workshop_of(config)
+    sources = open_sources(pool, workshop.federation.dataset.shape, config.device)
+    rule.check_taps(workshop.models[0], sources)
+    run_config(config, out, watcher, overwrite=overwrite)
+    return vote(out, pool, rule, out)
 
 
 def hold(voters: Electorate, rule: Vote, scores: Sequence[Tensor]) -> Ballots:
