@@ -20,6 +20,7 @@ __all__ = [
     "run",
     "similarity",
     "train_sources",
+    "vote",
 ]
 
 __version__ = "0.1.0"
