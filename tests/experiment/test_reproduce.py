@@ -10,10 +10,11 @@ from kinfed.errors import InputError
 from kinfed.experiment import reproduce
 from kinfed.experiment.config import read_toml
 from kinfed.experiment.run import COMPARISON
-from kinfed.experiment.tables import TABLES, PaperTable, Row, Scale
+from kinfed.experiment.tables import ROUNDS, TABLES, PaperTable, Row, Scale
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import METHODS
 
+COMPARED = {name: table for name, table in TABLES.items() if isinstance(table, PaperTable)}
 SMALL = PaperTable(
     title="A table",
     quantity="global_acc",
@@ -209,10 +210,11 @@ def test_a_folder_from_before_a_field_was_there_is_gone_on_with(out: Path) -> No
     assert kinfed.reproduce("a-table1", out=out, quiet=True).read_text() == before
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_every_cell_of_every_table_is_a_valid_config(name: str) -> None:
-    for scale in TABLES[name].scales:
-        table = TABLES[name].at(scale)
+@pytest.mark.parametrize("name", COMPARED)
+def test_every_cell_of_every_table_is_a_valid_config(name: str, tmp_path: Path) -> None:
+    given = {"data": "digits", "sources": str(tmp_path)}
+    for scale in COMPARED[name].scales:
+        table = COMPARED[name].at(scale)
         labels = [row.label for row in table.rows]
         assert len(set(labels)) == len(labels)
         assert {row.method for row in table.rows} <= METHODS.keys()
@@ -220,7 +222,7 @@ def test_every_cell_of_every_table_is_a_valid_config(name: str) -> None:
         assert printed <= len(table.columns)
         assert table.scales[scale].rows.keys() <= {*labels}
         for column in table.scales[scale].columns:
-            comparisons = reproduce.comparisons(table, scale, column, {"data": "digits"})
+            comparisons = reproduce.comparisons(table, scale, column, given)
             assert sorted(row.label for comparison in comparisons for row in comparison.rows) == sorted(labels)
 
 
@@ -244,15 +246,66 @@ def test_every_cell_of_every_table_is_a_valid_config(name: str) -> None:
         ("hetero-ssfl-table4", "local_ssl (ResNet-34)", "CIFAR-10", 77.8),
         ("hetero-ssfl-table4", "hetero_ssfl (ResNet-18)", "CIFAR-10", 85.4),
         ("hetero-ssfl-table4", "hetero_ssfl (ResNet-34)", "CIFAR-10", 93.7),
+        ("sftl-table2", "Baseline", "non-IID", 332),
+        ("sftl-table2", "FMNIST", "non-IID", 256),
+        ("sftl-table2", "KMNIST", "IID", 225),
     ],
 )
 def test_printed_numbers_stand_in_their_columns(name: str, label: str, column: str, number: float) -> None:
-    (row,) = (row for row in TABLES[name].at("paper").rows if row.label == label)
-    assert row.printed[[*TABLES[name].columns].index(column)] == number  # METHODS.md H
+    (row,) = (row for row in COMPARED[name].at("paper").rows if row.label == label)
+    assert row.printed[[*COMPARED[name].columns].index(column)] == number  # METHODS.md H
 
 
 def test_learning_rates_of_fedcrc_are_the_papers() -> None:
-    column, *_ = TABLES["fedcrc-table1"].columns
-    config = reproduce.comparisons(TABLES["fedcrc-table1"], "paper", column, {"data": "digits"})[0].config
+    column, *_ = COMPARED["fedcrc-table1"].columns
+    config = reproduce.comparisons(COMPARED["fedcrc-table1"], "paper", column, {"data": "digits"})[0].config
     rates = [config.lr * lr_factor(config.lr_schedule, round, config.rounds) for round in (1, 49, 50, 74, 75, 100)]
     assert rates == pytest.approx([0.05, 0.05, 0.01, 0.01, 0.001, 0.001])
+
+
+TO_TARGET = PaperTable(
+    title="Rounds",
+    quantity=ROUNDS,
+    fields={
+        "data": "digits", "model": "tiny_cnn", "clients": 4, "partition": "iid", "probe": 0, "rounds": 4,
+        "local_epochs": 1, "batch_size": 32, "lr": 0.02, "target_acc": 0.5, "ft_epochs": 0,
+        "settings": {"fedvote": {"round": 1, "ballot": 1}},
+    },
+    columns={"IID": {}},
+    rows=(
+        Row("Baseline", "fedavg", (332.0,)),
+        Row("digits", "fedvote", (66.0,), settings={"source": "digits"}),
+        Row("by vote", "fedvote"),
+    ),
+    scales={"small": Scale(("IID",), {}, sources={"epochs": 8})},
+    sources={"model": "tiny_cnn", "lr": 0.1, "batch_size": 16},
+)  # fmt: skip
+
+
+def test_a_table_of_rounds_trains_its_sources_and_tells_what_they_save(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reproduce, "TABLES", {"a-table4": TO_TARGET})
+    told = kinfed.reproduce("a-table4", out=tmp_path, quiet=True).read_text()
+    rounds = json.loads((tmp_path / "table.json").read_text())["cells"]["IID"]
+    (base,), (moved,) = rounds["Baseline"], rounds["digits"]
+    assert rounds["by vote"] == [moved]  # there is but one source to vote for
+    assert moved == 2 < (base or 5)  # the source is a whole classifier of the same digits, but for its head
+    shown = f"{base} | 332" if base else ">4 | 332"
+    speed = f"2 ({base / 2:.2f}×)" if base else "2 (>2.00×)"
+    assert f"| Baseline | {shown} |" in told
+    assert f"| digits | {speed} | 66 (5.03×) |" in told
+    assert f"| by vote | {speed} | – |" in told
+    assert "IID, by vote, seed 0: 4 clients voted in round 1; votes: digits 4 (4 points); transferred: digits." in told
+    assert "rounds until the global model has 0.5 on the whole test set" in told
+    assert kinfed.reproduce("a-table4", out=tmp_path, quiet=True).read_text() == told
+
+
+def test_rounds_that_not_every_seed_has_are_no_mean() -> None:
+    base, row, *_ = TO_TARGET.rows
+    cell = lambda *seeds: reproduce._of_rounds({base.label: [40, 60], row.label: [*seeds]}, TO_TARGET, row, 60)  # noqa: E731
+    assert cell(20, 30) == "25 ± 7.1 (2.00×)"
+    assert cell(20, None) == "1 of 2 seeds in 60"
+    assert cell(None, None) == ">60"
+    lower = reproduce._of_rounds({base.label: [None], row.label: [30]}, TO_TARGET, row, 60)
+    assert lower == "30 (>2.00×)"

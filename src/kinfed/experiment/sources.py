@@ -195,7 +195,7 @@ def _datasets(training: Training, names: list[str]) -> Iterator[Dataset]:
         dataset = load(name, channels=channels, image_size=image_size)
         if training.classes is not None:
             dataset = of_classes(dataset, training.classes)
-        if training.train_images is not None:
+        if training.train_images is not None and training.train_images < len(dataset.train):
             dataset = fewer(dataset, training.train_images, training.seed)
         if normalise is not None:
             train, test = (replace(split, normalise=normalise) for split in (dataset.train, dataset.test))

@@ -27,7 +27,7 @@ class Training(BaseModel):
     channels: int | None = Field(None, description="1 or 3, of images; overrules --like")
     image_size: int | None = Field(None, ge=1, description="pixels that images are resized to; overrules --like")
     train_images: int | None = Field(
-        None, ge=1, description="use only so many training samples of each, the classes alike; all if not given"
+        None, ge=1, description="use at most so many training samples of each, the classes alike; all if not given"
     )
     classes: tuple[str, ...] | None = Field(
         None, description="use only these classes, as 0,1; the model still has an output for each; all if not given"
