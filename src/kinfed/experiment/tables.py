@@ -334,7 +334,7 @@ _SSL_SMALL: Fields = {
     },
 }  # fmt: skip
 _RESNETS: Fields = {"model": None, "models": "resnet18:0.4,resnet34:0.6"}
-_CNNS: Fields = {"model": None, "models": "small_cnn:0.4,cnn4:0.6"}
+_CNNS: Fields = {"model": None, "models": "cnn4_half:0.4,cnn4:0.6"}
 
 
 def _ssl_data(data: str, mu: float = 0.5) -> Fields:
@@ -368,7 +368,7 @@ _HETERO_SSFL_TABLE1 = PaperTable(
         Row("fedavg", "fedavg", (68.5, 44.29, 27.2), quantity="global_acc", also="linear_global_acc_mean"),
     ),
     scales={
-        "small": Scale(("MNIST",), {"model": "cnn4", **_SSL_SMALL}, {"hetero_ssfl": _CNNS, "local_ssl": _CNNS}),
+        "small": Scale(("CIFAR-10",), {"model": "cnn4", **_SSL_SMALL}, {"hetero_ssfl": _CNNS, "local_ssl": _CNNS}),
         "paper": Scale(
             ("CIFAR-10", "CIFAR-100", "Tiny-ImageNet"),
             {"model": "resnet34", "rounds": 200, "seeds": 3},
@@ -407,8 +407,8 @@ _HETERO_SSFL_TABLE4 = PaperTable(
     scales={
         "small": Scale(
             ("CIFAR-10",),
-            {**_CNNS, **_SSL_SMALL},
-            instead=_by_architecture({"small_cnn for ResNet-18": "small_cnn", "cnn4 for ResNet-34": "cnn4"}),
+            {**_CNNS, **_SSL_SMALL, "rounds": 30, "seeds": 2},
+            instead=_by_architecture({"cnn4_half for ResNet-18": "cnn4_half", "cnn4 for ResNet-34": "cnn4"}),
         ),
         "paper": Scale(("CIFAR-10",), {**_RESNETS, "rounds": 200, "seeds": 3}),
     },

@@ -11,7 +11,7 @@ from torch import nn
 
 from kinfed.errors import InputError
 from kinfed.models.batchnorm import BatchNorm, set_batchnorm
-from kinfed.models.convnets import cnn4, mcmahan_cnn, mlp, small_cnn, tiny_cnn
+from kinfed.models.convnets import cnn4, cnn4_half, mcmahan_cnn, mlp, small_cnn, tiny_cnn
 from kinfed.models.model import Model
 from kinfed.models.own import factory, from_module
 from kinfed.models.resnet import resnet18, resnet34, resnet50
@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "tiny_cnn": Architecture(tiny_cnn, 4, "2 convolutions 3×3 and FC 64, for 8×8 digits"),
     "small_cnn": Architecture(small_cnn, 16, "FedCKA's CNN: 2 convolutions 5×5, FC 120 and 84, projection to 256"),
     "cnn4": Architecture(cnn4, 16, "FedBABU's and FedCRC's CNN: 4 convolutions 3×3(64) with BatchNorm"),
+    "cnn4_half": Architecture(cnn4_half, 16, "the same with 32 filters, for clients that can run less"),
     "mcmahan_cnn": Architecture(mcmahan_cnn, 4, "McMahan's CNN: 2 convolutions 5×5 (32, 64), FC 512"),
     "mlp": Architecture(mlp, None, "2 hidden layers of 200; images or flat features"),
     "resnet18": Architecture(resnet18, 8, "ResNet-18, with a 3×3 stem for images up to 64×64"),
