@@ -42,6 +42,7 @@ def made(name: str) -> Model:
     [
         ("small_cnn", (3, 32, 32), 151_802),  # METHODS.md B.5
         ("cnn4", (3, 32, 32), 115_658),  # METHODS.md C.6
+        ("cnn4_half", (3, 32, 32), 28 * 32 + 64 + 3 * (289 * 32 + 64) + 129 * 10),
         ("mlp", (1, 28, 28), 199_210),  # McMahan et al. 2017
         ("tiny_cnn", (1, 8, 8), (9 + 1) * 16 + (16 * 9 + 1) * 32 + (128 + 1) * 64 + (64 + 1) * 10),
         ("resnet18", (3, 32, 32), 11_173_962),  # torchvision's 11,689,512, less 990 classes and 7×7 - 3×3 of the stem
