@@ -95,7 +95,7 @@ def workshop(
             fine_tuning=plan.pop("fine_tuning", Phase(epochs=1, lr=0.01)),
             **plan,
         ),
-        sources=sources if sources is not None else pool(fed.dataset) if method.needs_sources else (),
+        sources=sources if sources is not None else pool(fed.dataset, model=model) if method.needs_sources else (),
     )
 
 
