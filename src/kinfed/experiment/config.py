@@ -334,7 +334,8 @@ class Config(BaseModel):
         """All fields, and one table a method with its own."""
         fields = self.model_dump(exclude_none=True, exclude={"settings"})
         fields["methods"] = list(self.methods)
-        return f"{MARK}\n" + tomli_w.dumps(fields | {name: own for name, own in self.settings.items() if own})
+        tables = {name: {field: v for field, v in own.items() if v is not None} for name, own in self.settings.items()}
+        return f"{MARK}\n" + tomli_w.dumps(fields | {name: own for name, own in tables.items() if own})
 
 
 def read_toml(path: Path) -> dict[str, Any]:
