@@ -16,7 +16,7 @@ from kinfed.report.style import styled
 from kinfed.report.table import Cell, Table, in_rows
 from kinfed.report.targets import reference
 
-__all__ = ["ballot_figure", "by_ballot", "outcomes", "save_ballots", "vote_table", "voted", "votes"]
+__all__ = ["LABELLED", "ballot_figure", "by_ballot", "outcomes", "save_ballots", "vote_table", "voted", "votes"]
 
 LABELLED = 120  # clients whose names still have room side by side
 CLASSIFIER = {"keep": "the classifier stayed", "reinit": "the classifier started anew", "source": "and the classifier"}
@@ -48,8 +48,8 @@ def _outcome(run: Run) -> str:
     took = f"{copied} of {layers} layers, {CLASSIFIER[run.config[run.method]['classifier']]}"
     if not vote["voted"]:
         return f"{name} was transferred in round {vote['round']} as asked for, without a vote ({took})."
-    asked = len(run.vote_line["clients"])
-    return f"In round {vote['round']}, {vote['ballots']} of {asked} clients cast a ballot; {name} was transferred ({took})."
+    cast = f"{vote['ballots']} of {len(run.vote_line['clients'])} clients cast a ballot"
+    return f"In round {vote['round']}, {cast}; {name} was transferred ({took})."
 
 
 def vote_table(run: Run) -> Table:
@@ -64,23 +64,14 @@ def vote_table(run: Run) -> Table:
         )
         for place, i in enumerate(_ranking(vote))
     ]
-    meanings = (
-        "",
-        "",
-        "ballots that name it; the most win",
-        f"Borda: {_places(run)} for a first place, and so on down",
-    )
+    most = run.config[run.method]["ballot"]
+    meanings = ("", "", "ballots that name it; the most win", f"Borda: {most} for a first place, one less for the next")
     return Table(("source", "", "votes", "points"), meanings, tuple(rows))
 
 
 def _ranking(vote: Mapping[str, Any]) -> list[int]:
     """Indices of the sources, the winner first."""
     return sorted(range(len(vote["sources"])), key=lambda i: (-vote["votes"][i], -vote["points"][i], i))
-
-
-def _places(run: Run) -> int:
-    """How many sources a ballot can name."""
-    return int(run.config[run.method]["ballot"])
 
 
 def by_ballot(ballots: Sequence[Sequence[int]], ranking: Sequence[int]) -> list[int]:
@@ -109,7 +100,7 @@ def _picture(run: Run) -> tuple[list[str], list[str], NDArray[np.float64]]:
 def ballot_figure(run: Run) -> go.Figure:
     """Sources (rows, the winner first) and clients (columns, like ballots together): the places on the ballots."""
     sources, clients, places = _picture(run)
-    best, last = 1, int(np.nanmax(places))
+    last = int(np.nanmax(places))
     shades = sample_colorscale("Greens_r", _darkness(last))
     edges = np.linspace(0, 1, last + 1)
     figure = go.Figure(
@@ -117,12 +108,12 @@ def ballot_figure(run: Run) -> go.Figure:
             z=places,
             x=clients,
             y=sources,
-            zmin=best - 0.5,
+            zmin=0.5,
             zmax=last + 0.5,
             colorscale=[(edge, shade) for i, shade in enumerate(shades) for edge in edges[i : i + 2]],
             colorbar={
-                "tickvals": [*range(best, last + 1)],
-                "ticktext": [_ordinal(place) for place in range(best, last + 1)],
+                "tickvals": [*range(1, last + 1)],
+                "ticktext": [_ordinal(place) for place in range(1, last + 1)],
                 "title": "place",
                 "thickness": 14,
             },
@@ -161,6 +152,7 @@ def save_ballots(run: Run, path: Path) -> None:
     axes.set_xlabel("client")
     axes.tick_params(length=0)
     bar = figure.colorbar(mesh, ax=axes, label="place on the ballot", ticks=range(1, last + 1))
+    bar.ax.invert_yaxis()
     bar.ax.set_yticklabels([_ordinal(place) for place in range(1, last + 1)])
     figure.savefig(path, dpi=110)
 

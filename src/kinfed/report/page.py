@@ -176,4 +176,5 @@ def _section(heading: str, caption: str, figure: go.Figure) -> str:
 
 
 def _drawn(figure: go.Figure) -> str:
-    return figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
+    looks = {"displaylogo": False, "responsive": True}
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=looks))
