@@ -262,7 +262,7 @@ def vote(
             run, out=out, overwrite=overwrite, measure=measure, ballot=ballot, taps=taps, images=images, **own
         )
     console = Console()
-    console.print(f"\n{provenance(held)}\n", highlight=False)
+    console.print(f"\n{provenance(held)}\n", highlight=False, markup=False)
     console.print(ranking_table(held))
     typer.echo(f"\n{out / 'vote.json'}\n{out / 'vote.png'}")
 

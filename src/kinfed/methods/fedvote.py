@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from annotated_types import Ge
 
-from kinfed.errors import InputError, RunFailed
+from kinfed.errors import InputError, RunFailed, among
 from kinfed.learning import unnormalised
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
@@ -58,8 +58,7 @@ class Vote(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.measure not in MEASURES:
-            raise InputError(f"measure: {self.measure!r} is not known; allowed: {', '.join(MEASURES)}")
+        among("measure", self.measure, MEASURES)
         if not all(own and theirs for own, theirs in self._pairs):
             raise InputError(f"taps: {self.taps!r} must have the form TAP,… or TAP=TAP OF THE SOURCES,…")
 
