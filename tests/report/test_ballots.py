@@ -16,7 +16,7 @@ from kinfed.report.table import notes
 from tests.report.test_table import made
 
 SOURCES = ["kmnist", "mnist", "svhn"]
-BALLOTS = {0: [0, 1], 1: [1, 2], 2: [1, 0], 4: [2, 1], 5: [1, 2]}  # of mnist 5 votes, svhn 3, kmnist 2; client 3 none
+BALLOTS = {0: [0, 1], 1: [1, 2], 2: [0, 1], 4: [1, 2], 5: [1, 2]}  # client 3 casts none; svhn has votes, kmnist points
 
 
 def with_vote(
@@ -65,7 +65,7 @@ def test_only_rows_with_a_transfer_have_a_vote_and_variants_are_rows_of_their_ow
 def test_the_sources_stand_in_the_order_of_the_count_and_the_winner_is_marked() -> None:
     table = vote_table(with_vote())
     assert [[cell.text for cell in row] for row in table.rows] == [
-        ["mnist", "transferred", "5", "8"], ["svhn", "", "3", "4"], ["kmnist", "", "2", "3"],
+        ["mnist", "transferred", "5", "8"], ["svhn", "", "3", "3"], ["kmnist", "", "2", "4"],
     ]  # fmt: skip
     assert [[cell.best for cell in row] for row in table.rows] == [[True, False, True, False], [False] * 4, [False] * 4]
 
@@ -76,11 +76,11 @@ def test_like_ballots_stand_together_and_empty_ones_last() -> None:
 
 def test_the_picture_has_the_place_of_every_source_on_every_ballot() -> None:
     (heatmap,) = ballot_figure(with_vote()).data
-    assert (list(heatmap.y), list(heatmap.x)) == (["mnist", "svhn", "kmnist"], ["1", "5", "2", "4", "0", "3", "6"])
+    assert (list(heatmap.y), list(heatmap.x)) == (["mnist", "svhn", "kmnist"], ["1", "4", "5", "0", "2", "3", "6"])
     assert [[None if np.isnan(z) else int(z) for z in row] for row in heatmap.z] == [
         [1, 1, 1, 2, 2, None, None],
-        [2, 2, None, 1, None, None, None],
-        [None, None, 2, None, 1, None, None],
+        [2, 2, 2, None, None, None, None],
+        [None, None, None, 1, 1, None, None],
     ]
     assert list(heatmap.colorbar.ticktext) == ["1st", "2nd"]
     # a hundred clients have their names, hundreds have not
