@@ -244,6 +244,14 @@ def test_a_run_whose_data_changed_does_not_vote(pool: Path, tmp_path: Path) -> N
         kinfed.vote(tmp_path / "o", sources=pool)
 
 
+def test_clients_of_a_fedvote_run_can_vote_for_other_sources(pool: Path, tmp_path: Path) -> None:
+    own = {"fedvote": {"round": 1, "source": "a"}}
+    run = kinfed.run("fedvote", sources=str(pool), out=tmp_path / "o", settings=own, save_local=True, **FIELDS).path
+    vote = kinfed.vote(run, sources=write_pool(tmp_path / "others", ["mlp"], "mlp"), quiet=True)
+    assert vote.ranking == ["mlp"]
+    assert vote.about["method"] == "fedvote"
+
+
 # -- runs with a vote -------------------------------------------------------------------------------------------------
 
 

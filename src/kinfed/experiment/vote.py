@@ -18,6 +18,7 @@ from kinfed.experiment.config import Config, read_toml
 from kinfed.experiment.run import CONFIG, Watcher, check_unchanged, nobody, open_sources, workshop_of
 from kinfed.experiment.run import run as run_config
 from kinfed.methods import ClientId
+from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedvote import Vote
 from kinfed.methods.voting import ballot, count, scores
 
@@ -63,7 +64,9 @@ class Electorate:
         check_unchanged(workshop, run)
         sources = open_sources(pool, workshop.federation.dataset.shape, config.device)
         ids = [int(path.stem.split("-")[1]) for path in saved]
-        return cls(config, replace(workshop, sources=sources), RunFolder(run), ids)
+        # A run that had a vote needed its own sources to fit; here any will do.
+        method = FedAvg() if isinstance(workshop.method, Vote) else workshop.method
+        return cls(config, replace(workshop, method=method, sources=sources), RunFolder(run), ids)
 
     @property
     def names(self) -> list[str]:
@@ -77,7 +80,8 @@ class Electorate:
         Raises:
             InputError: If a measure cannot compare them.
         """
-        rule.check_comparable(self.workshop.models[0], self.workshop.sources)
+        for model in self.workshop.models:
+            rule.check_comparable(model, self.workshop.sources)
         told: dict[str, list[Tensor]] = {measure: [] for measure in measures}
         with one_thread():
             for id in self.ids:
