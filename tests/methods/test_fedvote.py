@@ -202,6 +202,9 @@ def test_a_source_that_fits_no_layer_is_refused_and_one_that_fits_some_gives_tho
     checked(sources=(wide,))
     with pytest.raises(InputError, match="classifier: 'source' is not allowed; that of '5' has 10 outputs of 32"):
         checked(sources=(wide,), classifier="source")
+    with pytest.raises(InputError, match="measure: emd compares as many features; body of the model has 64, and body"):
+        checked(sources=(wide,), measure="emd")
+    checked(sources=(wide,), measure="emd", taps="conv2")
 
 
 def test_the_config_asks_for_sources_and_for_rounds_enough(tmp_path: Path) -> None:  # case 90

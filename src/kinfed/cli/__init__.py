@@ -256,12 +256,13 @@ def vote(
         raise InputError("sources: must be given, a folder of source models; kinfed sources train makes one")
     own = {name: value for name, value in fields.items() if name not in ("methods", "settings")}
     out = out or run or api.new_folder("vote")
-    with _resumable(f"kinfed resume {out}"):
+    again = "the same command" if run else f"kinfed resume {out}, then kinfed vote {out} --sources {own['sources']}"
+    with _resumable(again):
         held = api.vote(
             run, out=out, overwrite=overwrite, measure=measure, ballot=ballot, taps=taps, images=images, **own
         )
     console = Console()
-    console.print(f"\n{provenance(held)}\n", highlight=False)
+    console.print(f"\n{provenance(held)}\n", highlight=False, markup=False)
     console.print(ranking_table(held))
     typer.echo(f"\n{out / 'vote.json'}\n{out / 'vote.png'}")
 

@@ -7,7 +7,6 @@ it is checked.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from kinfed.errors import InputError
+from kinfed.errors import InputError, among
 
 if TYPE_CHECKING:
     from kinfed.methods import Method
@@ -36,7 +35,6 @@ __all__ = [
     "PARTITIONS",
     "SMALLEST_PROBE",
     "Config",
-    "among",
     "available",
     "model_shares",
     "one_line",
@@ -334,8 +332,8 @@ class Config(BaseModel):
         """All fields, and one table a method with its own."""
         fields = self.model_dump(exclude_none=True, exclude={"settings"})
         fields["methods"] = list(self.methods)
-        told = {name: {k: v for k, v in own.items() if v is not None} for name, own in self.settings.items()}
-        return f"{MARK}\n" + tomli_w.dumps(fields | {name: own for name, own in told.items() if own})
+        tables = {name: {field: v for field, v in own.items() if v is not None} for name, own in self.settings.items()}
+        return f"{MARK}\n" + tomli_w.dumps(fields | {name: own for name, own in tables.items() if own})
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -434,15 +432,6 @@ def available(device: str) -> str:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device: {device!r} is not available here; cpu always is") from error
     return device
-
-
-def among(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:
-    """Refuse a name that is not among those allowed, with the nearest one."""
-    if name not in allowed:
-        near = difflib.get_close_matches(name, allowed, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        listed = ", ".join(allowed) or "nothing"
-        raise InputError(f"{what}: {name!r} is not known; allowed: {listed}{hint}")
 
 
 def one_line(error: ValidationError) -> str:

@@ -40,7 +40,7 @@ from kinfed.learning import COLLAPSED, SGD, Phase
 from kinfed.methods.fedvote import Vote
 from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, load_weights, open_pool, suited
 
-__all__ = ["Watcher", "compare", "federation_of", "resume", "rounds_to", "run", "workshop_of"]
+__all__ = ["Watcher", "check_unchanged", "compare", "federation_of", "resume", "rounds_to", "run", "workshop_of"]
 
 CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "federation.json", "summary.json"
 SUMMARY_VERSION = 1
@@ -313,12 +313,9 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, worker
     out.mkdir(parents=True, exist_ok=True)
     if not (out / CONFIG).is_file():
         write_whole(out / CONFIG, config.toml())
-    about = json.dumps(_about(workshop)) + "\n"
     if not (out / FEDERATION).is_file():
-        write_whole(out / FEDERATION, about)
-    elif (out / FEDERATION).read_text() != about:
-        what = "data: the clients" if not workshop.sources else "data, sources: the clients or the source models"
-        raise InputError(f"{what} are not those that the run in {str(out)!r} began with; they changed")
+        write_whole(out / FEDERATION, _about(workshop))
+    check_unchanged(workshop, out)
     (method,) = config.methods
     folder = RunFolder(
         out,
@@ -333,6 +330,17 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, worker
     write_whole(out / SUMMARY, json.dumps(_summary(config, workshop, folder), indent=1) + "\n")
 
 
+def check_unchanged(workshop: Workshop, out: Path) -> None:
+    """The data and the sources must still be what they were.
+
+    Raises:
+        InputError: If the clients or the source models are not those that the run in a folder began with.
+    """
+    if (out / FEDERATION).read_text() != _about(workshop):
+        what = "data: the clients" if not workshop.sources else "data, sources: the clients or the source models"
+        raise InputError(f"{what} are not those that the run in {str(out)!r} began with; they changed")
+
+
 @contextlib.contextmanager
 def _workers(config: Config) -> Iterator[Workers | None]:
     """The worker processes of a run, or of all runs of a comparison; None where clients run in this one."""
@@ -344,12 +352,12 @@ def _workers(config: Config) -> Iterator[Workers | None]:
             workers.close()
 
 
-def _about(workshop: Workshop) -> dict[str, Any]:
-    """Who holds what, for the report: training samples by client and class, test samples by client; source models."""
+def _about(workshop: Workshop) -> str:
+    """``federation.json``: training samples by client and class, test samples by client, source models."""
     federation = workshop.federation
     sources = {source.name: checksum(source.model.tensors()) for source in workshop.sources}
     names = federation.partition.names
-    return {
+    about = {
         **({"names": list(names)} if names else {}),
         "classes": list(federation.dataset.classes),
         "train": federation.class_counts().tolist(),
@@ -361,6 +369,7 @@ def _about(workshop: Workshop) -> dict[str, Any]:
         "unused": federation.unused,
         **({"sources": sources} if sources else {}),
     }
+    return json.dumps(about) + "\n"
 
 
 def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str, Any]:

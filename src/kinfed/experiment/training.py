@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from kinfed.errors import InputError
-from kinfed.experiment.config import among, available, one_line
+from kinfed.errors import InputError, among
+from kinfed.experiment.config import available, one_line
 
 __all__ = ["Training"]
 

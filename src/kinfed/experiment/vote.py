@@ -15,9 +15,10 @@ from kinfed.engine import RunFolder, Workshop, one_thread
 from kinfed.engine.files import write_whole
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
-from kinfed.experiment.run import CONFIG, Watcher, nobody, open_sources, workshop_of
+from kinfed.experiment.run import CONFIG, Watcher, check_unchanged, nobody, open_sources, workshop_of
 from kinfed.experiment.run import run as run_config
 from kinfed.methods import ClientId
+from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedvote import Vote
 from kinfed.methods.voting import ballot, count, scores
 
@@ -47,7 +48,8 @@ class Electorate:
         """That of a run folder.
 
         Raises:
-            InputError: If it is no finished run that saved its clients' models, or a source does not take the data.
+            InputError: If it is no finished run that saved its clients' models, the data have changed, or a source does
+                not take them.
         """
         if not (run / CONFIG).is_file():
             raise InputError(f"run: {str(run)!r} is no run folder")
@@ -59,9 +61,12 @@ class Electorate:
                 "--save-local true and a method that sends whole models, such as fedavg"
             )
         workshop = workshop_of(config)
+        check_unchanged(workshop, run)
         sources = open_sources(pool, workshop.federation.dataset.shape, config.device)
         ids = [int(path.stem.split("-")[1]) for path in saved]
-        return cls(config, replace(workshop, sources=sources), RunFolder(run), ids)
+        # A run that had a vote needed its own sources to fit; here any will do.
+        method = FedAvg() if isinstance(workshop.method, Vote) else workshop.method
+        return cls(config, replace(workshop, method=method, sources=sources), RunFolder(run), ids)
 
     @property
     def names(self) -> list[str]:
@@ -75,7 +80,8 @@ class Electorate:
         Raises:
             InputError: If a measure cannot compare them.
         """
-        rule.check_taps(self.workshop.models[0], self.workshop.sources)
+        for model in self.workshop.models:
+            rule.check_comparable(model, self.workshop.sources)
         told: dict[str, list[Tensor]] = {measure: [] for measure in measures}
         with one_thread():
             for id in self.ids:
@@ -155,7 +161,7 @@ def train_and_vote(
     """
     workshop = workshop_of(config)
     sources = open_sources(pool, workshop.federation.dataset.shape, config.device)
-    rule.check_taps(workshop.models[0], sources)
+    rule.check_comparable(workshop.models[0], sources)
     run_config(config, out, watcher, overwrite=overwrite)
     return vote(out, pool, rule, out)
 

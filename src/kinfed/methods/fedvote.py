@@ -6,6 +6,7 @@ The paper says that it augments existing algorithms: `Vote` is what it adds to o
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeGuard
@@ -14,11 +15,11 @@ import numpy as np
 import torch
 from annotated_types import Ge
 
-from kinfed.errors import InputError, RunFailed
+from kinfed.errors import InputError, RunFailed, among
 from kinfed.learning import unnormalised
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
-from kinfed.methods.voting import MEASURES, Seen, ballot, count, scores, seen
+from kinfed.methods.voting import MEASURES, SAME_WIDTH, Seen, ballot, count, scores, seen
 from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
 
 __all__ = ["FedVote", "Vote", "ballots", "carries_vote", "fitting", "with_vote"]
@@ -57,8 +58,7 @@ class Vote(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.measure not in MEASURES:
-            raise InputError(f"measure: {self.measure!r} is not known; allowed: {', '.join(MEASURES)}")
+        among("measure", self.measure, MEASURES)
         if not all(own and theirs for own, theirs in self._pairs):
             raise InputError(f"taps: {self.taps!r} must have the form TAP,… or TAP=TAP OF THE SOURCES,…")
 
@@ -81,7 +81,7 @@ class Vote(FedAvg):
             raise InputError("sources: there is none to vote for")
         if self.source is not None and self.source not in names:
             raise InputError(f"source: {self.source!r} is not among the sources; allowed: {', '.join(names)}")
-        self.check_taps(model, sources)
+        self.check_comparable(model, sources)
         for source in sources:
             if not fitting(source, model):
                 raise InputError(f"sources: {source.name!r} fits no layer of the model; leave it out")
@@ -89,16 +89,25 @@ class Vote(FedAvg):
                 has = f"{source.model.head.out_features} outputs of {source.model.head.in_features} features"
                 raise InputError(f"classifier: 'source' is not allowed; that of {source.name!r} has {has}")
 
-    def check_taps(self, model: Model, sources: Sequence[Source]) -> None:
-        """The model and the sources must have what is compared.
+    def check_comparable(self, model: Model, sources: Sequence[Source]) -> None:
+        """The model and the sources must have what is compared, and as the measure needs it.
 
         Raises:
-            InputError: If one lacks it.
+            InputError: If one lacks a tap point, or has features of another number where the measure pairs them.
         """
         for own, theirs in self._pairs:
             for name, of, tap in [("the model", model, own), *((s.name, s.model, theirs) for s in sources)]:
                 if tap not in of.taps:
                     raise InputError(f"taps: {tap!r} is no tap point of {name}; it has {', '.join(of.taps)}")
+        if self.measure not in SAME_WIDTH:
+            return
+        for (own, theirs), source in itertools.product(self._pairs, sources):
+            has, needed = _width(source.model, source.card.shape, theirs), _width(model, source.card.shape, own)
+            if has != needed:
+                raise InputError(
+                    f"measure: {self.measure} compares as many features; {own} of the model has {needed}, and {theirs} "
+                    f"of {source.name!r} has {has}"
+                )
 
     def selects(self, state: State, round: int) -> bool:
         """From R_sel on, until it is done."""
@@ -195,6 +204,13 @@ def with_vote(base: type[FedAvg]) -> type[FedAvg]:
 def carries_vote(base: type[Method]) -> TypeGuard[type[FedAvg]]:
     """Whether a method has a body at the server, which a source can replace."""
     return issubclass(base, FedAvg) and not issubclass(base, Vote) and set(BODY) <= {*base.shared}
+
+
+@torch.no_grad()
+def _width(model: Model, shape: tuple[int, ...], tap: str) -> int:
+    """How many numbers a tap point has for one input."""
+    blank = torch.zeros(2, *shape, device=model.head.weight.device)  # BatchNorm may need two
+    return model.eval().activations(blank, [tap])[tap][0].numel()
 
 
 def fitting(source: Source, model: Model) -> list[str]:

@@ -15,7 +15,7 @@ from kinfed.learning import activations
 from kinfed.models import Model, Source
 from kinfed.similarity import similarity_matrix
 
-__all__ = ["MEASURES", "Count", "Seen", "ballot", "count", "scores", "seen"]
+__all__ = ["MEASURES", "SAME_WIDTH", "Count", "Seen", "ballot", "count", "scores", "seen"]
 
 # Every measure of `kinfed.similarity` but those that need labels; what stands beside is its metric and options.
 MEASURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,6 +26,7 @@ MEASURES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ("cca", "svcca", "pwcca", "procrustes", "rsa", "emd", "frobenius", "cosine")},
     "feature_cov": ("feature_cov", {}),
 }
+SAME_WIDTH = ("emd", "frobenius", "cosine", "feature_cov")  # which compare feature by feature
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,16 @@ class Run:
         """The method's name."""
         return str(self.summary["method"])
 
+    @property
+    def vote_line(self) -> dict[str, Any]:
+        """That of the round in which clients voted for a source model; only of a run whose summary has a vote."""
+        return next(line for line in self.lines if "ballots" in line)
+
+    def client_name(self, id: int) -> str:
+        """What the data call a client, or else its number."""
+        names = self.federation.get("names")
+        return str(names[id] if names else id)
+
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """A quantity by round, where it was measured."""
         told = [(line["round"], line[name]) for line in self.lines if line.get(name) is not None]

@@ -12,6 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from kinfed.engine.files import write_whole
 from kinfed.report import figures
+from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_table, voted, votes
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship, save_kinship
 from kinfed.report.table import NEW_CLIENTS, Cell, Table, in_rows, notes, setting, table, target_table, verdict
@@ -48,7 +49,7 @@ summary { cursor: pointer; }
 def write_report(paths: Sequence[Path], out: Path) -> Path:
     """Write the page to ``out`` and the pictures beside it; returns ``out``.
 
-    A picture of the runs has the same name with .png; one of the kinship in each run ends with the run's name.
+    A picture of the runs has the same name with .png; those of the kinship and the vote in each run end with its name.
 
     Raises:
         InputError: If a folder holds no finished run.
@@ -60,6 +61,8 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     for run in runs:
         if "crsm" in run.pictures:
             save_kinship(run, out.with_name(f"{out.stem}-kinship-{run.path.name}.png"))
+        if voted(run):
+            save_ballots(run, out.with_name(f"{out.stem}-vote-{run.path.name}.png"))
     return out
 
 
@@ -101,6 +104,7 @@ def _page(runs: Sequence[Run]) -> str:
 {_table(table(runs))}
 {_new_clients(runs)}
 {"".join(_target(runs, target) for target in targets([run.summary for run in runs]))}
+{"".join(_vote(row, group) for row, group in votes(runs).items())}
 {_notes(runs)}
 {"".join(sections)}
 <h2>Configuration</h2>
@@ -136,6 +140,18 @@ def _target(runs: Sequence[Run], target: float) -> str:
     return f'<h2>{heading}</h2><p class="caption">{caption}.</p>{_table(content)}'
 
 
+def _vote(row: str, group: Sequence[Run]) -> str:
+    """What came of the votes, and the first seed's ballots."""
+    told = f"<h2>The vote: {html.escape(row)}</h2>" + "".join(f"<p>{html.escape(line)}</p>" for line in outcomes(group))
+    first = group[0]
+    if not voted(first):
+        return told
+    caption = f"Which sources each client names (seed {first.summary['seed']}); like ballots stand together."
+    return (
+        f'{told}{_table(vote_table(first))}<p class="caption">{html.escape(caption)}</p>{_drawn(ballot_figure(first))}'
+    )
+
+
 def _table(content: Table) -> str:
     head = "".join(
         f'<th title="{html.escape(meaning)}">{html.escape(heading)}</th>'
@@ -156,5 +172,9 @@ def _notes(runs: Sequence[Run]) -> str:
 
 
 def _section(heading: str, caption: str, figure: go.Figure) -> str:
-    drawn = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
-    return f'<h2>{html.escape(heading)}</h2><p class="caption">{html.escape(caption)}</p>{drawn}'
+    return f'<h2>{html.escape(heading)}</h2><p class="caption">{html.escape(caption)}</p>{_drawn(figure)}'
+
+
+def _drawn(figure: go.Figure) -> str:
+    looks = {"displaylogo": False, "responsive": True}
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=looks))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from kinfed.report.folders import Run
@@ -125,7 +126,8 @@ class Table:
 
 def _shown(cell: Cell, room: str) -> str:
     """A cell in a terminal; ``room`` is where others of its column have a star."""
-    number = f"[bold green]{cell.text}*[/]" if cell.best else f"{cell.text}{room}"
+    text = escape(cell.text)
+    number = f"[bold green]{text}*[/]" if cell.best else f"{text}{room}"
     return number + (f"\n[dim]{cell.spread.replace('±0.', '±.')}[/]{room}" if cell.spread else "")
 
 
@@ -399,6 +401,7 @@ def notes(runs: Sequence[Run]) -> list[str]:
                 f"{name}: the networks of {_clients(run, s['collapsed'])} collapsed: they say nearly the same of every "
                 "image. A smaller --lr, more samples a client or larger batches may help."
             )
+        said += [f"{name}: {note}" for note in _of_vote(run)]
         guessing = math.log(len(run.federation["classes"]))
         if _supervised(run) and s["train_loss"] is not None and s["train_loss"] > 0.95 * guessing:
             said.append(
@@ -408,10 +411,29 @@ def notes(runs: Sequence[Run]) -> list[str]:
     return said
 
 
+def _of_vote(run: Run) -> list[str]:
+    """Whether a part of the source stayed behind, and who found nothing to vote for."""
+    if (vote := run.summary.get("vote")) is None:
+        return []
+    copied, layers = vote["layers"]
+    line, said = run.vote_line, []
+    if copied < layers:
+        said.append(
+            f"{copied} of the {layers} layers of {vote['transferred']} were transferred; the others do not fit the "
+            "model, whose own stayed."
+        )
+    silent = [id for id in line["clients"] if str(id) not in line["ballots"] | line["refused"]]
+    if silent and vote["voted"]:
+        said.append(
+            f"{_clients(run, silent)} cast no ballot in round {vote['round']}: no source could be compared with what "
+            "they had trained."
+        )
+    return said
+
+
 def _clients(run: Run, ids: Sequence[int]) -> str:
     """Clients by name, where the data know their names."""
-    names = run.federation.get("names")
-    return f"client{'s' if len(ids) > 1 else ''} {', '.join(str(names[id] if names else id) for id in ids)}"
+    return f"client{'s' if len(ids) > 1 else ''} {', '.join(map(run.client_name, ids))}"
 
 
 def _unlike(one: Summary, other: Summary, what: str) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kinfed.report.ballots import outcomes, vote_table, voted, votes
 from kinfed.report.folders import read_runs
 from kinfed.report.table import NEW_CLIENTS, notes, setting, table, target_table, verdict
 from kinfed.report.targets import targets
@@ -22,14 +23,24 @@ def show(paths: Sequence[Path], console: Console | None = None) -> None:
     console = console or Console()
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
-    console.print(f"\n{setting(runs)}\n", highlight=False)
+    _say(console, setting(runs), "")
     console.print(table(runs).rich())
     if (new := table(runs, new_clients=True)).rows:
-        console.print(f"\n{NEW_CLIENTS}\n", highlight=False)
+        _say(console, NEW_CLIENTS, "")
         console.print(new.rich())
     for target in targets([run.summary for run in runs]):
         console.print()
         console.print(target_table(runs, target).rich())
+    for row, group in votes(runs).items():
+        _say(console, f"The vote of {row}", *outcomes(group))
+        if voted(group[0]):
+            console.print()
+            console.print(vote_table(group[0]).rich())
     for line in (verdict(runs), *notes(runs)):
         if line:
-            console.print(f"\n{line}", highlight=False)
+            _say(console, line)
+
+
+def _say(console: Console, *lines: str) -> None:
+    """After an empty line, as they are: what is in brackets is no markup."""
+    console.print("", *lines, sep="\n", highlight=False, markup=False)

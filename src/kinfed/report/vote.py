@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
+
+from kinfed.report.ballots import LABELLED, by_ballot
 
 if TYPE_CHECKING:
     from kinfed.experiment.vote import Ballots
@@ -18,11 +21,14 @@ NUMBERED = 240  # cells that have room for their numbers
 
 def provenance(vote: Ballots) -> str:
     """What the numbers depend on."""
-    about = vote.about
+    about, most = vote.about, max(map(len, vote.ballots))
+    silent = sum(not cast for cast in vote.ballots)
+    without = f" {silent} cast none: no source could be compared with what they had trained." if silent else ""
     return (
         f"{len(vote.clients)} clients of {about['data']} (partition {about['partition']}, seed {about['seed']}) vote "
         f"after {about['rounds']} rounds of {about['method']}: {vote.measure} of {vote.taps}, on {vote.images} "
-        f"training images a client at most, without labels; a ballot names {max(map(len, vote.ballots))} sources."
+        f"training images a client at most, without labels; a ballot names {most} source{'s' if most > 1 else ''}."
+        f"{without}"
     )
 
 
@@ -37,38 +43,53 @@ def ranking_table(vote: Ballots) -> Table:
         i = vote.sources.index(name)
         scores = told[:, i][~np.isnan(told[:, i])]
         numbers = [f"{f(scores):.3f}" if len(scores) else "–" for f in (np.mean, np.min, np.max)]
-        shown = f"[bold green]{name}*[/]" if place == 0 else name
+        shown = f"[bold green]{escape(name)}*[/]" if place == 0 else escape(name)
         table.add_row(shown, str(vote.votes[i]), str(vote.points[i]), *numbers)
     return table
 
 
 def save_picture(vote: Ballots, path: Path) -> Path:
-    """Clients × sources, the sources in the order of the ranking, each client's first choice marked; votes above."""
+    """Sources (rows, the winner first) and clients (columns, like ballots together): scores, and each first choice.
+
+    Beside it the votes. Hatched is where a score is not defined.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
-    order = [vote.sources.index(name) for name in vote.ranking]
-    matrix = np.array(vote.scores, dtype=float)[:, order]
-    rows, columns = matrix.shape
-    figure = Figure(figsize=(3 + 0.8 * columns, 2.4 + min(0.32 * rows, 9)), layout="constrained")
+    ranking = [vote.sources.index(name) for name in vote.ranking]
+    order = by_ballot(vote.ballots, ranking)
+    matrix = np.array(vote.scores, dtype=float)[np.ix_(order, ranking)].T
+    sources, clients = matrix.shape
+    wide = 0.5 if matrix.size <= NUMBERED else 0.16  # inches of a client
+    figure = Figure(figsize=(6 + min(wide * clients, 20), 1.8 + 0.28 * sources), layout="constrained")
     FigureCanvasAgg(figure)
-    above, axis = figure.subplots(2, 1, sharex=True, height_ratios=(1, max(2, min(0.3 * rows, 8))))
-    above.bar(range(columns), [vote.votes[i] for i in order], color=["#2a7f62"] + ["#9bb8ad"] * (columns - 1))
-    above.set(ylabel="votes", title=f"{vote.ranking[0]} wins")
-    above.spines[["top", "right"]].set_visible(False)
+    axis, beside = figure.subplots(1, 2, sharey=True, width_ratios=(max(3.0, wide * clients), 1.5))
+    axis.patch.set(facecolor="#eeeeee", edgecolor="#999999", hatch="xxxx")
     image = axis.imshow(matrix, cmap="viridis", interpolation="nearest", aspect="auto")
-    axis.set_xticks(range(columns), vote.ranking, rotation=30, ha="right")
-    every = max(1, rows // 40)
-    axis.set_yticks(range(0, rows, every), vote.clients[::every], fontsize=8)
-    axis.set_ylabel("client")
+    axis.set_title(f"{vote.ranking[0]} wins; \u25a1 is a client's first choice, hatched has no score", fontsize=10)
+    axis.set_yticks(range(sources), vote.ranking)
+    shown = order if clients <= LABELLED else []
+    axis.set_xticks(range(len(shown)), [vote.clients[i] for i in shown], rotation=90, fontsize=7)
+    axis.set_xlabel("client")
+    axis.tick_params(length=0)
     middle = np.nanmean([np.nanmin(matrix), np.nanmax(matrix)])
-    for i, cast in enumerate(vote.ballots):
-        if cast:
-            axis.plot(order.index(cast[0]), i, marker="s", mfc="none", mec="#e4572e", mew=1.4, ms=9)
-        for j in range(columns if matrix.size <= NUMBERED else 0):
-            if not np.isnan(matrix[i, j]):
-                ink = "black" if matrix[i, j] > middle else "white"
-                axis.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", color=ink, fontsize=7)
-    figure.colorbar(image, ax=axis, label=f"{vote.measure} of {vote.taps}")
+    for column, client in enumerate(order):
+        if vote.ballots[client]:
+            row = ranking.index(vote.ballots[client][0])
+            axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#e4572e", linewidth=1.6))
+        for row, score in enumerate(matrix[:, column] if matrix.size <= NUMBERED else ()):
+            if not np.isnan(score):
+                ink = "black" if score > middle else "white"
+                axis.text(column, row, f"{score:.2f}", ha="center", va="center", color=ink, fontsize=7)
+    bars = beside.barh(
+        range(sources), [vote.votes[i] for i in ranking], color=["#2a7f62"] + ["#9bb8ad"] * (sources - 1)
+    )
+    beside.bar_label(bars, padding=3, fontsize=8)
+    beside.set_title("votes", fontsize=10)
+    beside.set_xticks([])
+    beside.tick_params(length=0)
+    beside.spines[["top", "right", "bottom"]].set_visible(False)
+    figure.colorbar(image, ax=beside, label=f"{vote.measure} of {vote.taps}")
     figure.savefig(path, dpi=110)
     return path
