@@ -221,12 +221,13 @@ def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]
         if (own := {name: getattr(comparison.config, name) for name in comparison.own})
         for row in comparison.rows
     ]
+    some = f" ({config.participation:.0%} of them in a round)" if config.participation < 1 else ""
     seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}" if config.seeds > 1 else f"seed {config.seed}"
     tuned = any(row.also is not None and row.also.startswith("fine_tuned") for row in table.rows)
     tuning = f", fine-tuning of {config.ft_epochs} epochs with lr {config.ft_lr}" if tuned else ""
     spread = "; ± is the sample standard deviation over seeds" if config.seeds > 1 else ""
     return (
-        f"{data}, {config.clients} clients, partition {partition}, model {model}, {config.rounds} rounds of "
+        f"{data}, {config.clients} clients{some}, partition {partition}, model {model}, {config.rounds} rounds of "
         f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}{tuning}, "
         f"{seeds}{''.join(apart)}. "
         f"{_quantity(table, config)}{of_others}{spread}."

@@ -444,7 +444,7 @@ def _transfer(label: str, source: str, printed: tuple[float, ...] = ()) -> Row:
 
 _BASELINE, _VOTE = Row("Baseline", "fedavg", (332, 170)), Row("by vote", "fedvote")
 _SFTL_TABLE2 = PaperTable(
-    title="SFTL (FedVote), Table 2: rounds until 90 % of the digits of USPS are right, by what is transferred",
+    title="SFTL (FedVote), Table 2: rounds until the global model reads the digits of USPS, by what is transferred",
     quantity=ROUNDS,
     fields={
         **_SFTL_FIELDS, "data": "usps", "image_size": 28, "clients": 100, "participation": 0.1, "target_acc": 0.9,
