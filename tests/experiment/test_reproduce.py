@@ -141,7 +141,8 @@ def test_rows_of_one_run_and_runs_of_one_method(out: Path) -> None:
         return f"| {label} | {digits} | {printed[0]} | {grey} | {printed[1]} |"
 
     assert lines[2] == (
-        "digits, 4 clients, partition iid/sort, model tiny_cnn, 2 rounds of 2 local epochs, batch 16, lr 0.1, "
+        "digits, 4 clients (50% of them in a round), partition iid/sort, model tiny_cnn, 2 rounds of 2 local epochs, "
+        "batch 16, lr 0.1, "
         "fine-tuning of 1 epochs with lr 0.001, seed 0; local: rounds 1. The numbers are "
         "personal_acc_mean at the last round, in percent; of FedCRC, global_acc_mean; "
         "of FedCRC-Per, stale_acc_mean; of local, personal_acc_mean."
