@@ -296,10 +296,10 @@ def in_rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _called(run: Run, variants: Sequence[dict[str, Any]]) -> str:
-    """The method, and the fields in which this run's variant differs from another one."""
+    """The method, and those of its fields, as far as they are set, in which its variant differs from another one."""
     own = _but_seed(run)
     differ = {name for other in variants for name in own.keys() | other.keys() if own.get(name) != other.get(name)}
-    return " ".join([run.method, *(f"{name}={own.get(name)}" for name in sorted(differ))])
+    return " ".join([run.method, *(f"{name}={own[name]}" for name in sorted(differ) if own.get(name) is not None)])
 
 
 def _but_seed(run: Run) -> dict[str, Any]:
