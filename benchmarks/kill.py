@@ -20,8 +20,8 @@ from pathlib import Path
 from kinfed.methods import METHODS
 
 TELL_THE_TIME = ("seconds.jsonl", "summary.json", "comparison.json", "report.html", "report.png")
-COMPARISON = [
-    "compare", *METHODS, "--clients", "8", "--partition", "iid", "--rounds", "6", "--participation", "0.5",
+SETTING = [
+    "--clients", "8", "--partition", "iid", "--rounds", "6", "--participation", "0.5",
     "--checkpoint-every", "2", "--augment", "crop_flip",
 ]  # fmt: skip
 
@@ -56,15 +56,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--methods", default=",".join(METHODS))
     given = parser.parse_args()
     rng = random.Random(given.seed)
     folder = Path(tempfile.mkdtemp(prefix="kinfed-kill-"))
+    pool = str(folder / "sources")
+    for classes in ("0,1,2,3,4", "5,6,7,8,9"):
+        train = ["--data", "digits", "--classes", classes, "--model", "tiny_cnn", "--epochs", "1", "--out", pool]
+        start("sources", "train", *train).wait()
+    methods = given.methods.split(",")
+    votes = [argument for name in methods if "fedvote" in name for argument in ("--set", f"{name}.round=3")]
+    comparison = ["compare", *methods, *SETTING, "--sources", pool, *votes]
     straight: dict[int, dict[str, bytes]] = {}
     took: dict[int, float] = {}
     for workers in (0, 2):
         out = folder / f"straight-{workers}"
         began = time.perf_counter()
-        code = start(*COMPARISON, "--workers", str(workers), "--out", str(out)).wait()
+        code = start(*comparison, "--workers", str(workers), "--out", str(out)).wait()
         took[workers], straight[workers] = time.perf_counter() - began, files(out)
         if code:
             sys.exit(f"the comparison itself fails, with exit code {code}")
@@ -75,7 +83,7 @@ def main() -> None:
         out = folder / f"trial-{trials}"
         trials += 1
         moments = [rng.uniform(0, took[workers])]
-        kills += killed_after(moments[0], *COMPARISON, "--workers", str(workers), "--out", str(out))
+        kills += killed_after(moments[0], *comparison, "--workers", str(workers), "--out", str(out))
         if not out.exists() or not any(out.iterdir()):
             nothing += 1  # killed before there was a folder to resume
             print(f"trial {trials}, {workers} workers, killed after {moments[0]:.2f} s: no folder yet", flush=True)
@@ -92,7 +100,7 @@ def main() -> None:
         )
         if same:
             shutil.rmtree(out)
-    print(f"{kills} kills in {trials} comparisons of {', '.join(METHODS)}: {differ} ended differently,")
+    print(f"{kills} kills in {trials} comparisons of {given.methods}: {differ} ended differently,")
     print(
         f"{nothing} had no folder yet; what differs is kept in {folder}" if differ else f"{nothing} had no folder yet"
     )
