@@ -28,6 +28,7 @@ SHAPES = LARGER | {
     "tiny_cnn": (1, 8, 8),
     "small_cnn": (3, 32, 32),
     "cnn4": (3, 32, 32),
+    "cnn4_half": (3, 32, 32),
     "mlp": (1, 28, 28),
     "resnet18": (3, 32, 32),
 }

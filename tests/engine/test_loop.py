@@ -16,8 +16,9 @@ from kinfed.data import federate, natural
 from kinfed.engine import Inline, RunFolder, Unwatched
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.checks import fault
-from kinfed.engine.loop import RoundsFailed, sampled
+from kinfed.engine.loop import sampled
 from kinfed.engine.places import Task
+from kinfed.errors import RunFailed
 from kinfed.learning import SGD
 from kinfed.methods import Client, ClientId, Memory, Message, Server, State
 from kinfed.methods.fedavg import FedAvg
@@ -198,7 +199,7 @@ def test_a_round_that_brings_nothing_leaves_the_state_as_it_was(tmp_path: Path) 
 
 def test_a_run_stops_after_three_rounds_that_brought_nothing_with_all_it_had(tmp_path: Path) -> None:
     shop = workshop(Faulty(who=(0, 1, 2, 3), when=(3, 4, 5)), rounds=9, checkpoint_every=1)
-    with pytest.raises(RoundsFailed, match="3 rounds in a row; the first reason: OSError: the disk"):
+    with pytest.raises(RunFailed, match="3 rounds in a row; the first reason: OSError: the disk"):
         run(shop, tmp_path / "out")
     from kinfed.engine import RunFolder
 

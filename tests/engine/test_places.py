@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.engine import Inline, RoundsFailed, Workers, WorkersFailed, Workshop, one_thread
+from kinfed.engine import Inline, Workers, WorkersFailed, Workshop, one_thread
 from kinfed.engine.places import Task
+from kinfed.errors import RunFailed
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Client, Memory, Message, Method
 from kinfed.methods.fedavg import FedAvg
@@ -254,7 +255,7 @@ class Hopeless(FedAvg):
 
 def test_three_rounds_of_failures_are_three_whether_or_not_the_run_was_stopped_between(tmp_path: Path) -> None:
     def lines_after(rounds: int, path: Path) -> int:
-        with contextlib.suppress(RoundsFailed):
+        with contextlib.suppress(RunFailed):
             run(workshop(Hopeless(), rounds=rounds, checkpoint_every=1), path)
         return len((path / "metrics.jsonl").read_text().splitlines())
 
@@ -265,7 +266,7 @@ def test_three_rounds_of_failures_are_three_whether_or_not_the_run_was_stopped_b
 
 
 def test_the_first_traceback_of_each_reason_is_kept(tmp_path: Path) -> None:  # case 95
-    with pytest.raises(RoundsFailed, match="the first reason: ZeroDivisionError: client 0 divides by nought"):
+    with pytest.raises(RunFailed, match="the first reason: ZeroDivisionError: client 0 divides by nought"):
         run(workshop(Hopeless()), tmp_path / "out")
     told = (tmp_path / "out" / "errors.log").read_text()
     assert told.count("round 1, client 0: ZeroDivisionError: client 0 divides by nought\nTraceback") == 1

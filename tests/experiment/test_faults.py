@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import kinfed
-from kinfed.engine import NotSaved, RoundsFailed, Unwatched
-from kinfed.errors import InputError
+from kinfed.engine import NotSaved, Unwatched
+from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import run
 from kinfed.methods import METHODS, Client, Memory, Message
@@ -88,7 +88,7 @@ def test_a_method_that_fails_does_not_keep_the_others_of_a_comparison_from_runni
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(METHODS, "fedbabu", Diverging)
-    with pytest.raises(RoundsFailed, match=r"^fedbabu \(seed 0\): no client's work .* the first reason: loss is nan$"):
+    with pytest.raises(RunFailed, match=r"^fedbabu \(seed 0\): no client's work .* the first reason: loss is nan$"):
         kinfed.compare(["fedbabu", "fedavg"], out=out, **SMALL)
     assert [summary["method"] for summary in kinfed.open_result(out).summaries] == ["fedavg"]
     assert "fedavg" in kinfed.open_result(out).report().read_text()

@@ -239,7 +239,6 @@ def test_sources_are_called_as_their_data_and_no_two_alike(tmp_path: Path, monke
         ({"device": "abacus"}, "device: 'abacus' is not available here"),
         ({"rounds": 3}, "field: 'rounds' is not known"),
         ({"classes": "0,x"}, "classes: 'x' is not known; digits has 0, 1"),
-        ({"train_images": 5000}, "train_images: 5000 is not allowed; digits has 1400"),
         ({"model": "cnn4"}, "model: cnn4 needs images of 16×16"),
     ],
 )
@@ -273,3 +272,8 @@ def test_real_images_get_the_format_of_usps(tmp_path: Path) -> None:  # METHODS.
     assert cifar.card.shape == usps.card.shape == (1, 28, 28)
     assert cifar.card.normalisation == usps.card.normalisation
     assert (len(cifar.card.classes), len(usps.card.classes)) == (100, 10)
+
+
+def test_where_there_are_fewer_images_all_are_used(tmp_path: Path) -> None:
+    kinfed.train_sources(["digits"], out=tmp_path / "all", **TINY | {"train_images": 5000})
+    assert json.loads((tmp_path / "all" / "digits.json").read_text())["train"] == 1400

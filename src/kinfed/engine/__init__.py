@@ -2,7 +2,7 @@
 
 from kinfed.engine.files import NotSaved
 from kinfed.engine.folder import RunFolder, save_model
-from kinfed.engine.loop import RoundsFailed, federate
+from kinfed.engine.loop import federate
 from kinfed.engine.places import Inline, Place, one_thread
 from kinfed.engine.watch import Unwatched, Watch
 from kinfed.engine.workers import Workers, WorkersFailed
@@ -13,7 +13,6 @@ __all__ = [
     "NotSaved",
     "Place",
     "Plan",
-    "RoundsFailed",
     "RunFolder",
     "Unwatched",
     "Watch",

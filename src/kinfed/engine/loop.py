@@ -22,13 +22,9 @@ from kinfed.methods import ClientId, Message, State
 from kinfed.methods.fedvote import ballots
 from kinfed.streams import numpy_stream
 
-__all__ = ["RoundsFailed", "federate", "sampled"]
+__all__ = ["federate", "sampled"]
 
 FAILED_ROUNDS = 3  # in a row, after which a run stops
-
-
-class RoundsFailed(RunFailed):
-    """Several rounds in a row brought nothing that could be used; what was saved before is still there."""
 
 
 def sampled(clients: int, participation: float, seed: int, round: int) -> list[ClientId]:
@@ -107,7 +103,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
             watch.round(line)
             if failed >= FAILED_ROUNDS:
                 reason = next(iter(answers.refused.values()), "nobody was sampled")
-                raise RoundsFailed(
+                raise RunFailed(
                     f"no client's work could be used in {failed} rounds in a row; the first reason: {reason}"
                 )
             if interrupt.asked:
