@@ -384,6 +384,6 @@ def test_channels_last_predicts_the_same_and_sends_plain_tensors(name: str) -> N
     x = noise(2, *SHAPES[name])
     with torch.no_grad():
         assert torch.allclose(model(x), plain(x), atol=1e-5)
-    sent = model.tensors()
+    sent, expected = model.tensors(), plain.tensors()
     assert all(tensor.is_contiguous() for tensor in sent.values())
-    assert all(torch.equal(tensor, plain.tensors()[n]) for n, tensor in sent.items())
+    assert all(torch.equal(tensor, expected[n]) for n, tensor in sent.items())
