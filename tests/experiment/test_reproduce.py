@@ -299,7 +299,12 @@ def test_a_table_of_rounds_trains_its_sources_and_tells_what_they_save(
     assert f"| by vote | {speed} | – |" in told
     assert "IID, by vote, seed 0: 4 clients voted in round 1; votes: digits 4 (4 points); transferred: digits." in told
     assert "rounds until the global model has 0.5 on the whole test set" in told
-    assert kinfed.reproduce("a-table4", out=tmp_path, quiet=True).read_text() == told
+    moved_to = tmp_path.rename(tmp_path.with_name("moved"))
+    trained = {path: path.stat().st_mtime_ns for path in moved_to.rglob("*.safetensors")}
+    assert kinfed.reproduce("a-table4", out=moved_to, quiet=True).read_text() == told
+    again = kinfed.reproduce("a-table4", out=moved_to, quiet=True, target_acc=0.99).read_text()
+    assert "has 0.99 on the whole test set" in again
+    assert {path: path.stat().st_mtime_ns for path in trained} == trained
 
 
 def test_rounds_that_not_every_seed_has_are_no_mean() -> None:

@@ -46,8 +46,11 @@ SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
 
 # What says how a run is carried out, and not what comes out: of the device, that is true but for rounding, and a run
 # that was begun on one that is gone must be able to go on elsewhere. The target is only asked of what came out: with
-# another one, what is finished is told anew, and nothing is trained again.
-EXECUTION = {"workers", "client_timeout", "checkpoint_every", "save_local", "seeds", "log", "device", "target_acc"}
+# another one, what is finished is told anew, and nothing is trained again. Where the source models lie is no matter:
+# what they are stands in federation.json.
+EXECUTION = {
+    "workers", "client_timeout", "checkpoint_every", "save_local", "seeds", "log", "device", "target_acc", "sources",
+}  # fmt: skip
 
 MARK = "# a run of kinfed"  # the first line of its config
 

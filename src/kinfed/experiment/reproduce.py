@@ -137,7 +137,8 @@ def _go_on(config: Config, folder: Path, watcher: Watcher) -> None:
     if not (folder / COMPARISON).is_file():
         compare(config, folder, watcher)
         return
-    begun = Config.checked(read_toml(folder / COMPARISON))  # also one from before a field was there
+    now = {name: getattr(config, name) for name in EXECUTION}  # what that was may be gone: a device, a moved pool
+    begun = Config.checked(read_toml(folder / COMPARISON) | now)  # also one from before a field was there
     if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
         raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
     write_whole(folder / COMPARISON, config.toml())

@@ -304,7 +304,7 @@ def _tell_target(config: Config, out: Path) -> None:
     told = _rounds_to_target(config, RunFolder(out).lines("metrics.jsonl"))
     if summary.get("rounds_to_target") != told:
         write_whole(out / SUMMARY, json.dumps(summary | {"rounds_to_target": told}, indent=1) + "\n")
-        begun = Config.checked(read_toml(out / CONFIG))  # how it was carried out stays as it was
+        begun = Config.checked(read_toml(out / CONFIG) | {"sources": config.sources})  # the rest stays as it was
         write_whole(out / CONFIG, begun.model_copy(update={"target_acc": config.target_acc}).toml())
 
 
