@@ -232,14 +232,12 @@ def vote(
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="a run with --save-local true; if none, FedAvg is run first")
     ] = None,
-    measure: Annotated[
-        str, typer.Option("--measure", metavar="NAME", help="similarity [sketched_cka]")
-    ] = "sketched_cka",
-    ballot: Annotated[int, typer.Option("--ballot", metavar="INT", help="sources that a client names [3]")] = 3,
+    measure: Annotated[str, typer.Option("--measure", metavar="NAME", help="similarity")] = "sketched_cka",
+    ballot: Annotated[int, typer.Option("--ballot", metavar="INT", help="sources that a client names")] = 3,
     taps: Annotated[
         str, typer.Option("--taps", metavar="TEXT", help="what is compared, as body or conv1,conv2")
     ] = "body",
-    images: Annotated[int, typer.Option("--images", metavar="INT", help="images of a client, at most [1000]")] = 1000,
+    images: Annotated[int, typer.Option("--images", metavar="INT", help="images of a client, at most")] = 1000,
     config: ConfigFile = None,
     out: Out = None,
     overwrite: Overwrite = False,

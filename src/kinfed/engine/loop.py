@@ -66,7 +66,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
             with clock("train"):
                 ids = sampled(len(workshop.trained), participation, plan.seed, round)
                 answers = present.train(ids, state, ledger.now)
-            cast = ballots(answers.uploads, len(workshop.sources)) if method.selects(state, round) else None
+            cast = _ballots(workshop, round, state, answers.uploads)
             with clock("aggregate"):
                 if answers.uploads:
                     state = method.aggregate(workshop.server(round), state, answers.uploads)
@@ -81,8 +81,8 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
                 "clients": ids,
                 "refused": answers.refused,
                 **_totals(answers.uploads),
-                **_traffic(workshop, answers, len({*ids} - reached), len(cast or ())),
-                **({} if cast is None or not answers.uploads else {"ballots": {str(id): cast[id] for id in cast}}),
+                **_traffic(workshop, answers, len({*ids} - reached), len(cast.get("ballots", ()))),
+                **cast,
             }
             reached.update(ids)
             with clock("evaluate"):
@@ -227,6 +227,13 @@ def _totals(uploads: Mapping[ClientId, Message]) -> Line:
 def _spreads(uploads: Mapping[ClientId, Message]) -> dict[str, float]:
     """How far apart the directions of each network's outputs are (`kinfed.learning.spread`), where clients tell."""
     return {str(id): float(upload.numbers["spread"]) for id, upload in uploads.items() if "spread" in upload.numbers}
+
+
+def _ballots(workshop: Workshop, round: int, state: State, uploads: Mapping[ClientId, Message]) -> Line:
+    """Who voted for which source models, where one is selected in this round; else nothing."""
+    if not (uploads and workshop.method.selects(state, round)):
+        return {}
+    return {"ballots": {str(id): cast for id, cast in ballots(uploads, len(workshop.sources)).items()}}
 
 
 def _traffic(workshop: Workshop, answers: _Answers, newcomers: int, voters: int) -> Line:
