@@ -11,7 +11,7 @@ import torch
 
 import kinfed
 from kinfed.errors import InputError
-from kinfed.experiment.identification import MEASURED, chosen, paired, right
+from kinfed.experiment.identification import MEASURED, paired, right
 from kinfed.models import open_pool
 
 
@@ -29,16 +29,10 @@ def test_what_is_right_where_shards_are_random() -> None:
     counts = np.zeros((4, 10), dtype=np.int64)
     for client, classes in enumerate([(0, 1), (0, 2), (9, 3), (6, 6)]):
         counts[client, list(classes)] = 5
-    assert right("random", [0, 1, 4, 2], counts) == {"any of two": 0.75, "unambiguous": 0.5}
-    assert right("random", [1, 1, 1, 2], counts) == {"any of two": 0.5, "unambiguous": 0.0}
-    assert right("random", [1, 1], counts[1:3]) == {"any of two": 1.0}  # nobody's classes are of one source
-    assert right("paired", [0, 1, None, 3], counts[[0, 0, 0, 3]]) == {"paired": 0.5}
-
-
-def test_the_highest_score_is_chosen_of_equal_ones_the_first() -> None:
-    nan = float("nan")
-    assert chosen(torch.tensor([0.1, 0.5, nan, 0.5])) == 1
-    assert chosen(torch.tensor([nan, nan])) is None
+    assert right("random", [[0], [1], [4], [2]], counts) == {"any of two": 0.75, "unambiguous": 0.5}
+    assert right("random", [[1], [1], [1], [2]], counts) == {"any of two": 0.5, "unambiguous": 0.0}
+    assert right("random", [[1], [1]], counts[1:3]) == {"any of two": 1.0}  # nobody's classes are of one source
+    assert right("paired", [[0], [1], [], [3]], counts[[0, 0, 0, 3]]) == {"paired": 0.5}
 
 
 def test_the_experiment_on_digits(tmp_path: Path) -> None:
@@ -64,6 +58,10 @@ def test_the_experiment_on_digits(tmp_path: Path) -> None:
     again = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     assert kinfed.reproduce("sftl-table1", out=tmp_path, quiet=True, seeds=2, **fields).read_text() == text
     assert {path: path.stat().st_mtime_ns for path in again} == again  # nothing was trained anew
+    with pytest.raises(InputError, match="was begun with another config"):
+        kinfed.reproduce("sftl-table1", out=tmp_path, quiet=True, seeds=2, **fields | {"rounds": 2})
+    with pytest.raises(InputError, match="was trained with batch_size = 8 and not 16"):
+        kinfed.reproduce("sftl-table1", out=tmp_path, quiet=True, seeds=2, **fields | {"batch_size": 16})
 
 
 def test_sources_and_clients_have_no_image_in_common(tmp_path: Path) -> None:

@@ -307,11 +307,11 @@ def test_a_table_of_rounds_trains_its_sources_and_tells_what_they_save(
     assert {path: path.stat().st_mtime_ns for path in trained} == trained
 
 
-def test_rounds_that_not_every_seed_has_are_no_mean() -> None:
+def test_rounds_that_not_every_seed_has_are_a_bound() -> None:
     base, row, *_ = TO_TARGET.rows
     cell = lambda *seeds: reproduce._of_rounds({base.label: [40, 60], row.label: [*seeds]}, TO_TARGET, row, 60)  # noqa: E731
     assert cell(20, 30) == "25 ± 7.1 (2.00×)"
-    assert cell(20, None) == "1 of 2 seeds in 60"
-    assert cell(None, None) == ">60"
+    assert cell(20, None) == ">40 (<1.25×)"
+    assert cell(None, None) == ">60 (<0.83×)"
     lower = reproduce._of_rounds({base.label: [None], row.label: [30]}, TO_TARGET, row, 60)
     assert lower == "30 (>2.00×)"

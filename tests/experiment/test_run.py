@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import kinfed
 from kinfed.errors import InputError
-from kinfed.experiment.run import rounds_to
+from kinfed.experiment.targets import rounds_to
 from kinfed.report.folders import Run, read_runs
 from tests.worlds import same
 

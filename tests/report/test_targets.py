@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 import kinfed
+from kinfed.experiment.targets import Reach, SpeedUp, as_text, reference, speed_up, targets
 from kinfed.report.folders import Run
 from kinfed.report.table import notes, table, target_table
-from kinfed.report.targets import Reach, SpeedUp, as_text, reference, speed_up, targets
 from tests.report.test_table import made
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,24 +11,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
-from kinfed.data import Dataset, Federation, Partition, Samples, load, save_rows, sort
+from kinfed.data import Dataset, Federation, Partition, Samples, load, of_classes, save_rows, sort
 from kinfed.data.partition import Indices
 from kinfed.engine.files import write_whole
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
-from kinfed.experiment.run import SUMMARY, Watcher, nobody, resume, run
+from kinfed.experiment.run import Watcher, go_on, nobody
 from kinfed.experiment.sources import is_there, save_source, train_source
 from kinfed.experiment.tables import Fields, IdentificationTable
 from kinfed.experiment.vote import VOTE, Electorate, hold
 from kinfed.learning import SGD
 from kinfed.methods.fedvote import FedVote
+from kinfed.methods.voting import ballot
 from kinfed.streams import numpy_stream
 
 __all__ = ["identify", "paired", "right"]
 
-MODEL = "mcmahan_cnn"
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
 MEASURED = ("cca", "svcca", "pwcca", "emd", "sketched_cka", "cka", "debiased_cka")
 PARTITIONS = {"paired": ("paired",), "random": ("any of two", "unambiguous")}  # and what is told of each
@@ -65,36 +63,31 @@ class _Repeat:
 
     def train_sources(self, rows: Indices) -> Path:
         """A source a pair of classes; where they are."""
-        config, pool = self.config, self.folder / "sources"
+        config, pool, model_name = self.config, self.folder / "sources", self.config.model
+        assert model_name is not None  # the table names one
         sgd = SGD(lr=config.lr, epochs=config.local_epochs, batch_size=config.batch_size, momentum=config.momentum)
         for pair in PAIRS:
             name = f"{pair[0]} and {pair[1]}"
             path = pool / f"{name}.safetensors"
-            how = {"pair": list(pair), "seed": self.seed, "model": config.model, "lr": sgd.lr, "epochs": sgd.epochs}
+            how = {"pair": list(pair), "data": config.data, "seed": self.seed, "model": model_name} | asdict(sgd)
             if not is_there(path, how):
                 pool.mkdir(parents=True, exist_ok=True)
-                data = self._of_pair(pair, rows)
+                half = replace(self.dataset, train=self.dataset.train.take(rows), columns={})
+                data = of_classes(half, [self.dataset.classes[k] for k in pair])
                 watch = self.watcher(f"source {name}", self.seed, sgd.epochs)
                 model, accuracy = train_source(
-                    data, config.model or MODEL, sgd, seed=self.seed, purpose=("source", name), watch=watch
+                    data, model_name, sgd, seed=self.seed, purpose=("source", name), watch=watch
                 )
                 save_source(path, model, data, accuracy, {"data": config.data, "training": how})
         return pool
 
-    def _of_pair(self, pair: tuple[int, int], rows: Indices) -> Dataset:
-        """Some of the training rows, and the test set, of two classes; there is an output for every class."""
-        train, test = self.dataset.train, self.dataset.test
-        mine = rows[np.isin(_labels(train)[rows], pair)]
-        return replace(
-            self.dataset,
-            train=train.take(mine),
-            test=test.take(np.flatnonzero(np.isin(_labels(test), pair))),
-            columns={},
-        )
-
     def federate(self, partition: str, rows: Indices) -> Path:
-        """A run of FedAvg among clients that share some of the training rows; its folder."""
-        folder, file = self.folder / partition, self.folder / f"{partition}.json"
+        """A run of FedAvg among clients that share some of the training rows; its folder.
+
+        Raises:
+            InputError: If it was begun with another config.
+        """
+        file = self.folder / f"{partition}.json"
         if not file.is_file():
             train, test = _labels(self.dataset.train), _labels(self.dataset.test)
             stream = numpy_stream(self.seed, partition)
@@ -104,11 +97,8 @@ class _Repeat:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_rows(Federation(self.dataset, cut, np.arange(0)), file)
         fields = self.config.model_dump() | {"seed": self.seed, "partition": f"file:{file}", "save_local": True}
-        if not folder.exists():
-            run(Config.checked(fields), folder, self.watcher)
-        elif not (folder / SUMMARY).is_file():
-            resume(folder, self.watcher)
-        return folder
+        go_on(Config.checked(fields), self.folder / partition, self.watcher)
+        return self.folder / partition / f"fedavg-seed{self.seed}"
 
 
 def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, watcher: Watcher = nobody) -> Path:
@@ -145,7 +135,7 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
             scores = voters.scores(rule, MEASURED)
             counts = voters.workshop.federation.class_counts()
             for measure, rows in scores.items():
-                for told, accuracy in right(partition, [chosen(row) for row in rows], counts).items():
+                for told, accuracy in right(partition, [ballot(row, 1) for row in rows], counts).items():
                     found[told][measure].append(accuracy)
             if (partition, seed) == ("paired", config.seed):
                 held = hold(voters, rule, scores[rule.measure])
@@ -169,13 +159,7 @@ def paired(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Gener
     return Partition(cut(np.asarray(train)), cut(np.asarray(test)))
 
 
-def chosen(scores: Tensor) -> int | None:
-    """The source of the highest score; None where there is none."""
-    told = [(score, -i) for i, score in enumerate(scores.tolist()) if not math.isnan(score)]
-    return -max(told)[1] if told else None
-
-
-def right(partition: str, chosen: Sequence[int | None], counts: NDArray[np.int64]) -> dict[str, float]:
+def right(partition: str, ballots: Sequence[Sequence[int]], counts: NDArray[np.int64]) -> dict[str, float]:
     """Fractions of the clients whose source is the right one.
 
     Where a client's two shards are random, its classes may be of two sources, or of one: told are the clients whose
@@ -183,11 +167,11 @@ def right(partition: str, chosen: Sequence[int | None], counts: NDArray[np.int64
 
     Args:
         partition: ``paired`` or ``random``.
-        chosen: The index of each client's source.
+        ballots: The source that each client names; empty where it has no score.
         counts: Training samples of each client and class.
     """
     pairs = [{k // 2 for k in np.flatnonzero(of_client)} for of_client in counts]
-    hits = [source in own for source, own in zip(chosen, pairs, strict=True)]
+    hits = [any(source in own for source in cast) for cast, own in zip(ballots, pairs, strict=True)]
     clear = [hit for hit, own in zip(hits, pairs, strict=True) if len(own) == 1]
     if partition == "paired":
         return {"paired": statistics.fmean(hits)}

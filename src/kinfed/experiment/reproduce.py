@@ -11,11 +11,12 @@ from typing import Any
 
 from kinfed.engine.files import write_whole
 from kinfed.errors import InputError
-from kinfed.experiment.config import EXECUTION, Config, read_toml
+from kinfed.experiment.config import Config
 from kinfed.experiment.identification import identify
-from kinfed.experiment.run import COMPARISON, Watcher, compare, nobody, resume
+from kinfed.experiment.run import Watcher, go_on, nobody
 from kinfed.experiment.sources import train_sources
 from kinfed.experiment.tables import CELLS, ROUNDS, TABLES, Fields, IdentificationTable, PaperTable, Row
+from kinfed.experiment.targets import Reach, speed_up
 from kinfed.experiment.training import Training
 
 __all__ = ["Comparison", "comparisons", "reproduce"]
@@ -70,7 +71,7 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
     columns = {column: comparisons(table, scale, column, given) for column in table.scales[scale].columns}
     for of_column in columns.values():
         for comparison in of_column:
-            _go_on(comparison.config, out / comparison.folder, watcher)
+            go_on(comparison.config, out / comparison.folder, watcher)
     found = {}
     for of, quantities in table.quantities().items():
         found[of] = {column: _measured(out, of_column, quantities) for column, of_column in columns.items()}
@@ -127,22 +128,6 @@ def _config(table: PaperTable, layers: Sequence[Fields], rows: Sequence[Row], gi
     # A method that no row is of is left for the config to refuse.
     unknown = {name: wanted[name] for name in wanted.keys() - {row.method for row in table.rows}}
     return Config.checked({**fields, "methods": (*settings,), "settings": settings | unknown})
-
-
-def _go_on(config: Config, folder: Path, watcher: Watcher) -> None:
-    """Run a comparison, or what is left of it, now with as many workers and seeds as this config has.
-
-    One that was begun with a config of other results is refused.
-    """
-    if not (folder / COMPARISON).is_file():
-        compare(config, folder, watcher)
-        return
-    now = {name: getattr(config, name) for name in EXECUTION}  # what that was may be gone: a device, a moved pool
-    begun = Config.checked(read_toml(folder / COMPARISON) | now)  # also one from before a field was there
-    if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
-        raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
-    write_whole(folder / COMPARISON, config.toml())
-    resume(folder, watcher)
 
 
 def _measured(out: Path, comparisons: Sequence[Comparison], quantities: Mapping[str, str]) -> Cells:
@@ -246,29 +231,31 @@ def _header(heads: Sequence[str]) -> list[str]:
 
 
 def _printed(table: PaperTable, row: Row) -> dict[str, str]:
-    """The paper's numbers by column; rounds with how many times fewer they are than those of the first row."""
+    """The paper's numbers by column."""
     numbers = dict(zip(table.columns, row.printed, strict=False))
     if table.quantity != ROUNDS:
         return {column: f"{number:.2f}" for column, number in numbers.items()}
     first = dict(zip(table.columns, table.rows[0].printed, strict=False))
-    return {column: _speed(number, first[column], row is table.rows[0]) for column, number in numbers.items()}
+    reaches = {
+        column: [Reach((int(n),), int(n)) for n in (number, first[column])] for column, number in numbers.items()
+    }
+    return {column: _beside_first(own, base, row is table.rows[0]) for column, (own, base) in reaches.items()}
 
 
-def _of_rounds(cells: Cells, table: PaperTable, row: Row, rounds: int) -> str:
-    """Mean rounds over the seeds, and how many times fewer they are than those of the first row."""
-    ours, first = cells[row.label], cells[table.rows[0].label]
-    reached, base = ([r for r in of if r is not None] for of in (ours, first))
-    if len(reached) < len(ours):
-        return f">{rounds}" if not reached else f"{len(reached)} of {len(ours)} seeds in {rounds}"
-    spread = f" ± {statistics.stdev(reached):.1f}" if len(reached) > 1 else ""
-    at_least = "" if len(base) == len(first) else ">"
-    of_first = statistics.fmean(base) if not at_least else float(rounds)
-    return _speed(statistics.fmean(reached), of_first, row is table.rows[0], spread, at_least)
+def _of_rounds(cells: Cells, table: PaperTable, row: Row, limit: int) -> str:
+    """Rounds to the target here, of at most ``limit``."""
+    own, base = (
+        Reach(tuple(None if r is None else int(r) for r in cells[of.label]), limit) for of in (row, table.rows[0])
+    )
+    return _beside_first(own, base, row is table.rows[0])
 
 
-def _speed(rounds: float, first: float, is_first: bool, spread: str = "", at_least: str = "") -> str:
-    shown = f"{rounds:.0f}" if rounds == round(rounds) else f"{rounds:.1f}"
-    return f"{shown}{spread}" if is_first else f"{shown}{spread} ({at_least}{first / rounds:.2f}×)"
+def _beside_first(own: Reach, first: Reach, is_first: bool) -> str:
+    """Mean rounds over the seeds with their spread, and how many times fewer they are than those of the first row."""
+    rounds = [round for round in own.rounds if round is not None]
+    spread = f" ± {statistics.stdev(rounds):.1f}" if own.by_all and len(rounds) > 1 else ""
+    times = None if is_first else speed_up(own, first)
+    return f"{own}{spread}{'' if times is None else f' ({times})'}"
 
 
 def _votes(out: Path, comparison: Comparison) -> list[str]:

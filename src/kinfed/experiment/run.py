@@ -35,12 +35,23 @@ from kinfed.engine import federate as run_rounds
 from kinfed.engine.files import clear_unfinished, write_whole
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import EXECUTION, MARK, Config, model_shares, read_toml
+from kinfed.experiment.targets import rounds_to
 from kinfed.experiment.trackers import Tracked
 from kinfed.learning import COLLAPSED, SGD, Phase
 from kinfed.methods.fedvote import Vote
 from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, load_weights, open_pool, suited
 
-__all__ = ["Watcher", "check_unchanged", "compare", "federation_of", "resume", "rounds_to", "run", "workshop_of"]
+__all__ = [
+    "Watcher",
+    "check_unchanged",
+    "compare",
+    "federation_of",
+    "go_on",
+    "resume",
+    "rounds_to",
+    "run",
+    "workshop_of",
+]
 
 CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "federation.json", "summary.json"
 SUMMARY_VERSION = 1
@@ -244,6 +255,23 @@ def resume(out: Path, watcher: Watcher = nobody) -> None:
         (_compare if several else _run_the_rest)(config, out, watcher, workers)
 
 
+def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
+    """Run a comparison, or what is left of it, now with as many workers and seeds as this config has.
+
+    Raises:
+        InputError: If it was begun with a config of other results.
+    """
+    if not (folder / COMPARISON).is_file():
+        compare(config, folder, watcher)
+        return
+    now = {name: getattr(config, name) for name in EXECUTION}  # what that was may be gone: a device, a moved pool
+    begun = Config.checked(read_toml(folder / COMPARISON) | now)  # also one from before a field was there
+    if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
+        raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
+    write_whole(folder / COMPARISON, config.toml())
+    resume(folder, watcher)
+
+
 def _is_ours(out: Path) -> bool:
     """Whether a folder is that of a run or a comparison; a config.toml without our mark may be anybody's."""
     config = out / CONFIG
@@ -434,20 +462,6 @@ def _vote(workshop: Workshop, lines: Sequence[dict[str, Any]]) -> dict[str, Any]
         if "ballots" in line:
             return {"round": line["round"], **method.outcome(workshop.models[0], workshop.sources, line["ballots"])}
     return None
-
-
-def rounds_to(curve: Sequence[float | None], target: float) -> int | None:
-    """The first round whose accuracy is the target or more (METHODS.md E.3); later dips do not matter.
-
-    Args:
-        curve: Accuracy after each round, from the first one on; None where it was not measured.
-        target: In (0, 1].
-
-    Returns:
-        From 1 to as many rounds as there are; None if it was not reached.
-    """
-    reached = (round for round, acc in enumerate(curve, 1) if acc is not None and acc >= target)
-    return next(reached, None)
 
 
 def _rounds_to_target(config: Config, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

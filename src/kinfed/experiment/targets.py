@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Reach", "SpeedUp", "as_text", "mean_text", "reach", "reference", "speed_up", "targets"]
+__all__ = ["Reach", "SpeedUp", "as_text", "mean_text", "reach", "reference", "rounds_to", "speed_up", "targets"]
 
 Summary = dict[str, Any]
 
@@ -56,6 +56,20 @@ class SpeedUp:
     def __str__(self) -> str:
         """As the papers print it: 5.03×."""
         return f"{self.bound}{self.times:.2f}×"
+
+
+def rounds_to(curve: Sequence[float | None], target: float) -> int | None:
+    """The first round whose accuracy is the target or more (METHODS.md E.3); later dips do not matter.
+
+    Args:
+        curve: Accuracy after each round, from the first one on; None where it was not measured.
+        target: In (0, 1].
+
+    Returns:
+        From 1 to as many rounds as there are; None if it was not reached.
+    """
+    reached = (round for round, acc in enumerate(curve, 1) if acc is not None and acc >= target)
+    return next(reached, None)
 
 
 def mean_text(rounds: float) -> str:

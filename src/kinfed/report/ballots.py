@@ -11,10 +11,10 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.colors import sample_colorscale
 
+from kinfed.experiment.targets import reference
 from kinfed.report.folders import Run
 from kinfed.report.style import styled
 from kinfed.report.table import Cell, Table, in_rows
-from kinfed.report.targets import reference
 
 __all__ = ["LABELLED", "ballot_figure", "by_ballot", "outcomes", "save_ballots", "vote_table", "voted", "votes"]
 

@@ -14,11 +14,11 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from kinfed.experiment.targets import as_text, targets
 from kinfed.report.folders import Run
 from kinfed.report.kinship import kin_order
 from kinfed.report.style import REFERENCES, colours, styled
 from kinfed.report.table import in_rows
-from kinfed.report.targets import as_text, targets
 
 __all__ = ["clients", "cost", "curves", "partition", "save_picture"]
 

@@ -11,12 +11,12 @@ import tomli_w
 from plotly.offline import get_plotlyjs
 
 from kinfed.engine.files import write_whole
+from kinfed.experiment.targets import targets
 from kinfed.report import figures
 from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_table, voted, votes
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship, save_kinship
 from kinfed.report.table import NEW_CLIENTS, Cell, Table, in_rows, notes, setting, table, target_table, verdict
-from kinfed.report.targets import targets
 
 __all__ = ["write_report"]
 

@@ -12,9 +12,9 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from kinfed.experiment.targets import Reach, SpeedUp, as_text, mean_text, reach, reference, speed_up, targets
 from kinfed.report.folders import Run
 from kinfed.report.style import REFERENCES
-from kinfed.report.targets import Reach, SpeedUp, as_text, mean_text, reach, reference, speed_up, targets
 
 __all__ = ["NEW_CLIENTS", "Cell", "Table", "notes", "setting", "table", "target_table", "verdict"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kinfed.experiment.targets import targets
 from kinfed.report.ballots import outcomes, vote_table, voted, votes
 from kinfed.report.folders import read_runs
 from kinfed.report.table import NEW_CLIENTS, notes, setting, table, target_table, verdict
-from kinfed.report.targets import targets
 
 __all__ = ["show"]
 
