@@ -1,4 +1,4 @@
-"""The same from Python: ``kinfed.run``, ``compare``, ``resume``, ``reproduce``, ``vote``, ``train_sources``, ``load``."""
+"""The same from Python: ``run``, ``compare``, ``resume``, ``reproduce``, ``vote``, ``train_sources`` and ``load``."""
 
 from __future__ import annotations
 

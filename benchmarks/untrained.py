@@ -1,0 +1,46 @@
+"""What encoders are worth before they have learnt anything, by the probes that self-supervised methods are told by.
+
+``python benchmarks/untrained.py DATA… [--models A,B] [--images N] [--seeds S]``
+
+A linear classifier on the frozen initial body, fitted to all labelled training images and tested on the whole test set;
+the same of each client's own classes, mean over five clients with disjoint ones; and the nearest neighbours' vote. A
+method that stays below these has learnt nothing that helps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+from kinfed.engine import one_thread
+from kinfed.engine.workshop import LOCAL, PROBED
+from kinfed.experiment.config import Config
+from kinfed.experiment.run import workshop_of
+
+
+def main() -> None:
+    """Measure and print, in percent."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="+")
+    parser.add_argument("--models", default="cnn4,small_cnn,mcmahan_cnn,mlp")
+    parser.add_argument("--images", type=int, default=3000)
+    parser.add_argument("--seeds", type=int, default=2)
+    given = parser.parse_args()
+    fields = {"train_images": given.images, "probe": 500, "clients": 5, "partition": "disjoint", "rounds": 1}
+    print(f"{'data':<20}{'model':<14}{'seed':>4}{'global':>8}{'local':>8}{'knn':>8}")
+    for data in given.data:
+        for model in given.models.split(","):
+            for seed in range(given.seeds):
+                own = {"methods": ("local_ssl",), "data": data, "model": model, "seed": seed}
+                workshop = workshop_of(Config.checked(fields | own))
+                with one_thread():
+                    verdicts = workshop.appraise(1, workshop.models[0].tensors())
+                right = {name: 100 * verdict.hits.double().mean().item() for name, verdict in verdicts.items()}
+                local = statistics.fmean(share for name, share in right.items() if name.startswith(LOCAL))
+                print(
+                    f"{data:<20}{model:<14}{seed:>4}{right[PROBED]:>8.1f}{local:>8.1f}{right['knn']:>8.1f}", flush=True
+                )
+
+
+if __name__ == "__main__":
+    main()
