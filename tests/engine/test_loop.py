@@ -259,6 +259,29 @@ def test_ctrl_c_ends_the_run_after_the_present_round_and_resuming_equals_never_h
     assert same(resumed.state, straight.state)
 
 
+class Late(Unwatched):
+    """Presses Ctrl-C when a round has been told, which is after it could have been saved."""
+
+    def __init__(self, when: int) -> None:
+        self.when = when
+
+    def round(self, line: dict[str, Any]) -> None:
+        if line["round"] == self.when:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("pressed", "ended"), [(1, 2), (4, 4)])
+def test_ctrl_c_after_a_rounds_checkpoint_was_due_ends_the_next_with_one(
+    pressed: int, ended: int, tmp_path: Path
+) -> None:
+    shop, folder = workshop("fedper", rounds=4), RunFolder(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(shop, Inline(shop, folder.memories), folder, Late(pressed))
+    last = folder.last_checkpoint()
+    assert last is not None
+    assert last.round == len(folder.lines("metrics.jsonl")) == ended
+
+
 # -- what is written down ---------------------------------------------------------------------------------------------
 
 

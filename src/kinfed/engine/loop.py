@@ -96,7 +96,8 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
                 if regular:
                     folder.save_pictures(round, method.pictures(state))
                 failed = 0 if answers.uploads else failed + 1
-                if regular or interrupt.asked or failed >= FAILED_ROUNDS:
+                stopping = interrupt.asked  # read once: what comes after the checkpoint waits for the next round's
+                if regular or stopping or failed >= FAILED_ROUNDS:
                     ledger.sync()
                     ledger.saved(round, folder.save_checkpoint(Checkpoint(round, state, ledger.now)))
             folder.append(SECONDS, {"round": round, **clock.seconds})
@@ -106,7 +107,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
                 raise RunFailed(
                     f"no client's work could be used in {failed} rounds in a row; the first reason: {reason}"
                 )
-            if interrupt.asked:
+            if stopping or (interrupt.asked and round == plan.rounds):  # after the last one all is saved
                 raise KeyboardInterrupt
 
 
