@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 	    --rounds 30 --batch-size 16 --lr 0.1 --probe 128 --seeds 3 --out runs/demo --overwrite
 
 test: $(VENV)/installed
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not slow"
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

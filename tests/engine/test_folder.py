@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from kinfed.engine.files import clear_unfinished, read_tensors, save_tensors, write_whole
-from kinfed.engine.folder import Checkpoint, RunFolder
+from kinfed.engine.files import read_tensors, save_tensors
+from kinfed.engine.folder import RUN_FILES, Checkpoint, RunFolder
 from kinfed.engine.memories import Ledger, Memories
 from kinfed.errors import InputError
+from kinfed.files import clear_unfinished, write_whole
 from kinfed.methods import Memory, Message, State
 from kinfed.models import build
 from tests.worlds import same
@@ -239,7 +240,7 @@ def test_a_run_killed_while_it_saves_always_has_a_whole_checkpoint(tmp_path: Pat
         assert found.round == 1 or same(found.state, state(found.round).state)
         last = found.round
         folder.forget_after(last)
-        clear_unfinished(tmp_path)
+        clear_unfinished(tmp_path, RUN_FILES)
     assert half_written
 
 

@@ -1,40 +1,19 @@
-"""Files that are whole or not there: written under another name, flushed, renamed. Nothing in them is ever executed."""
+"""Named tensors on disk, with what is said of them and a checksum; `kinfed.files` has the rules."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from kinfed.files import UNFINISHED, saving, sync
 from kinfed.models import Tensors, checksum
 
-__all__ = ["NotSaved", "apart", "clear_unfinished", "read_tensors", "save_tensors", "saving", "sync", "write_whole"]
-
-UNFINISHED = ".unfinished"  # what a file is called until it is whole
-
-
-class NotSaved(OSError):
-    """A file of a run could not be written; those that were there before are as they were."""
-
-
-@contextlib.contextmanager
-def saving(path: Path) -> Iterator[None]:
-    """Turn whatever keeps a file from being written into one line that names it.
-
-    Raises:
-        NotSaved: If the disk is full, the folder is gone, and so on.
-    """
-    try:
-        yield
-    except (OSError, SafetensorError) as error:  # the latter is how safetensors tells of a full disk
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise NotSaved(f"{path} cannot be written: {reason}") from error
+__all__ = ["apart", "read_tensors", "save_tensors"]
 
 
 def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, lasting: bool = True) -> None:
@@ -88,30 +67,3 @@ def apart(tensors: Tensors) -> Tensors:
             seen.add(at)
         apart[name] = own
     return apart
-
-
-def write_whole(path: Path, text: str, *, lasting: bool = True) -> None:
-    """Write a text file under its final name in one step; ``lasting`` as of `save_tensors`."""
-    unfinished = path.with_name(path.name + UNFINISHED)
-    with saving(path):
-        unfinished.write_text(text)
-        if lasting:
-            sync(unfinished)
-        unfinished.replace(path)
-        if lasting:
-            sync(path.parent)
-
-
-def clear_unfinished(folder: Path) -> None:
-    """Delete what a kill left half-written in a folder and below it; safetensors has a name of its own for that."""
-    for path in (*folder.rglob(f"*{UNFINISHED}"), *folder.rglob(".tmp*")):
-        path.unlink()
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, outlast a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

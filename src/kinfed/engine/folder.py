@@ -12,10 +12,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from kinfed.engine.files import read_tensors, save_tensors, saving, sync, write_whole
+from kinfed.engine.files import read_tensors, save_tensors
 from kinfed.engine.memories import Kept, Memories
 from kinfed.engine.places import Failure
 from kinfed.errors import InputError
+from kinfed.files import saving, sync, write_whole
 from kinfed.methods import State
 from kinfed.models import Tensors
 
@@ -25,6 +26,15 @@ CHECKPOINT_VERSION = 2
 MODEL_VERSION = 1
 KEPT_CHECKPOINTS = 2  # if the last one should be damaged, the one before still serves
 METRICS, SECONDS, ERRORS = "metrics.jsonl", "seconds.jsonl", "errors.log"
+
+# What a run writes into its folder, by the paths in it; nothing else there is ever deleted.
+RUN_FILES = re.compile(
+    r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|summary\.json|mlflow_run_id"
+    r"|(?:checkpoints|pictures)/round-\d+\.safetensors|memories/\d+/client-\d+-round-\d+\.safetensors"
+    r"|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)|tensorboard/events\.out\.tfevents\.[^/]+"
+    r"|vote\.(?:json|png)|report(?:-(?:kinship|vote)-[^/]+)?\.(?:html|png)"
+    r"|(?:checkpoints|pictures|models|memories/\d+)/\.tmp\w+"  # what safetensors calls a file until it is whole
+)
 
 Line = dict[str, Any]
 

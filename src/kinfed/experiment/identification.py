@@ -14,13 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from kinfed.data import Dataset, Federation, Partition, Samples, load, of_classes, save_rows, sort
 from kinfed.data.partition import Indices
-from kinfed.engine.files import write_whole
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import Watcher, go_on, nobody
 from kinfed.experiment.sources import is_there, save_source, train_source
 from kinfed.experiment.tables import Fields, IdentificationTable
 from kinfed.experiment.vote import VOTE, Electorate, hold
+from kinfed.files import write_whole
 from kinfed.learning import SGD
 from kinfed.methods.fedvote import FedVote
 from kinfed.methods.voting import ballot

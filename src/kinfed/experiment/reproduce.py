@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfed.engine.files import write_whole
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.identification import identify
@@ -18,6 +17,7 @@ from kinfed.experiment.sources import train_sources
 from kinfed.experiment.tables import CELLS, ROUNDS, TABLES, Fields, IdentificationTable, PaperTable, Row
 from kinfed.experiment.targets import Reach, speed_up
 from kinfed.experiment.training import Training
+from kinfed.files import write_whole
 
 __all__ = ["Comparison", "comparisons", "reproduce"]
 

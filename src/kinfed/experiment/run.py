@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,11 +33,12 @@ from kinfed.data import (
 from kinfed.data.federation import Recipe
 from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
 from kinfed.engine import federate as run_rounds
-from kinfed.engine.files import clear_unfinished, write_whole
+from kinfed.engine.folder import RUN_FILES
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import EXECUTION, MARK, Config, model_shares, read_toml
 from kinfed.experiment.targets import rounds_to
 from kinfed.experiment.trackers import Tracked
+from kinfed.files import clear_unfinished, write_whole
 from kinfed.learning import COLLAPSED, SGD, Phase
 from kinfed.methods.fedvote import Vote
 from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, load_weights, open_pool, suited
@@ -55,6 +57,9 @@ __all__ = [
 
 CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "federation.json", "summary.json"
 SUMMARY_VERSION = 1
+FILES = re.compile(  # what a comparison, or a run, writes into its folder
+    rf"(?:[\w+]+-seed\d+/)?(?:{RUN_FILES.pattern})|comparison\.(?:toml|json)|table\.(?:json|md)"
+)
 FOLDERS = "client"  # the column of a data set that has a folder a client
 OWN_FIELD = {
     "shards": "shards", "dirichlet": "alpha", "dirichlet_clients": "alpha", "quantity": "alpha",
@@ -248,7 +253,7 @@ def resume(out: Path, watcher: Watcher = nobody) -> None:
         raise InputError(
             f"run: {str(out)!r} is no run folder; it has neither {COMPARISON} nor {CONFIG} and {FEDERATION}"
         )
-    clear_unfinished(out)
+    clear_unfinished(out, FILES)
     several = (out / COMPARISON).is_file()
     config = Config.checked(read_toml(out / (COMPARISON if several else CONFIG)))
     with _workers(config) as workers:

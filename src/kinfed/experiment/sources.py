@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +15,18 @@ from torch import Tensor
 
 from kinfed.data import Dataset, Normalisation, fewer, load, of_classes
 from kinfed.engine import Unwatched, Watch, one_thread, save_model
-from kinfed.engine.files import clear_unfinished, read_tensors
+from kinfed.engine.files import read_tensors
 from kinfed.errors import InputError
 from kinfed.experiment.run import Watcher, nobody
 from kinfed.experiment.training import Training
+from kinfed.files import clear_unfinished
 from kinfed.learning import SGD, AfterStep, Phase, hits, train
 from kinfed.models import Model, build
 from kinfed.streams import torch_stream
 
 __all__ = ["DEFAULT", "is_there", "save_source", "train_source", "train_sources"]
 
+FILES = re.compile(r"[^/]+\.(?:safetensors|json)|\.tmp\w+")  # what a pool is made of
 DEFAULT = SGD(lr=0.05, epochs=5, batch_size=50, momentum=0.0)  # METHODS.md E.4
 
 
@@ -115,7 +118,7 @@ def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, o
         for dataset in datasets.values():
             build(training.model, dataset.shape, len(dataset.classes), training.seed)
     out.mkdir(parents=True, exist_ok=True)
-    clear_unfinished(out)
+    clear_unfinished(out, FILES)
     sgd = SGD(lr=training.lr, epochs=training.epochs, batch_size=training.batch_size, momentum=training.momentum)
     for name, dataset in datasets.items():
         model, accuracy = train_source(

@@ -71,7 +71,7 @@ class MLflow:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow
 
-        from kinfed.engine.files import write_whole
+        from kinfed.files import write_whole
 
         kept = folder / "mlflow_run_id"
         (method,) = config.methods

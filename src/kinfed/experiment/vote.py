@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from kinfed.engine import RunFolder, Workshop, one_thread
-from kinfed.engine.files import write_whole
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
 from kinfed.experiment.run import CONFIG, Watcher, check_unchanged, nobody, open_sources, workshop_of
 from kinfed.experiment.run import run as run_config
+from kinfed.files import write_whole
 from kinfed.methods import ClientId
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedvote import Vote

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 import tomli_w
 from plotly.offline import get_plotlyjs
 
-from kinfed.engine.files import write_whole
 from kinfed.experiment.targets import targets
+from kinfed.files import write_whole
 from kinfed.report import figures
 from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_table, voted, votes
 from kinfed.report.folders import Run, read_runs
