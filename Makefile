@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint
+.PHONY: demo test test-slow test-instructions lint
 
 demo: $(VENV)/installed
 	$(BIN)/kinfed compare fedavg fedper fedbabu fedshibu local --data digits --clients 20 --partition shards --shards 2 \
@@ -11,6 +11,17 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/pytest -n 2 -m "not slow"
+
+# What takes long: processes that die, fuzzing, many runs.
+test-slow: $(VENV)/installed
+	$(BIN)/pytest -n 2 -m slow
+
+# The tests of numbers with the instructions of other processors: a machine of another kind shall find nothing new.
+NUMBERS = tests/similarity tests/methods/test_golden.py tests/methods/test_reductions.py tests/methods/test_crsm.py
+test-instructions: $(VENV)/installed
+	for limit in ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2; do \
+	    echo "with $$limit"; env $$limit $(BIN)/pytest -n 2 -m "not slow" $(NUMBERS) || exit 1; \
+	done
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
