@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from kinfed.engine.files import read_tensors, save_tensors
 from kinfed.engine.folder import RUN_FILES, Checkpoint, RunFolder
 from kinfed.engine.memories import Ledger, Memories
 from kinfed.errors import InputError
 from kinfed.files import clear_unfinished, write_whole
 from kinfed.methods import Memory, Message, State
-from kinfed.models import build
+from kinfed.models import build, checksum, read_tensors, save_tensors
 from tests.worlds import same
 
 MEMORY = Memory({"head.w": torch.arange(3.0)}, {"d": 2.5})
@@ -100,6 +100,37 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     damage(path)
     with pytest.warns(UserWarning, match=r"round-000002.safetensors cannot be used"):
         assert folder.last_checkpoint().round == 1  # type: ignore[union-attr]
+
+
+def test_each_single_bit_that_is_flipped_in_a_file_is_refused(tmp_path: Path) -> None:  # case 304
+    path = tmp_path / "files" / "round-000004.safetensors"
+    tensors = {"body.w": torch.arange(3.0), "n": torch.tensor(4)}
+    save_tensors(path, tensors, {"round": 4, "numbers": {"mu": 0.1}, "kept": {"3": 1}})
+    whole = path.read_bytes()
+    for at in range(8 * len(whole)):
+        path.write_bytes(whole[: at // 8] + bytes([whole[at // 8] ^ 1 << at % 8]) + whole[at // 8 + 1 :])
+        with pytest.raises(ValueError, match=r"^it "):
+            read_tensors(path)
+    path.write_bytes(whole)
+    assert read_tensors(path)[1] == {"round": 4, "numbers": {"mu": 0.1}, "kept": {"3": 1}}
+
+
+def test_a_file_of_before_the_checksum_covered_all_is_still_read(tmp_path: Path) -> None:
+    tensors = {"w": torch.arange(3.0)}
+    path, about = tmp_path / "old.safetensors", {"round": 4, "crc32": checksum(tensors)}
+    save_file(tensors, path, {"about": json.dumps(about)})
+    assert read_tensors(path)[1] == {"round": 4}
+    save_file(tensors, path, {"about": json.dumps({**about, "crc32": 1})})
+    with pytest.raises(ValueError, match="damaged"):
+        read_tensors(path)
+
+
+def test_a_checkpoint_under_the_name_of_another_round_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    save(folder, 1, 2)
+    path = tmp_path / "checkpoints" / "round-000002.safetensors"
+    path.write_bytes((tmp_path / "checkpoints" / "round-000001.safetensors").read_bytes())
+    refused(folder, "round-000002.safetensors cannot be used: it is of round 1")
 
 
 def refused(folder: RunFolder, reason: str) -> None:

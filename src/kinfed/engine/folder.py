@@ -10,15 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
-from kinfed.engine.files import read_tensors, save_tensors
 from kinfed.engine.memories import Kept, Memories
 from kinfed.engine.places import Failure
 from kinfed.errors import InputError
 from kinfed.files import saving, sync, write_whole
 from kinfed.methods import State
-from kinfed.models import Tensors
+from kinfed.models import Tensors, read_tensors, save_tensors, told_in
 
 __all__ = ["CHECKPOINT_VERSION", "MODEL_VERSION", "Checkpoint", "RunFolder", "save_model"]
 
@@ -151,10 +148,8 @@ class RunFolder:
         found = {}
         for path in self._checkpoints():
             try:
-                with safe_open(path, framework="pt") as file:
-                    about = json.loads(file.metadata()["about"])
-                found[_round_of(path)] = _kept(about)
-            except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+                found[_round_of(path)] = _kept(told_in(path))
+            except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # one that cannot be used needs nothing
         return found
 
@@ -162,8 +157,13 @@ class RunFolder:
         tensors, about = read_tensors(path)
         if about.get("version") != CHECKPOINT_VERSION:
             raise ValueError(f"it has the version {about.get('version')}, not {CHECKPOINT_VERSION}")
-        self._check_identity(about["identity"])
-        checkpoint = Checkpoint(about["round"], State(tensors, about["numbers"]), _kept(about))
+        try:
+            self._check_identity(about["identity"])
+            checkpoint = Checkpoint(about["round"], State(tensors, about["numbers"]), _kept(about))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"it is no checkpoint: {error}") from error
+        if checkpoint.round != _round_of(path):
+            raise ValueError(f"it is of round {checkpoint.round}")
         if {*range(1, checkpoint.round + 1)} - {line["round"] for line in self.lines(METRICS)}:
             raise ValueError(f"{METRICS} does not hold all of its rounds")
         for id, round in checkpoint.kept.items():

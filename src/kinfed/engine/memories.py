@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinfed.engine.files import read_tensors, save_tensors
 from kinfed.files import saving, sync
 from kinfed.methods import ClientId, Memory
+from kinfed.models import read_tensors, save_tensors
 
 __all__ = ["Kept", "Ledger", "Memories"]
 

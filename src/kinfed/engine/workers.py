@@ -29,7 +29,6 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kinfed.engine.files import apart
 from kinfed.engine.memories import Memories
 from kinfed.engine.memory import keep_freed_memory
 from kinfed.engine.places import Done, Failure, Inline, Task, Test
@@ -37,7 +36,7 @@ from kinfed.engine.workshop import Verdict, Workshop
 from kinfed.files import saving
 from kinfed.learning.frozen import CHUNK
 from kinfed.methods import ClientId, Message
-from kinfed.models import Tensors
+from kinfed.models import Tensors, apart
 
 __all__ = ["Workers", "WorkersFailed"]
 

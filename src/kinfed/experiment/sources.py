@@ -15,13 +15,12 @@ from torch import Tensor
 
 from kinfed.data import Dataset, Normalisation, fewer, load, of_classes
 from kinfed.engine import Unwatched, Watch, one_thread, save_model
-from kinfed.engine.files import read_tensors
 from kinfed.errors import InputError
 from kinfed.experiment.run import Watcher, nobody
 from kinfed.experiment.training import Training
 from kinfed.files import clear_unfinished
 from kinfed.learning import SGD, AfterStep, Phase, hits, train
-from kinfed.models import Model, build
+from kinfed.models import Model, build, read_tensors
 from kinfed.streams import torch_stream
 
 __all__ = ["DEFAULT", "is_there", "save_source", "train_source", "train_sources"]

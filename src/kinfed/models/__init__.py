@@ -6,8 +6,9 @@ from kinfed.models.catalogue import ARCHITECTURES, Architecture, build, suited
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
 from kinfed.models.own import factory, from_module
 from kinfed.models.pool import Source, open_pool
-from kinfed.models.saved import checksum, load_weights, open_saved, refuse_pickle, saved_about, weights_for
+from kinfed.models.saved import load_weights, open_saved, refuse_pickle, saved_about, weights_for
 from kinfed.models.siamese import ONLINE, PREDICTOR, PROJECTOR, TARGET, Siamese, Target
+from kinfed.models.tensor_files import apart, checksum, read_tensors, save_tensors, told_in
 
 __all__ = [
     "ALL",
@@ -28,6 +29,7 @@ __all__ = [
     "Source",
     "Target",
     "Tensors",
+    "apart",
     "build",
     "checksum",
     "factory",
@@ -35,10 +37,13 @@ __all__ = [
     "load_weights",
     "open_pool",
     "open_saved",
+    "read_tensors",
     "refuse_pickle",
+    "save_tensors",
     "saved_about",
     "select",
     "set_batchnorm",
     "suited",
+    "told_in",
     "weights_for",
 ]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from kinfed.errors import InputError
 from kinfed.models.catalogue import ARCHITECTURES, build
 from kinfed.models.model import ALL, BODY, Model, Tensors
+from kinfed.models.tensor_files import open_tensors, told_in
 from kinfed.models.torchvision_names import torchvision_names
 
-__all__ = ["checksum", "load_weights", "open_saved", "refuse_pickle", "saved_about", "weights_for"]
+__all__ = ["load_weights", "open_saved", "refuse_pickle", "saved_about", "weights_for"]
 
 PICKLED = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
@@ -43,10 +39,9 @@ def saved_about(path: Path) -> dict[str, Any] | None:
         InputError: If it cannot be read.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            about = _about(file)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as safetensors: {error}") from error
+        about = told_in(path)
+    except ValueError as error:
+        raise InputError(f"{path}: {str(error).removeprefix('it ')}") from error
     return about if "architecture" in about else None
 
 
@@ -95,19 +90,9 @@ def weights_for(model: Model, path: Path) -> Tensors:
 def _read(path: Path) -> Tensors:
     refuse_pickle(path)
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            about = _about(file)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"weights: {path} cannot be read as safetensors: {error}") from error
-    if "crc32" in about and about["crc32"] != checksum(tensors):
-        raise InputError(f"weights: {path} is damaged: it does not have the checksum that was written with it")
-    return tensors
-
-
-def _about(file: Any) -> dict[str, Any]:
-    about = json.loads((file.metadata() or {}).get("about", "{}"))
-    return about if isinstance(about, dict) else {}
+        return open_tensors(path)[0]
+    except ValueError as error:
+        raise InputError(f"weights: {path} {str(error).removeprefix('it ')}") from error
 
 
 def refuse_pickle(path: Path) -> None:
@@ -121,16 +106,3 @@ def refuse_pickle(path: Path) -> None:
             f"weights: {str(path)!r} may be a pickle, which can run code; convert it where you trust it: "
             f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), '{path.stem}.safetensors')"
         )
-
-
-def checksum(tensors: Mapping[str, Tensor]) -> int:
-    """CRC-32 of names and bytes, in the order of the names."""
-    crc = 0
-    for name in sorted(tensors):
-        crc = zlib.crc32(name.encode(), crc)
-        crc = zlib.crc32(_bytes(tensors[name]), crc)
-    return crc
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
