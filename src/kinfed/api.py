@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kinfed.cli.display import Display
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
+from kinfed.files import remove_empty
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,9 +26,9 @@ __all__ = [
     "Result",
     "compare",
     "load",
-    "new_folder",
     "open_result",
     "reproduce",
+    "result_folder",
     "resume",
     "run",
     "train_sources",
@@ -70,8 +72,7 @@ def run(
     from kinfed.experiment.run import run as run_config
 
     config = _config((method,), fields)
-    path = Path(out) if out is not None else new_folder(method)
-    with _watching(quiet) as watcher:
+    with result_folder(out, method) as path, _watching(quiet) as watcher:
         run_config(config, path, watcher, overwrite=overwrite)
     return Result(path)
 
@@ -98,18 +99,31 @@ def compare(
     from kinfed.experiment.run import compare as compare_config
 
     config = _config(methods, fields).with_local()
-    path = Path(out) if out is not None else new_folder("compare")
-    with _watching(quiet) as watcher:
+    with result_folder(out, "compare") as path, _watching(quiet) as watcher:
         compare_config(config, path, watcher, overwrite=overwrite)
     return Result(path)
 
 
-def resume(path: str | Path, *, quiet: bool = False) -> Result:
-    """Go on with a run or a comparison where it stopped."""
+def resume(path: str | Path, *, rounds: int | None = None, device: str | None = None, quiet: bool = False) -> Result:
+    """Go on with a run or a comparison where it stopped.
+
+    Args:
+        path: Its folder.
+        rounds: How many rounds each run shall have, if more than it was begun with. It ends with the bits of a run that
+            had so many from the start, and is refused if its learning rate follows from their number.
+        device: Where to go on, if not where it began; last bits then differ, which a warning says.
+        quiet: Show no progress.
+
+    Raises:
+        InputError: If the folder is none of a run, is in use by another process, or was changed.
+    """
+    from kinfed.experiment.extend import extend
     from kinfed.experiment.run import resume as resume_folder
 
+    if rounds is not None:
+        extend(Path(path), rounds, device=device)
     with _watching(quiet) as watcher:
-        resume_folder(Path(path), watcher)
+        resume_folder(Path(path), watcher, device=device)
     return Result(Path(path))
 
 
@@ -233,8 +247,7 @@ def vote(
         held = hold_vote(Path(run), Path(sources), rule, folder)
     else:
         config = _config(("fedavg",), {"rounds": 5, "ft_epochs": 0, **fields, "save_local": True})
-        folder = Path(out) if out is not None else new_folder("vote")
-        with _watching(quiet) as watcher:
+        with result_folder(out, "vote") as folder, _watching(quiet) as watcher:
             held = train_and_vote(config, Path(sources), rule, folder, watcher, overwrite=overwrite)
     save_picture(held, folder / "vote.png")
     return held
@@ -248,9 +261,30 @@ def _config(methods: Sequence[str], fields: Mapping[str, Any]) -> Config:
     return Config.checked({"methods": tuple(methods), **fields})
 
 
-def new_folder(name: str) -> Path:
-    """Where results go if no folder is named: ``runs/TIME-NAME``."""
-    return Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{name}"
+@contextlib.contextmanager
+def result_folder(out: str | Path | None, name: str) -> Iterator[Path]:
+    """The folder for results: the one that is named, or a new one of this process's own, ``runs/TIME-NAME``.
+
+    A new one has a number in the end if another process has just made one of that name, and goes again if it stays
+    empty.
+    """
+    if out is not None:
+        yield Path(out)
+        return
+    stem = Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{name}"
+    for number in itertools.count(1):
+        path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(f"out: {str(path)!r} cannot be made: {error.strerror}") from error
+    try:
+        yield path
+    finally:
+        remove_empty(path)
 
 
 @contextlib.contextmanager

@@ -13,15 +13,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from kinfed.errors import InputError
 
 __all__ = [
-    "UNFINISHED", "NotSaved", "clear_unfinished", "delete", "read_json", "saving", "sync", "write_whole", "written",
+    "LOCK", "NotSaved", "claimed", "clear_unfinished", "delete", "new_folder", "output", "read_json",
+    "read_json_lines", "remove_empty", "saving", "sync", "unfinished_name", "write_whole", "written",
 ]  # fmt: skip
 
 UNFINISHED = ".unfinished"  # what a file is called until it is whole
+LOCK = ".lock"  # the file in a folder that is locked while a process works there; it stays, empty
 
 
 class NotSaved(OSError):
@@ -42,6 +45,11 @@ def saving(path: Path) -> Iterator[None]:
         raise NotSaved(f"{path} cannot be written: {reason}") from error
 
 
+def unfinished_name(path: Path) -> Path:
+    """What a file is called until it is whole; another process that writes the same file has another name for it."""
+    return path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+
+
 def write_whole(path: Path, text: str, *, lasting: bool = True) -> None:
     """Write a text file under its final name in one step.
 
@@ -53,9 +61,9 @@ def write_whole(path: Path, text: str, *, lasting: bool = True) -> None:
     Raises:
         NotSaved: If it cannot be written.
     """
-    unfinished = path.with_name(path.name + UNFINISHED)
+    unfinished = unfinished_name(path)
     with saving(path):
-        unfinished.write_text(text)
+        unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))  # whatever the host's encoding is
         if lasting:
             sync(unfinished)
         unfinished.replace(path)
@@ -72,19 +80,126 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def output(path: Path) -> Iterator[None]:
+    """Turn whatever keeps results from being written where a user wants them into one line that names the place.
+
+    Raises:
+        InputError: If something below ``path`` cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"out: {str(path)!r} cannot be written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, field: str = "out") -> Iterator[None]:
+    """Keep a folder to this process while the block runs; it is made if it is not there.
+
+    A folder that was made for the block and in which nothing was written goes again. Claims of one process may be
+    within each other.
+
+    Args:
+        folder: Which.
+        field: What a message calls it.
+
+    Raises:
+        InputError: If the folder cannot be made or written, or another process has it.
+    """
+    made = _missing(folder)
+    lock = FileLock(folder / LOCK, timeout=0, is_singleton=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise InputError(f"{field}: {str(folder)!r} is in use: another process of kinfed works in it") from None
+    except OSError as error:
+        raise InputError(f"{field}: {str(folder)!r} cannot be written: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+        if made:
+            remove_empty(folder)
+            for parent in made[1:]:
+                with contextlib.suppress(OSError):  # something is in it by now
+                    parent.rmdir()
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """The same of a folder that must be empty, or not there yet.
+
+    Raises:
+        InputError: If there is something in it, or as `claimed`.
+    """
+    with claimed(folder):
+        if {*os.listdir(folder)} - {LOCK}:
+            raise InputError(f"out: {str(folder)!r} exists; name another one")
+        yield
+
+
+def _missing(folder: Path) -> list[Path]:
+    """The folder and those above it that are not there, the innermost first."""
+    with contextlib.suppress(OSError):  # what cannot even be looked at will not be made, either
+        return [path for path in (folder, *folder.parents) if not path.exists()]
+    return []
+
+
+def remove_empty(folder: Path) -> None:
+    """Delete a folder in which there is nothing, or nothing but its lock."""
+    with contextlib.suppress(OSError):
+        if not {*os.listdir(folder)} - {LOCK}:
+            delete([folder / LOCK], folder, re.compile(re.escape(LOCK)))
+            folder.rmdir()
+
+
 def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
     Raises:
         InputError: If the file cannot be read or is no JSON; the line names the file.
     """
+    return _parsed(_text(path), str(path))
+
+
+def read_json_lines(path: Path, *, cut: bool = False) -> list[dict[str, Any]]:
+    """The objects in a .jsonl file, one a line.
+
+    Args:
+        path: The file.
+        cut: Whether the last line may lack its end, since a kill cut it short or a process is writing it; then it is
+            left out.
+
+    Raises:
+        InputError: If the file cannot be read, or a line is no JSON object; the message names the file and the line.
+    """
+    *lines, last = _text(path).split("\n")
+    if last and not cut:
+        raise InputError(f"{path}: is cut short in line {len(lines) + 1}")
+    objects = [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    for number, value in enumerate(objects, start=1):
+        if not isinstance(value, dict):
+            raise InputError(f"{path}, line {number}: is no JSON object")
+    return objects
+
+
+def _text(path: Path) -> str:
     try:
-        return json.loads(path.read_text())
+        return path.read_bytes().decode()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is no text: {error}") from error
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InputError(f"{path}: is no JSON: {reason}") from error
+        raise InputError(f"{where}: is no JSON: {reason}") from error
 
 
 def written(folder: Path, own: re.Pattern[str]) -> list[Path]:
@@ -122,6 +237,6 @@ def delete(paths: Iterable[Path], folder: Path, own: re.Pattern[str]) -> None:
 
 def clear_unfinished(folder: Path, own: re.Pattern[str]) -> None:
     """Delete what a kill left half-written in a folder and below it; ``own`` as of `delete`."""
-    half = re.compile(rf"(?:{own.pattern}){re.escape(UNFINISHED)}")
+    half = re.compile(rf"(?:{own.pattern})(?:\.\d+)?{re.escape(UNFINISHED)}")
     nameless = (path for path in written(folder, own) if path.name.startswith(".tmp"))  # safetensors' own
     delete([*written(folder, half), *nameless], folder, re.compile(f"{half.pattern}|{own.pattern}"))

@@ -18,6 +18,7 @@ from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config, parse_settings, read_toml
 from kinfed.experiment.tables import TABLES
 from kinfed.experiment.training import Training
+from kinfed.files import new_folder
 
 if TYPE_CHECKING:
     from kinfed.api import Result
@@ -120,9 +121,8 @@ def run(
 
     fields = _fields([method], config, assignments, given)
     fields.pop("methods")
-    out = out or api.new_folder(method)
-    with _resumable(f"kinfed resume {out}"):
-        _show(api.run(method, out=out, overwrite=overwrite, **fields))
+    with api.result_folder(out, method) as folder, _resumable(f"kinfed resume {folder}"):
+        _show(api.run(method, out=folder, overwrite=overwrite, **fields))
 
 
 @app.command()
@@ -139,18 +139,25 @@ def compare(
     from kinfed import api
 
     fields = _fields(methods or [], config, assignments, given)
-    out = out or api.new_folder("compare")
-    with _resumable(f"kinfed resume {out}"):
-        _show(api.compare(fields.pop("methods"), out=out, overwrite=overwrite, **fields))
+    with api.result_folder(out, "compare") as folder, _resumable(f"kinfed resume {folder}"):
+        _show(api.compare(fields.pop("methods"), out=folder, overwrite=overwrite, **fields))
 
 
 @app.command()
-def resume(path: RunPath) -> None:
+def resume(
+    path: RunPath,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", metavar="INT", help="go on to so many rounds, more than it was begun with")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="TEXT", help="go on on another device; last bits then differ")
+    ] = None,
+) -> None:
     """Go on with a run or a comparison where it stopped."""
     from kinfed import api
 
     with _resumable(f"kinfed resume {path}"):
-        _show(api.resume(path))
+        _show(api.resume(path, rounds=rounds, device=device))
 
 
 @app.command()
@@ -202,17 +209,15 @@ def similarity(
     from kinfed.cli.similarity import compare_files
     from kinfed.report.layers import layer_table, provenance, save_layers
 
-    out = out or api.new_folder("similarity")
-    if out.exists() and (out.is_file() or any(out.iterdir())):
-        raise InputError(f"out: {str(out)!r} exists; name another one")
-    result = compare_files(a, b, data=data, samples=samples, layers=layers, kernel=kernel, bandwidth=bandwidth)
-    console = Console()
-    console.print(f"{provenance(result)}\n", highlight=False)
-    for kind in ("biased", "debiased"):
-        console.print(layer_table(result, kind))
-        console.print()
-    for path in save_layers(result, out):
-        typer.echo(path)
+    with api.result_folder(out, "similarity") as folder, new_folder(folder):
+        result = compare_files(a, b, data=data, samples=samples, layers=layers, kernel=kernel, bandwidth=bandwidth)
+        console = Console()
+        console.print(f"{provenance(result)}\n", highlight=False)
+        for kind in ("biased", "debiased"):
+            console.print(layer_table(result, kind))
+            console.print()
+        for path in save_layers(result, folder):
+            typer.echo(path)
 
 
 @app.command()
@@ -223,7 +228,8 @@ def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, st
     from kinfed.cli.partition import show_partition
 
     # Any method will do: the options are those of run, so that a command line can be looked at before it is run.
-    show_partition(_fields(["local"], config, None, given), out or api.new_folder("partition"))
+    with api.result_folder(out, "partition") as folder, new_folder(folder):
+        show_partition(_fields(["local"], config, None, given), folder)
 
 
 @app.command()
@@ -253,16 +259,16 @@ def vote(
     if "sources" not in fields:
         raise InputError("sources: must be given, a folder of source models; kinfed sources train makes one")
     own = {name: value for name, value in fields.items() if name not in ("methods", "settings")}
-    out = out or run or api.new_folder("vote")
-    again = "the same command" if run else f"kinfed resume {out}, then kinfed vote {out} --sources {own['sources']}"
-    with _resumable(again):
-        held = api.vote(
-            run, out=out, overwrite=overwrite, measure=measure, ballot=ballot, taps=taps, images=images, **own
-        )
-    console = Console()
-    console.print(f"\n{provenance(held)}\n", highlight=False, markup=False)
-    console.print(ranking_table(held))
-    typer.echo(f"\n{out / 'vote.json'}\n{out / 'vote.png'}")
+    with api.result_folder(out or run, "vote") as folder:
+        later = f"kinfed resume {folder}, then kinfed vote {folder} --sources {own['sources']}"
+        with _resumable("the same command" if run else later):
+            held = api.vote(
+                run, out=folder, overwrite=overwrite, measure=measure, ballot=ballot, taps=taps, images=images, **own
+            )
+        console = Console()
+        console.print(f"\n{provenance(held)}\n", highlight=False, markup=False)
+        console.print(ranking_table(held))
+        typer.echo(f"\n{folder / 'vote.json'}\n{folder / 'vote.png'}")
 
 
 @sources.command("train")

@@ -8,7 +8,6 @@ from typing import Any
 
 import typer
 
-from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 
 __all__ = ["show_partition"]
@@ -30,8 +29,6 @@ def show_partition(fields: Mapping[str, Any], out: Path) -> None:
     from kinfed.report.partition import SHOWN_CLIENTS, Holdings, client_table, save_holdings, summary_table
 
     config = Config.checked(fields)
-    if out.exists() and (out.is_file() or any(out.iterdir())):
-        raise InputError(f"out: {str(out)!r} exists; name another one")
     federation = federation_of(config)
     own = OWN_FIELD.get(config.partition)
     given = f" ({own} {getattr(config, own)})" if own and getattr(config, own) is not None else ""

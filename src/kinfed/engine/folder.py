@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kinfed.engine.memories import FILES as MEMORY_FILES
 from kinfed.engine.memories import Kept, Memories
 from kinfed.engine.places import Failure
 from kinfed.errors import InputError
-from kinfed.files import saving, sync, write_whole
+from kinfed.files import delete, read_json_lines, saving, sync, write_whole
 from kinfed.methods import State
 from kinfed.models import Tensors, read_tensors, save_tensors, told_in
 
@@ -27,7 +28,7 @@ METRICS, SECONDS, ERRORS = "metrics.jsonl", "seconds.jsonl", "errors.log"
 # What a run writes into its folder, by the paths in it; nothing else there is ever deleted.
 RUN_FILES = re.compile(
     r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|summary\.json|mlflow_run_id"
-    r"|(?:checkpoints|pictures)/round-\d+\.safetensors|memories/\d+/client-\d+-round-\d+\.safetensors"
+    rf"|(?:checkpoints|pictures)/round-\d+\.safetensors|memories/{MEMORY_FILES.pattern}"
     r"|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)|tensorboard/events\.out\.tfevents\.[^/]+"
     r"|vote\.(?:json|png)|report(?:-(?:kinship|vote)-[^/]+)?\.(?:html|png)"
     r"|(?:checkpoints|pictures|models|memories/\d+)/\.tmp\w+"  # what safetensors calls a file until it is whole
@@ -82,23 +83,33 @@ class RunFolder:
             file.write(json.dumps(line) + "\n")
 
     def lines(self, name: str) -> list[Line]:
-        """The whole lines of a .jsonl file; one that a kill cut short is left out."""
+        """The whole lines of a .jsonl file, a round each; one that a kill cut short is left out.
+
+        Raises:
+            InputError: If the file is damaged; the message names it.
+        """
         path = self.path / name
-        text = path.read_text() if path.is_file() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        lines = read_json_lines(path, cut=True) if path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            if type(line.get("round")) is not int:
+                raise InputError(f"{path}, line {number}: names no round")
+        return lines
 
     def forget_after(self, round: int) -> None:
         """Drop the lines of rounds after the one from which the run goes on."""
         for name in (METRICS, SECONDS):
-            kept = [line for line in self.lines(name) if line["round"] <= round]
-            write_whole(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
+            self.rewrite(name, [line for line in self.lines(name) if line["round"] <= round])
+
+    def rewrite(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write a .jsonl file anew."""
+        write_whole(self.path / name, "".join(json.dumps(line) + "\n" for line in lines))
 
     def note_failure(self, failure: Failure, where: str) -> None:
         """Write down a traceback in ``errors.log``, the first one of each reason."""
         path = self.path / ERRORS
         heading = f"{failure.reason}\n"
-        if failure.details and heading not in (path.read_text() if path.is_file() else ""):
-            with saving(path), path.open("a") as file:
+        if failure.details and heading not in (path.read_text("utf-8", "replace") if path.is_file() else ""):
+            with saving(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{where}: {heading}{failure.details}\n")
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -122,8 +133,7 @@ class RunFolder:
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
         save_tensors(path, checkpoint.state.tensors, about)
         there = self._checkpoints()
-        for path in there[KEPT_CHECKPOINTS:]:
-            path.unlink()
+        delete(there[KEPT_CHECKPOINTS:], self.path, RUN_FILES)
         return [_round_of(path) for path in there[:KEPT_CHECKPOINTS]]
 
     def last_checkpoint(self) -> Checkpoint | None:
@@ -142,6 +152,24 @@ class RunFolder:
         if refused:
             raise InputError(f"run: {'; '.join(refused)}; without its checkpoints folder the run starts anew")
         return None
+
+    def begun_with(self) -> dict[str, Any] | None:
+        """The identity of the run by its last checkpoint, which may not be this one's; None if there is none."""
+        for path in self._checkpoints():
+            try:
+                return dict(told_in(path)["identity"])
+            except (ValueError, KeyError, TypeError):
+                continue  # one that cannot be used says nothing
+        return None
+
+    def check_identity(self) -> None:
+        """Refuse a folder whose last checkpoint belongs to another run.
+
+        Raises:
+            ValueError: If it does; the message names what differs.
+        """
+        if (theirs := self.begun_with()) is not None:
+            self._check_identity(theirs)
 
     def referred(self) -> dict[int, Kept]:
         """Which memories each checkpoint on disk needs, by its round."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinfed.files import saving, sync
+from kinfed.files import delete, saving, sync, written
 from kinfed.methods import ClientId, Memory
 from kinfed.models import read_tensors, save_tensors
 
 __all__ = ["Kept", "Ledger", "Memories"]
 
 SHARD = 1000  # clients a folder
+FILES = re.compile(r"\d+/client-\d+-round-\d+\.safetensors")
 
 Kept = dict[ClientId, int]  # the round in which each client's memory was written; who has none is not there
 
@@ -52,7 +54,7 @@ class Memories:
 
     def forget(self, id: ClientId, round: int) -> None:
         """Delete one."""
-        self._path(id, round).unlink(missing_ok=True)
+        delete([self._path(id, round)], self.folder, FILES)
 
     def sync(self, kept: Mapping[ClientId, int]) -> None:
         """Make some outlast a loss of power."""
@@ -64,9 +66,7 @@ class Memories:
     def forget_all_but(self, needed: Sequence[Kept]) -> None:
         """Delete what none of some checkpoints refers to."""
         wanted = {self._path(id, round) for kept in needed for id, round in kept.items()}
-        for path in self.folder.glob("*/*.safetensors"):
-            if path not in wanted:
-                path.unlink()
+        delete((path for path in written(self.folder, FILES) if path not in wanted), self.folder, FILES)
 
     def _path(self, id: ClientId, round: int) -> Path:
         return self.folder / f"{id // SHARD:03d}" / f"client-{id:05d}-round-{round:06d}.safetensors"

@@ -348,10 +348,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     from kinfed.methods import CARRIER, METHODS
 
     try:
-        fields = tomllib.loads(path.read_text())
+        fields = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
         raise InputError(f"config: {str(path)!r} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of TOML, or of the encoding; nested a thousand deep
         raise InputError(f"config: {str(path)!r} is no TOML: {error}") from error
     named = [name for name in fields if name.removeprefix(CARRIER) in METHODS and isinstance(fields[name], dict)]
     tables = {name: fields.pop(name) for name in named}

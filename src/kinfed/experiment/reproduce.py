@@ -11,13 +11,14 @@ from typing import Any
 
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
+from kinfed.experiment.folders import COMPARISON_SUMMARIES
 from kinfed.experiment.identification import identify
 from kinfed.experiment.run import Watcher, go_on, nobody
 from kinfed.experiment.sources import train_sources
 from kinfed.experiment.tables import CELLS, ROUNDS, TABLES, Fields, IdentificationTable, PaperTable, Row
 from kinfed.experiment.targets import Reach, speed_up
 from kinfed.experiment.training import Training
-from kinfed.files import write_whole
+from kinfed.files import claimed, read_json, write_whole
 
 __all__ = ["Comparison", "comparisons", "reproduce"]
 
@@ -63,9 +64,14 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
     table = TABLES[name]
     if scale not in table.scales:
         raise InputError(f"scale: {scale!r} is not known; allowed: {', '.join(table.scales)}")
-    if isinstance(table, IdentificationTable):
-        return identify(table, scale, out, given, watcher)
-    table = table.at(scale)
+    with claimed(out):
+        if isinstance(table, IdentificationTable):
+            return identify(table, scale, out, given, watcher)
+        return _reproduce(name, table.at(scale), scale, out, given, watcher)
+
+
+def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Fields, watcher: Watcher) -> Path:
+    """The same of a table whose columns are comparisons."""
     if table.sources and "sources" not in given:
         given = {**given, "sources": str(_sources(table, given, out, watcher))}
     columns = {column: comparisons(table, scale, column, given) for column in table.scales[scale].columns}
@@ -143,7 +149,7 @@ def _measured(out: Path, comparisons: Sequence[Comparison], quantities: Mapping[
 
 
 def _summaries(out: Path, comparison: Comparison) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((out / comparison.folder / "comparison.json").read_text())
+    found: list[dict[str, Any]] = read_json(out / comparison.folder / COMPARISON_SUMMARIES)
     return found
 
 

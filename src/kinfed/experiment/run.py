@@ -7,8 +7,7 @@ import dataclasses
 import functools
 import json
 import math
-import re
-import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,23 @@ from kinfed.data import (
 from kinfed.data.federation import Recipe
 from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
 from kinfed.engine import federate as run_rounds
-from kinfed.engine.folder import RUN_FILES
 from kinfed.errors import InputError, RunFailed
-from kinfed.experiment.config import EXECUTION, MARK, Config, model_shares, read_toml
+from kinfed.experiment.config import EXECUTION, Config, model_shares, read_toml
+from kinfed.experiment.folders import (
+    COMPARISON,
+    COMPARISON_SUMMARIES,
+    CONFIG,
+    FEDERATION,
+    FILES,
+    SUMMARY,
+    check_room,
+    is_ours,
+    new_run,
+    run_folders,
+)
 from kinfed.experiment.targets import rounds_to
 from kinfed.experiment.trackers import Tracked
-from kinfed.files import clear_unfinished, write_whole
+from kinfed.files import claimed, clear_unfinished, read_json, write_whole
 from kinfed.learning import COLLAPSED, SGD, Phase
 from kinfed.methods.fedvote import Vote
 from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, load_weights, open_pool, suited
@@ -55,11 +65,7 @@ __all__ = [
     "workshop_of",
 ]
 
-CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "federation.json", "summary.json"
 SUMMARY_VERSION = 1
-FILES = re.compile(  # what a comparison, or a run, writes into its folder
-    rf"(?:[\w+]+-seed\d+/)?(?:{RUN_FILES.pattern})|comparison\.(?:toml|json)|table\.(?:json|md)"
-)
 FOLDERS = "client"  # the column of a data set that has a folder a client
 OWN_FIELD = {
     "shards": "shards", "dirichlet": "alpha", "dirichlet_clients": "alpha", "quantity": "alpha",
@@ -217,10 +223,9 @@ def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool
     """
     if len(config.methods) > 1 or config.seeds > 1:
         raise InputError("run: takes one method and one seed; compare takes several")
-    _check_room(out, overwrite)
+    check_room(out, overwrite=overwrite)
     workshop = workshop_of(config)
-    _clear(out)
-    with _workers(config) as workers:
+    with new_run(out, overwrite=overwrite), _workers(config) as workers:
         _run(config, workshop, out, watcher, workers)
 
 
@@ -230,34 +235,46 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
     Raises:
         InputError: As `run`.
     """
-    _check_room(out, overwrite)
+    check_room(out, overwrite=overwrite)
     # What does not fit the data or the model shows before a folder changes.
     workshop = workshop_of(config.of(config.methods[0], config.seed))
     for method in config.methods:
         sources = _sources(config, method, workshop.federation)
         dataclasses.replace(workshop, method=config.method(method), sources=sources)
-    _clear(out)
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / COMPARISON, config.toml())
-    with _workers(config) as workers:
-        _compare(config, out, watcher, workers)
+    with new_run(out, overwrite=overwrite):
+        write_whole(out / COMPARISON, config.toml())
+        with _workers(config) as workers:
+            _compare(config, out, watcher, workers)
 
 
-def resume(out: Path, watcher: Watcher = nobody) -> None:
+def resume(out: Path, watcher: Watcher = nobody, *, device: str | None = None) -> None:
     """Go on with a run or a comparison where it stopped; one that is finished stays as it is.
 
+    Args:
+        out: Its folder.
+        watcher: Looks at the runs.
+        device: Where to go on, if not where it began; last bits then differ.
+
     Raises:
-        InputError: If the folder holds neither.
+        InputError: If the folder holds neither, is in use, or was changed.
     """
-    if not _is_ours(out):
-        raise InputError(
-            f"run: {str(out)!r} is no run folder; it has neither {COMPARISON} nor {CONFIG} and {FEDERATION}"
-        )
-    clear_unfinished(out, FILES)
-    several = (out / COMPARISON).is_file()
-    config = Config.checked(read_toml(out / (COMPARISON if several else CONFIG)))
-    with _workers(config) as workers:
-        (_compare if several else _run_the_rest)(config, out, watcher, workers)
+    if not is_ours(out):
+        raise InputError(f"run: {str(out)!r} is no run folder; it has no {CONFIG} or {COMPARISON} of kinfed's")
+    with claimed(out, "run"):
+        clear_unfinished(out, FILES)
+        several = (out / COMPARISON).is_file()
+        file = out / (COMPARISON if several else CONFIG)
+        fields = read_toml(file)
+        begun_on = fields.get("device")
+        config = Config.checked(fields if device is None else fields | {"device": device})
+        if not several and (len(config.methods) > 1 or config.seeds > 1):
+            raise InputError(f"{file}: names several methods or seeds; a run has one of each")
+        if config.device != begun_on:
+            warnings.warn(f"{out} goes on on {config.device}: last bits differ from those of {begun_on}", stacklevel=2)
+        if device is not None:
+            write_whole(file, config.toml())
+        with _workers(config) as workers:
+            (_compare if several else _run_the_rest)(config, out, watcher, workers)
 
 
 def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
@@ -273,72 +290,76 @@ def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
     begun = Config.checked(read_toml(folder / COMPARISON) | now)  # also one from before a field was there
     if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
         raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
-    write_whole(folder / COMPARISON, config.toml())
-    resume(folder, watcher)
-
-
-def _is_ours(out: Path) -> bool:
-    """Whether a folder is that of a run or a comparison; a config.toml without our mark may be anybody's."""
-    config = out / CONFIG
-    is_run = config.is_file() and ((out / FEDERATION).is_file() or config.read_text().startswith(MARK))
-    return is_run or (out / COMPARISON).is_file()
-
-
-def _check_room(out: Path, overwrite: bool) -> None:
-    """Refuse a folder that has something in it, unless it is one of ours and may be overwritten."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    ours = _is_ours(out)
-    if not overwrite:
-        hint = "overwrite it with --overwrite, or go on with it: kinfed resume" if ours else "name another one"
-        raise InputError(f"out: {str(out)!r} exists; {hint}")
-    if not ours:
-        raise InputError(f"out: {str(out)!r} exists and is no run folder, so it is not overwritten; name another one")
-
-
-def _clear(out: Path) -> None:
-    """Delete a run folder that is to be overwritten."""
-    if out.exists():
-        shutil.rmtree(out)
+    with claimed(folder):
+        write_whole(folder / COMPARISON, config.toml())
+        resume(folder, watcher)
 
 
 def _compare(config: Config, out: Path, watcher: Watcher, workers: Workers | None) -> None:
     """Every run that is still to do. One that fails does not keep the others from being done."""
     failed = []
-    for seed in range(config.seed, config.seed + config.seeds):
-        for method in config.methods:
-            try:
-                _run_the_rest(config.of(method, seed), out / f"{method}-seed{seed}", watcher, workers)
-            except RunFailed as error:
-                failed.append(f"{method} (seed {seed}): {error}")
-            summaries = [json.loads(path.read_text()) for path in _in_order(config, out)]
-            write_whole(out / "comparison.json", json.dumps(summaries, indent=1) + "\n")
+    for method, seed, folder in run_folders(config, out):
+        try:
+            _run_the_rest(config.of(method, seed), folder, watcher, workers)
+        except RunFailed as error:
+            failed.append(f"{method} (seed {seed}): {error}")
+        summaries = [read_json(path) for path in _in_order(config, out)]
+        write_whole(out / COMPARISON_SUMMARIES, json.dumps(summaries, indent=1) + "\n")
     if failed:
         raise RunFailed("; ".join(failed))
 
 
 def _in_order(config: Config, out: Path) -> list[Path]:
     """The summaries that are there, method by method."""
-    seeds = range(config.seed, config.seed + config.seeds)
-    paths = [out / f"{method}-seed{seed}" / SUMMARY for method in config.methods for seed in seeds]
-    return [path for path in paths if path.is_file()]
+    runs = sorted(run_folders(config, out), key=lambda run: config.methods.index(run[0]))
+    return [folder / SUMMARY for _, _, folder in runs if (folder / SUMMARY).is_file()]
 
 
 def _run_the_rest(config: Config, out: Path, watcher: Watcher, workers: Workers | None) -> None:
     if (out / SUMMARY).is_file():
+        check_config(config, out)
         _tell_target(config, out)
     else:
         _run(config, workshop_of(config), out, watcher, workers)
 
 
+def check_config(config: Config, out: Path) -> None:
+    """Refuse a config that is not the one with which the run in a folder was done.
+
+    Raises:
+        InputError: If its own file, or its last checkpoint, says something else; the message names the field.
+    """
+    if (out / CONFIG).is_file():
+        now = {name: getattr(config, name) for name in EXECUTION}
+        own = Config.checked(read_toml(out / CONFIG) | now).model_dump()
+        for name, value in config.model_dump().items():
+            if own[name] != value:
+                raise InputError(f"{out / CONFIG}: {name} is {own[name]!r} and not {value!r}; one of them was changed")
+    try:
+        folder_of(config, out).check_identity()
+    except ValueError as error:
+        more = f"; more rounds are asked for by: kinfed resume {out} --rounds N"
+        raise InputError(f"{out / CONFIG}: was changed: the last checkpoint {str(error)[3:]}{more}") from error
+
+
 def _tell_target(config: Config, out: Path) -> None:
     """Look a finished run's rounds up again where it was asked for another target, or none."""
-    summary = json.loads((out / SUMMARY).read_text())
+    summary = read_json(out / SUMMARY)
     told = _rounds_to_target(config, RunFolder(out).lines("metrics.jsonl"))
     if summary.get("rounds_to_target") != told:
         write_whole(out / SUMMARY, json.dumps(summary | {"rounds_to_target": told}, indent=1) + "\n")
         begun = Config.checked(read_toml(out / CONFIG) | {"sources": config.sources})  # the rest stays as it was
         write_whole(out / CONFIG, begun.model_copy(update={"target_acc": config.target_acc}).toml())
+
+
+def folder_of(config: Config, out: Path) -> RunFolder:
+    """The folder of a run of one method, whose checkpoints must be of this config."""
+    (method,) = config.methods
+    return RunFolder(
+        out,
+        config.model_dump(mode="json", exclude=EXECUTION),
+        {"method": method, "data": config.data, "partition": config.partition},
+    )
 
 
 def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, workers: Workers | None) -> None:
@@ -347,14 +368,10 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, worker
     if not (out / CONFIG).is_file():
         write_whole(out / CONFIG, config.toml())
     if not (out / FEDERATION).is_file():
-        write_whole(out / FEDERATION, _about(workshop))
+        write_whole(out / FEDERATION, about_clients(workshop))
     check_unchanged(workshop, out)
     (method,) = config.methods
-    folder = RunFolder(
-        out,
-        config.model_dump(mode="json", exclude=EXECUTION),
-        {"method": method, "data": config.data, "partition": config.partition},
-    )
+    folder = folder_of(config, out)
     here = Inline(workshop, folder.memories)
     if workers is not None:
         workers.take_on(functools.partial(workshop_of, config), here)
@@ -369,7 +386,7 @@ def check_unchanged(workshop: Workshop, out: Path) -> None:
     Raises:
         InputError: If the clients or the source models are not those that the run in a folder began with.
     """
-    if (out / FEDERATION).read_text() != _about(workshop):
+    if read_json(out / FEDERATION) != json.loads(about_clients(workshop)):
         what = "data: the clients" if not workshop.sources else "data, sources: the clients or the source models"
         raise InputError(f"{what} are not those that the run in {str(out)!r} began with; they changed")
 
@@ -385,7 +402,7 @@ def _workers(config: Config) -> Iterator[Workers | None]:
             workers.close()
 
 
-def _about(workshop: Workshop) -> str:
+def about_clients(workshop: Workshop) -> str:
     """``federation.json``: training samples by client and class, test samples by client, source models."""
     federation = workshop.federation
     sources = {source.name: checksum(source.model.tensors()) for source in workshop.sources}

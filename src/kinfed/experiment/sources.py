@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from kinfed.engine import Unwatched, Watch, one_thread, save_model
 from kinfed.errors import InputError
 from kinfed.experiment.run import Watcher, nobody
 from kinfed.experiment.training import Training
-from kinfed.files import clear_unfinished
+from kinfed.files import claimed, clear_unfinished, delete, read_json
 from kinfed.learning import SGD, AfterStep, Phase, hits, train
 from kinfed.models import Model, build, read_tensors
 from kinfed.streams import torch_stream
@@ -103,10 +102,14 @@ def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, o
         overwrite: Whether sources of these names that are there are trained anew.
 
     Raises:
-        InputError: If the data do not fit, or a source of one of the names was trained otherwise.
+        InputError: If the data do not fit, a source of one of the names was trained otherwise, or the folder cannot be
+            written or is in use.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"out: {str(out)!r} is no folder")
+    with claimed(out):
+        _train_missing(training, out, watcher, overwrite=overwrite)
+
+
+def _train_missing(training: Training, out: Path, watcher: Watcher, *, overwrite: bool) -> None:
     missing = {
         name: data
         for name, data in training.sources().items()
@@ -116,7 +119,6 @@ def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, o
     with torch.device("meta"):  # what does not fit shows before anything is trained
         for dataset in datasets.values():
             build(training.model, dataset.shape, len(dataset.classes), training.seed)
-    out.mkdir(parents=True, exist_ok=True)
     clear_unfinished(out, FILES)
     sgd = SGD(lr=training.lr, epochs=training.epochs, batch_size=training.batch_size, momentum=training.momentum)
     for name, dataset in datasets.items():
@@ -152,7 +154,7 @@ def save_source(path: Path, model: Model, dataset: Dataset, accuracy: float, tol
         "accuracy": accuracy,
         "measured_on": f"the test set, {len(dataset.test)} samples",
     }
-    path.with_suffix(".json").unlink(missing_ok=True)  # of a former one; the JSON comes last
+    delete([path.with_suffix(".json")], path.parent, FILES)  # of a former one; the JSON comes last
     save_model(path, model.tensors(), about, {**about, **told}, lasting=True)
 
 
@@ -162,7 +164,7 @@ def is_there(path: Path, settings: dict[str, Any]) -> bool:
     if not beside.is_file():
         return False
     try:
-        theirs = json.loads(beside.read_bytes())["training"]
+        theirs = read_json(beside)["training"]
         name = next((name for name, value in settings.items() if theirs.get(name) != value), None)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import shutil
+import re
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kinfed.errors import InputError
+from kinfed.files import delete, written
 
 if TYPE_CHECKING:
     from kinfed.engine import RunFolder, Watch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["TRACKERS", "Tracked", "check_installed"]
 
 Line = Mapping[str, Any]  # of metrics.jsonl
+EVENTS = re.compile(r"tensorboard/events\.out\.tfevents\.[^/]+")
 
 
 class Tracker(Protocol):
@@ -44,7 +46,7 @@ class TensorBoard:
         from torch.utils.tensorboard import FileWriter
         from torch.utils.tensorboard.summary import hparams
 
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        delete(written(folder, EVENTS), folder, EVENTS)
         self._writer = FileWriter(str(folder / "tensorboard"))
         for summary in hparams(_parameters(config), {}):
             self._writer.add_summary(summary)

@@ -14,9 +14,10 @@ from torch import Tensor
 from kinfed.engine import RunFolder, Workshop, one_thread
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
-from kinfed.experiment.run import CONFIG, Watcher, check_unchanged, nobody, open_sources, workshop_of
+from kinfed.experiment.folders import CONFIG
+from kinfed.experiment.run import Watcher, check_unchanged, nobody, open_sources, workshop_of
 from kinfed.experiment.run import run as run_config
-from kinfed.files import write_whole
+from kinfed.files import claimed, write_whole
 from kinfed.methods import ClientId
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedvote import Vote
@@ -146,8 +147,8 @@ def vote(run: Path, pool: Path, rule: Vote, out: Path) -> Ballots:
     """
     voters = Electorate.of(run, pool)
     held = hold(voters, rule, voters.scores(rule, [rule.measure])[rule.measure])
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / VOTE, json.dumps(asdict(held), indent=1) + "\n")
+    with claimed(out):
+        write_whole(out / VOTE, json.dumps(asdict(held), indent=1) + "\n")
     return held
 
 

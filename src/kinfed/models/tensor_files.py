@@ -12,12 +12,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, uint8
 
-from kinfed.files import UNFINISHED, saving, sync
+from kinfed.files import saving, sync, unfinished_name
 from kinfed.models.model import Tensors
 
 __all__ = ["apart", "checksum", "open_tensors", "read_tensors", "save_tensors", "told_in"]
 
-ABOUT, CRC = "about", "crc32"  # names in the metadata; files of before 0.2 have the checksum of the tensors in ABOUT
+# The one entry of the metadata, whose order would not be the same in each process: a JSON list of a JSON text, what is
+# said, and the checksum of that and the tensors. Older files have an object here, with a checksum of the tensors alone.
+ABOUT = "about"
 
 
 def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, lasting: bool = True) -> None:
@@ -32,12 +34,12 @@ def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, last
     Raises:
         NotSaved: If it cannot be written.
     """
-    unfinished = path.with_name(path.name + UNFINISHED)
+    unfinished = unfinished_name(path)
     whole = apart(tensors)
     text = json.dumps(about, default=lambda number: number.item())
     with saving(path):
         path.parent.mkdir(exist_ok=True)
-        save_file(whole, unfinished, {ABOUT: text, CRC: str(_crc(text, whole))})
+        save_file(whole, unfinished, {ABOUT: json.dumps([text, _crc(text, whole)])})
         if lasting:
             sync(unfinished)
         unfinished.replace(path)
@@ -69,11 +71,14 @@ def open_tensors(path: Path) -> tuple[Tensors, dict[str, Any] | None]:
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"it cannot be read as safetensors: {error}") from error
-    text, crc = metadata.get(ABOUT, "{}"), metadata.get(CRC)
-    about = _parsed(text)
-    if crc is None and CRC not in about:
-        return tensors, None
-    whole = crc == str(_crc(text, tensors)) if crc is not None else about.pop(CRC) == checksum(tensors)
+    about: dict[str, Any]
+    match _parsed(metadata.get(ABOUT, "")):
+        case [str(text), int(crc)]:
+            about, whole = _parsed(text), crc == _crc(text, tensors)
+        case {"crc32": int(crc), **about}:
+            whole = crc == checksum(tensors)
+        case _:
+            return tensors, None
     if not whole:
         raise ValueError("it is damaged: its contents do not have the checksum that was written with them")
     return tensors, about
@@ -87,18 +92,19 @@ def told_in(path: Path) -> dict[str, Any]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            return _parsed((file.metadata() or {}).get(ABOUT, "{}"))
+            told = _parsed((file.metadata() or {}).get(ABOUT, ""))
     except (OSError, SafetensorError) as error:
         raise ValueError(f"it cannot be read as safetensors: {error}") from error
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """What a file says of itself; nothing where that is not in kinfed's form, since it is then of another program."""
-    try:
-        about = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
+    about = _parsed(told[0]) if isinstance(told, list) and told and isinstance(told[0], str) else told
     return about if isinstance(about, dict) else {}
+
+
+def _parsed(text: str) -> Any:
+    """What a file says of itself; None where that is no JSON, since it is then of another program."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _crc(text: str, tensors: Mapping[str, Tensor]) -> int:

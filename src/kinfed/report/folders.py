@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +10,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from kinfed.errors import InputError
+from kinfed.files import read_json, read_json_lines
+from kinfed.models import read_tensors
 
 __all__ = ["Run", "read_runs"]
 
@@ -68,11 +69,67 @@ class Run:
         return np.array([np.nan if a is None else a for a in self.lines[-1]["client_acc"].get("personal", [])])
 
 
+class _Told(BaseModel):
+    """What a report needs to find in a file; there may be more, and older runs may lack what has a default."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Data(_Told):
+    name: str
+    clients: int
+    partition: str
+    train: int
+    test: int
+    probe: int
+
+
+class _Summary(_Told):
+    version: int
+    method: str = Field(pattern=r"^[\w+:.-]+$")
+    seed: int
+    rounds: int = Field(ge=1)
+    tested: str
+    model: str
+    data: _Data
+    metrics: dict[str, float | None]
+    rounds_to_target: dict[str, Any] | None = None
+    vote: dict[str, Any] | None = None
+    train_loss: float | None
+    communication: dict[str, int]
+    seconds: dict[str, float]
+    refused: int
+    untested: int = 0
+    skipped_samples: int
+    zero_step_clients: int
+
+
+class _Line(_Told):
+    round: int
+    clients: list[int]
+    refused: dict[str, str]
+    client_acc: dict[str, list[float | None]]
+    down_bytes: int
+    up_bytes: int
+
+
+class _Federation(_Told):
+    classes: list[str]
+    train: list[list[int]]
+    test: list[int]
+    names: list[str] | None = None
+
+
+class _Named(_Told):
+    method: str = Field(pattern=r"^[\w+:.-]+$")
+    seed: int
+
+
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """All finished runs in some run and comparison folders, in the order of the comparison.
 
     Raises:
-        InputError: If a folder holds no run, or a run that is not finished.
+        InputError: If a folder holds no run, or a run that is not finished, or a file of one is damaged.
     """
     return [_read(folder) for path in paths for folder in _folders(path)]
 
@@ -81,22 +138,56 @@ def _folders(path: Path) -> list[Path]:
     """The run folders that a path means: itself, or those of a comparison."""
     if (path / "config.toml").is_file():
         return [path]
-    if not (path / "comparison.json").is_file():
+    file = path / "comparison.json"
+    if not file.is_file():
         raise InputError(f"run: {str(path)!r} is no run folder; it has neither config.toml nor comparison.json")
-    return [path / f"{s['method']}-seed{s['seed']}" for s in json.loads((path / "comparison.json").read_text())]
+    runs = _checked(TypeAdapter(list[_Named]), read_json(file), file)
+    return [path / f"{run['method']}-seed{run['seed']}" for run in runs]
 
 
 def _read(path: Path) -> Run:
     if not (path / "summary.json").is_file():
         raise InputError(f"run: {str(path)!r} is not finished; go on with it: kinfed resume {path}")
-    return Run(
-        path,
-        tomllib.loads((path / "config.toml").read_text()),
-        json.loads((path / "summary.json").read_text()),
-        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()],
-        json.loads((path / "federation.json").read_text()),
-        {
-            int(of.stem.removeprefix("round-")): load_file(of)
-            for of in sorted((path / "pictures").glob("round-*.safetensors"))
-        },
-    )
+    summary = _checked(TypeAdapter(_Summary), read_json(path / "summary.json"), path / "summary.json")
+    lines = _checked(TypeAdapter(list[_Line]), read_json_lines(path / "metrics.jsonl"), path / "metrics.jsonl")
+    if [line["round"] for line in lines] != [*range(1, summary["rounds"] + 1)]:
+        raise InputError(
+            f"{path / 'metrics.jsonl'}: does not have the {summary['rounds']} rounds of the run, a line each"
+        )
+    federation = _checked(TypeAdapter(_Federation), read_json(path / "federation.json"), path / "federation.json")
+    if not len(federation["train"]) == len(federation["test"]) == summary["data"]["clients"]:
+        raise InputError(
+            f"{path / 'federation.json'}: does not have the {summary['data']['clients']} clients of the run"
+        )
+    return Run(path, _config(path / "config.toml"), summary, lines, federation, _pictured(path / "pictures"))
+
+
+def _checked(adapter: TypeAdapter[Any], value: Any, path: Path) -> Any:
+    """A value as it was read, if it has what is needed of it."""
+    try:
+        adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{path}: is damaged: {where and f'{where}: '}{first['msg'].lower()}") from error
+    return value
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is no TOML: {error}") from error
+
+
+def _pictured(folder: Path) -> dict[int, dict[str, NDArray[Any]]]:
+    pictured = {}
+    for path in sorted(folder.glob("round-*.safetensors")):
+        try:
+            matrices, about = read_tensors(path)
+            pictured[int(about["round"])] = {name: matrix.numpy() for name, matrix in matrices.items()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}: cannot be used: {error}") from error
+    return pictured

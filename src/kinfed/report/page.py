@@ -11,7 +11,7 @@ import tomli_w
 from plotly.offline import get_plotlyjs
 
 from kinfed.experiment.targets import targets
-from kinfed.files import write_whole
+from kinfed.files import output, write_whole
 from kinfed.report import figures
 from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_table, voted, votes
 from kinfed.report.folders import Run, read_runs
@@ -52,17 +52,18 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     A picture of the runs has the same name with .png; those of the kinship and the vote in each run end with its name.
 
     Raises:
-        InputError: If a folder holds no finished run.
+        InputError: If a folder holds no finished run, or the page cannot be written.
     """
     runs = read_runs(paths)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, _page(runs))
-    figures.save_picture(runs, out.with_suffix(".png"))
-    for run in runs:
-        if "crsm" in run.pictures:
-            save_kinship(run, out.with_name(f"{out.stem}-kinship-{run.path.name}.png"))
-        if voted(run):
-            save_ballots(run, out.with_name(f"{out.stem}-vote-{run.path.name}.png"))
+    with output(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, _page(runs))
+        figures.save_picture(runs, out.with_suffix(".png"))
+        for run in runs:
+            if "crsm" in run.pictures:
+                save_kinship(run, out.with_name(f"{out.stem}-kinship-{run.path.name}.png"))
+            if voted(run):
+                save_ballots(run, out.with_name(f"{out.stem}-vote-{run.path.name}.png"))
     return out
 
 

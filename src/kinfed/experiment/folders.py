@@ -1,0 +1,83 @@
+"""The folders of runs and comparisons: whose they are, what kinfed writes into them, and how they are cleared."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from kinfed.engine.folder import RUN_FILES
+from kinfed.errors import InputError
+from kinfed.experiment.config import MARK, Config
+from kinfed.files import LOCK, claimed, delete, written
+
+__all__ = [
+    "COMPARISON", "COMPARISON_SUMMARIES", "CONFIG", "FEDERATION", "FILES", "SUMMARY", "check_room", "is_ours",
+    "new_run", "run_folders",
+]  # fmt: skip
+
+CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "federation.json", "summary.json"
+COMPARISON_SUMMARIES = "comparison.json"
+
+FILES = re.compile(  # what a comparison, or a run, writes into its folder
+    rf"(?:[\w+]+-seed\d+/)?(?:{RUN_FILES.pattern})|comparison\.(?:toml|json)|table\.(?:json|md)"
+)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is that of a run or a comparison; a config without kinfed's mark may be anybody's."""
+    return any(_has_mark(folder / name) for name in (CONFIG, COMPARISON))
+
+
+def _has_mark(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(MARK)) == MARK.encode()
+    return False
+
+
+def run_folders(config: Config, out: Path) -> Iterator[tuple[str, int, Path]]:
+    """Method, seed and folder of every run of a comparison, in the order in which they are done; or of the one run."""
+    several = (out / COMPARISON).is_file()
+    for seed in range(config.seed, config.seed + config.seeds):
+        for method in config.methods:
+            yield method, seed, out / f"{method}-seed{seed}" if several else out
+
+
+@contextlib.contextmanager
+def new_run(out: Path, *, overwrite: bool) -> Iterator[None]:
+    """Keep a folder to this process, for a new run or comparison; one that may be overwritten is cleared.
+
+    Only files that kinfed wrote are deleted; a warning names what is left.
+
+    Raises:
+        InputError: If the folder cannot be written, is in use, or has something in it, unless that is a run or a
+            comparison and may be overwritten.
+    """
+    with claimed(out):
+        check_room(out, overwrite=overwrite)
+        delete(written(out, FILES), out, FILES)
+        if left := sorted(path.name for path in out.iterdir() if path.name != LOCK):
+            more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+            warnings.warn(f"{out} still has what kinfed did not write: {', '.join(left[:3])}{more}", stacklevel=3)
+        yield
+
+
+def check_room(out: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that has something in it, unless it is one of ours and may be overwritten.
+
+    Raises:
+        InputError: If it is refused, or cannot be looked at.
+    """
+    try:
+        if not out.exists() or (out.is_dir() and not [name for name in out.iterdir() if name.name != LOCK]):
+            return
+    except OSError as error:
+        raise InputError(f"out: {str(out)!r} cannot be written: {error.strerror}") from error
+    ours = is_ours(out)
+    if not overwrite:
+        hint = "overwrite it with --overwrite, or go on with it: kinfed resume" if ours else "name another one"
+        raise InputError(f"out: {str(out)!r} exists; {hint}")
+    if not ours:
+        raise InputError(f"out: {str(out)!r} exists and is no run folder, so it is not overwritten; name another one")
