@@ -71,12 +71,11 @@ def open_tensors(path: Path) -> tuple[Tensors, dict[str, Any] | None]:
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"it cannot be read as safetensors: {error}") from error
-    about: dict[str, Any]
     match _parsed(metadata.get(ABOUT, "")):
         case [str(text), int(crc)]:
             about, whole = _parsed(text), crc == _crc(text, tensors)
-        case {"crc32": int(crc), **about}:
-            whole = crc == checksum(tensors)
+        case {"crc32": int(crc), **rest}:
+            about, whole = {str(name): value for name, value in rest.items()}, crc == checksum(tensors)
         case _:
             return tensors, None
     if not whole:
