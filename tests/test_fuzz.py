@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from benchmarks.fuzz import READERS, fuzz
 
 
@@ -15,6 +14,6 @@ def test_any_bytes_give_a_value_or_one_line(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_reader_that_raises_anything_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfed.data.saved._read", lambda path: [][0])
-    with pytest.raises(IndexError):
+    monkeypatch.setattr("kinfed.data.saved._read", lambda path: {}["none"])
+    with pytest.raises(KeyError):
         fuzz(READERS["partition"], examples=5, number=1)
