@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel
 
 from kinfed.errors import InputError, RunFailed
-from kinfed.experiment.config import Config, parse_settings, read_toml
+from kinfed.experiment.config import Config, parse_settings
 from kinfed.experiment.tables import TABLES
 from kinfed.experiment.training import Training
 
@@ -93,16 +93,10 @@ Assignments = Annotated[
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="run or comparison folder")]
 
 
-def _fields(
-    methods: list[str], config: Path | None, assignments: list[str] | None, given: Mapping[str, str]
-) -> dict[str, Any]:
-    """The file's fields, overruled by the command line's; the file may have tables of methods that are not run."""
-    fields = {} if config is None else read_toml(config)
-    chosen = methods or fields.get("methods", [])
-    settings = {method: own for method, own in fields.get("settings", {}).items() if method in chosen}
-    for method, own in parse_settings(assignments or []).items():
-        settings[method] = {**settings.get(method, {}), **own}
-    return {**fields, **given, "methods": tuple(chosen), "settings": settings}
+def _asked(config: Path | None, assignments: list[str] | None, given: Mapping[str, str]) -> dict[str, Any]:
+    """What the command line gives; the file's fields are read where all are checked."""
+    settings = parse_settings(assignments or [])
+    return {**given, **({"settings": settings} if settings else {}), **({"config": config} if config else {})}
 
 
 @app.command()
@@ -118,11 +112,9 @@ def run(
     """Run one method: a live display, a run folder, a table at the end."""
     from kinfed import api
 
-    fields = _fields([method], config, assignments, given)
-    fields.pop("methods")
     out = out or api.new_folder(method)
     with _resumable(f"kinfed resume {out}"):
-        _show(api.run(method, out=out, overwrite=overwrite, **fields))
+        _show(api.run(method, out=out, overwrite=overwrite, **_asked(config, assignments, given)))
 
 
 @app.command()
@@ -138,10 +130,9 @@ def compare(
     """Run several methods on the same clients: one table, one report."""
     from kinfed import api
 
-    fields = _fields(methods or [], config, assignments, given)
     out = out or api.new_folder("compare")
     with _resumable(f"kinfed resume {out}"):
-        _show(api.compare(fields.pop("methods"), out=out, overwrite=overwrite, **fields))
+        _show(api.compare(methods, out=out, overwrite=overwrite, **_asked(config, assignments, given)))
 
 
 @app.command()
@@ -222,8 +213,7 @@ def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, st
     from kinfed import api
     from kinfed.cli.partition import show_partition
 
-    # Any method will do: the options are those of run, so that a command line can be looked at before it is run.
-    show_partition(_fields(["local"], config, None, given), out or api.new_folder("partition"))
+    show_partition(given, config, out or api.new_folder("partition"))
 
 
 @app.command()
@@ -249,15 +239,17 @@ def vote(
     from kinfed import api
     from kinfed.report.vote import provenance, ranking_table
 
-    fields = _fields([], config, None, given)
-    if "sources" not in fields:
-        raise InputError("sources: must be given, a folder of source models; kinfed sources train makes one")
-    own = {name: value for name, value in fields.items() if name not in ("methods", "settings")}
     out = out or run or api.new_folder("vote")
-    again = "the same command" if run else f"kinfed resume {out}, then kinfed vote {out} --sources {own['sources']}"
-    with _resumable(again):
+    with _resumable("the same command" if run else f"kinfed resume {out}, then kinfed vote {out} --sources …"):
         held = api.vote(
-            run, out=out, overwrite=overwrite, measure=measure, ballot=ballot, taps=taps, images=images, **own
+            run,
+            out=out,
+            overwrite=overwrite,
+            measure=measure,
+            ballot=ballot,
+            taps=taps,
+            images=images,
+            **_asked(config, None, given),
         )
     console = Console()
     console.print(f"\n{provenance(held)}\n", highlight=False, markup=False)

@@ -17,9 +17,9 @@ from kinfed.data import Dataset, Normalisation, fewer, load, of_classes
 from kinfed.engine import Unwatched, Watch, one_thread, save_model
 from kinfed.engine.files import read_tensors
 from kinfed.errors import InputError
-from kinfed.experiment.run import Watcher, nobody
+from kinfed.experiment.run import CONFIG, Watcher, nobody
 from kinfed.experiment.training import Training
-from kinfed.files import clear_unfinished
+from kinfed.files import UNFINISHED, clear_unfinished
 from kinfed.learning import SGD, AfterStep, Phase, hits, train
 from kinfed.models import Model, build
 from kinfed.streams import torch_stream
@@ -106,8 +106,7 @@ def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, o
     Raises:
         InputError: If the data do not fit, or a source of one of the names was trained otherwise.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"out: {str(out)!r} is no folder")
+    _refuse_foreign(out)
     missing = {
         name: data
         for name, data in training.sources().items()
@@ -132,6 +131,20 @@ def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, o
         )
         told = {"data": missing[name], "seed": training.seed, "training": training.of(missing[name])}
         save_source(out / f"{name}.safetensors", model, dataset, accuracy, told)
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Refuse a place for a pool that is no folder, that of a run, or one with something in it and no source."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"out: {str(out)!r} is no folder")
+    there = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    strange = next((name for name in there if not FILES.fullmatch(name.removesuffix(UNFINISHED))), None)
+    if strange is not None and not any(name.endswith(".safetensors") for name in there):
+        raise InputError(
+            f"out: {str(out)!r} is no pool of source models; it has {strange!r} in it; name another folder"
+        )
+    if (out.parent / CONFIG).is_file() and out.name == "models":
+        raise InputError(f"out: {str(out)!r} belongs to a run; name another folder")
 
 
 def save_source(path: Path, model: Model, dataset: Dataset, accuracy: float, told: dict[str, Any]) -> None:
