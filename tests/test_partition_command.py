@@ -115,7 +115,10 @@ def test_a_shell_file_of_fields_can_be_looked_at(kinfed: Command, tmp_path: Path
         (["--clients", "5000"], "clients: 5000 is more than the 1272 training samples"),
         (["--new-clients", "20"], "new_clients: 20 is not allowed; must be less than the 20 clients"),
         (["--partition", "file:rows.json"], "clients: 20 is not allowed; 'rows.json' has 1"),
-        (["--partition", "file:rows.json", "--clients", "1"], "probe: 128 is not allowed; 'rows.json' has 0"),
+        (
+            ["--partition", "file:rows.json", "--clients", "1", "--probe", "9"],
+            "probe: 9 is not allowed; 'rows.json' has 0",
+        ),
         (["--out", "."], "out: '.' exists; name another one"),
     ],
 )

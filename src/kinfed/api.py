@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinfed.cli.display import Display
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config
+from kinfed.experiment.config import Config, read_toml, short
 from kinfed.files import remove_empty
 
 if TYPE_CHECKING:
@@ -59,26 +60,29 @@ class Result:
         """Write the self-contained HTML page and the picture beside it; returns the page's path."""
         from kinfed.report.page import write_report
 
-        return write_report([self.path], Path(out) if out is not None else self.path / "report.html")
+        return write_report([self.path], self.path / "report.html" if out is None else _path("out", out))
 
 
 def run(
     method: str, *, out: str | Path | None = None, overwrite: bool = False, quiet: bool = False, **fields: Any
 ) -> Result:
-    """Run one method; the fields are those of `Config`, and ``data`` may be arrays (see `compare`).
+    """Run one method; the fields are those of `Config`, and ``data`` and ``config`` may be as for `compare`.
 
     >>> kinfed.run("fedavg", data="digits", clients=20, rounds=30)  # doctest: +SKIP
     """
     from kinfed.experiment.run import run as run_config
 
-    config = _config((method,), fields)
+    _truths(overwrite=overwrite, quiet=quiet)
+    if "methods" in fields:
+        raise InputError("methods: run takes one method, the first argument; compare takes several")
+    config = _config({**fields, "methods": (method,)})
     with result_folder(out, method) as path, _watching(quiet) as watcher:
         run_config(config, path, watcher, overwrite=overwrite)
     return Result(path)
 
 
 def compare(
-    methods: Sequence[str],
+    methods: str | Sequence[str] | None = None,
     *,
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -88,7 +92,8 @@ def compare(
     """Run several methods, and ``seeds`` seeds, on the same clients; the fields are those of `Config`.
 
     ``data`` may also be four arrays, ``(x_train, y_train, x_test, y_test)`` as `kinfed.data.from_arrays` takes them;
-    they are kept in the cache folder, where a resumed run finds them again.
+    they are kept in the cache folder, where a resumed run finds them again. ``config`` may name a TOML file with any of
+    the fields, ``methods`` among them; those that are given here overrule it. A field that would do nothing is refused.
 
     `local` joins a comparison that has a personalised method, since training alone is what such a method must beat;
     `local_ssl` one that has a method without labels.
@@ -98,7 +103,8 @@ def compare(
     """
     from kinfed.experiment.run import compare as compare_config
 
-    config = _config(methods, fields).with_local()
+    _truths(overwrite=overwrite, quiet=quiet)
+    config = _config(fields if methods is None else {**fields, "methods": methods}, alone=True)
     with result_folder(out, "compare") as path, _watching(quiet) as watcher:
         compare_config(config, path, watcher, overwrite=overwrite)
     return Result(path)
@@ -120,11 +126,13 @@ def resume(path: str | Path, *, rounds: int | None = None, device: str | None = 
     from kinfed.experiment.extend import extend
     from kinfed.experiment.run import resume as resume_folder
 
+    _truths(quiet=quiet)
+    folder = _path("run", path)
     if rounds is not None:
-        extend(Path(path), rounds, device=device)
+        extend(folder, rounds, device=device)
     with _watching(quiet) as watcher:
-        resume_folder(Path(path), watcher, device=device)
-    return Result(Path(path))
+        resume_folder(folder, watcher, device=device)
+    return Result(folder)
 
 
 def reproduce(
@@ -137,14 +145,15 @@ def reproduce(
     """
     from kinfed.experiment.reproduce import reproduce as reproduce_table
 
-    path = Path(out) if out is not None else Path("runs") / f"{table}-{scale}"
+    _truths(quiet=quiet)
+    path = Path("runs") / f"{table}-{scale}" if out is None else _path("out", out)
     with _watching(quiet) as watcher:
         return reproduce_table(table, scale, path, fields, watcher)
 
 
 def open_result(path: str | Path) -> Result:
     """A run or comparison that is on disk."""
-    return Result(Path(path))
+    return Result(_path("run", path))
 
 
 def load(path: str | Path, *, client: int | None = None, module: nn.Module | None = None) -> Predictor:
@@ -163,11 +172,11 @@ def load(path: str | Path, *, client: int | None = None, module: nn.Module | Non
     """
     from kinfed.experiment.predictor import load as load_model
 
-    return load_model(Path(path), client, module)
+    return load_model(_path("load", path), client, module)
 
 
 def train_sources(
-    data: Sequence[str], *, out: str | Path, overwrite: bool = False, quiet: bool = False, **fields: Any
+    data: str | Sequence[str], *, out: str | Path, overwrite: bool = False, quiet: bool = False, **fields: Any
 ) -> Path:
     """Train one source model a data set into a pool, a folder that `kinfed.models.open_pool` opens.
 
@@ -189,19 +198,20 @@ def train_sources(
     from kinfed.experiment.sources import train_sources as train_all
     from kinfed.experiment.training import Training
 
-    training = Training.checked({"data": tuple(data), **fields})
+    _truths(overwrite=overwrite, quiet=quiet)
+    training, pool = Training.checked({**fields, "data": data}), _path("out", out)
     if quiet:
-        train_all(training, Path(out), overwrite=overwrite)
+        train_all(training, pool, overwrite=overwrite)
     else:
         with Display() as display:
-            train_all(training, Path(out), display.source, overwrite=overwrite)
-    return Path(out)
+            train_all(training, pool, display.source, overwrite=overwrite)
+    return pool
 
 
 def vote(
     run: str | Path | None = None,
     *,
-    sources: str | Path,
+    sources: str | Path | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
@@ -216,7 +226,7 @@ def vote(
     Args:
         run: Folder of a run with ``save_local``, whose clients vote with what they trained in its last round. If it is
             not given, FedAvg is run before, for 5 rounds if ``fields`` do not say otherwise.
-        sources: The pool.
+        sources: The pool; only a ``config`` may name it instead.
         out: Folder for ``vote.json`` and ``vote.png``: that of the run if not given; of a new run, its folder.
         overwrite: Whether a new run may replace one that is there.
         quiet: Show no progress.
@@ -224,7 +234,7 @@ def vote(
         ballot: How many sources each client names.
         taps: What is compared; see `Vote`.
         images: At most so many training images of each client are looked at.
-        **fields: Of the new run, those of `Config`.
+        **fields: Of the new run, those of `Config`, and ``config`` (see `compare`).
 
     >>> kinfed.vote(sources="pool", data="usps", image_size=28, clients=20).ranking  # doctest: +SKIP
     ['mnist', 'kmnist']
@@ -232,33 +242,69 @@ def vote(
     Raises:
         InputError: If a field is wrong, a source does not fit, or no client can vote.
     """
+    from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS
     from kinfed.experiment.vote import train_and_vote
     from kinfed.experiment.vote import vote as hold_vote
     from kinfed.methods.fedvote import Vote
     from kinfed.report.vote import save_picture
 
+    _truths(overwrite=overwrite, quiet=quiet)
+    file = _file(fields)
+    there = {} if file is None else read_toml(file)
+    pool = there.pop("sources", None) if sources is None else sources
+    if pool is None:
+        raise InputError("sources: must be given, a folder of source models; kinfed sources train makes one")
     own = {"measure": measure, "ballot": ballot, "taps": taps, "images": images}
-    rule = _config(("fedvote",), {"sources": str(sources), "settings": {"fedvote": own}}).method("fedvote")
+    voting = Config.checked({"methods": "fedvote", "sources": pool, "settings": {"fedvote": own}})
+    rule, sources = voting.method("fedvote"), Path(str(voting.sources))
     assert isinstance(rule, Vote)
     if run is not None:
-        if fields:
-            raise InputError(f"{next(iter(fields))}: is of a new run, and {str(run)!r} is there; leave one of them out")
-        folder = Path(out) if out is not None else Path(run)
-        held = hold_vote(Path(run), Path(sources), rule, folder)
+        of_new_run = next(iter([*fields.keys() - {"config"}, *there, *(["overwrite"] if overwrite else [])]), None)
+        if of_new_run is not None:
+            raise InputError(f"{of_new_run}: is of a new run, and {str(run)!r} is there; leave one of them out")
+        folder = _path("run", run if out is None else out)
+        held = hold_vote(_path("run", run), sources, rule, folder)
     else:
-        config = _config(("fedavg",), {"rounds": 5, "ft_epochs": 0, **fields, "save_local": True})
+        uses = {name: use for name, use in (OF_CLIENTS | OF_METHODS).items() if name != "sources"}
+        usual = {name: value for name, value in {"rounds": 5, "ft_epochs": 0}.items() if name not in there}
+        config = _config({**usual, **fields, "methods": "fedavg", "save_local": True}, uses=uses)
         with result_folder(out, "vote") as folder, _watching(quiet) as watcher:
-            held = train_and_vote(config, Path(sources), rule, folder, watcher, overwrite=overwrite)
+            held = train_and_vote(config, sources, rule, folder, watcher, overwrite=overwrite)
     save_picture(held, folder / "vote.png")
     return held
 
 
-def _config(methods: Sequence[str], fields: Mapping[str, Any]) -> Config:
-    if isinstance(fields.get("data"), tuple):
-        from kinfed.data.arrays import keep_arrays
+def _config(fields: Mapping[str, Any], **how: Any) -> Config:
+    """What is asked for; arrays are kept only once all else is right."""
+    file, data = _file(fields), fields.get("data")
+    given = {name: value for name, value in fields.items() if name != "config"}
+    if data is None or isinstance(data, str | Path):
+        return Config.asked(given, file, **how)
+    if not isinstance(data, Sequence) or len(data) != 4:
+        raise InputError(f"data: {short(data)} is not allowed; a name, a path, or x_train, y_train, x_test and y_test")
+    from kinfed.data.arrays import keep_arrays
+    from kinfed.data.sources import EMBEDDED
 
-        fields = {**fields, "data": str(keep_arrays(*fields["data"]))}
-    return Config.checked({"methods": tuple(methods), **fields})
+    Config.asked(given | {"data": EMBEDDED}, file, **how)
+    return Config.asked(given | {"data": str(keep_arrays(*data))}, file, **how)
+
+
+def _file(fields: Mapping[str, Any]) -> Path | None:
+    """The TOML file that some fields are to come from."""
+    return None if fields.get("config") is None else _path("config", fields["config"])
+
+
+def _path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
+        raise InputError(f"{name}: {short(value)} is not allowed; must be a path")
+    return Path(value)
+
+
+def _truths(**flags: Any) -> None:
+    """Refuse what is neither true nor false: "False" would count as true."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{name}: {short(value)} is not allowed; must be true or false")
 
 
 @contextlib.contextmanager
@@ -269,7 +315,7 @@ def result_folder(out: str | Path | None, name: str) -> Iterator[Path]:
     empty.
     """
     if out is not None:
-        yield Path(out)
+        yield _path("out", out)
         return
     stem = Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{name}"
     for number in itertools.count(1):

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from kinfed.errors import InputError
 
 __all__ = [
-    "LOCK", "NotSaved", "claimed", "clear_unfinished", "delete", "new_folder", "output", "read_json",
+    "LOCK", "UNFINISHED", "NotSaved", "claimed", "clear_unfinished", "delete", "new_folder", "output", "read_json",
     "read_json_lines", "remove_empty", "saving", "sync", "unfinished_name", "write_whole", "written",
 ]  # fmt: skip
 

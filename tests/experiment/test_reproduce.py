@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,9 @@ STAND_INS = PaperTable(
 
 @pytest.fixture(autouse=True)
 def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "TABLES", {"a-table1": SMALL, "a-table2": SEVERAL, "a-table3": STAND_INS})
+    monkeypatch.setattr(
+        reproduce, "TABLES", {"a-table1": SMALL, "a-table2": SEVERAL, "a-table3": STAND_INS, "a-table4": TO_TARGET}
+    )
 
 
 def test_a_table_is_run_and_the_papers_numbers_stand_beside_ours(out: Path) -> None:
@@ -107,15 +110,58 @@ def test_it_goes_on_with_more_seeds_and_workers(out: Path) -> None:
     assert "seeds 0 to 1" in more
 
 
-def test_fields_overrule_those_of_the_table(out: Path) -> None:
-    text = kinfed.reproduce("a-table1", scale="paper", out=out, quiet=True, rounds=1, alpha=2.0, clients=3).read_text()
-    assert "3 clients" in text
-    assert "1 rounds" in text
-    assert "| | α=5: here | α=5: paper | α=1: here | α=1: paper |" in text
+def test_fields_overrule_those_of_the_table_and_the_papers_numbers_are_of_another_setting(out: Path) -> None:
+    # case 343
+    fields = {"rounds": 1, "clients": "3", "settings": {"fedbabu": {}}, "seeds": 1, "momentum": 0.9, "device": "cpu"}
+    lines = kinfed.reproduce("a-table1", scale="paper", out=out, quiet=True, **fields).read_text().splitlines()
+    assert "3 clients" in lines[2]
+    assert "1 rounds" in lines[2]
+    assert lines[4] == "Another setting than this table's: rounds=1, clients=3. The paper's numbers are not of it."
+    beside = "| α={0}: here | α={0}: paper, another setting "
+    assert lines[6] == f"| {beside.format(5)}{beside.format(1)}|"
+    assert json.loads((out / "table.json").read_text())["other_setting"] == {"rounds": 1, "clients": 3}
+
+
+def test_what_is_said_as_the_table_has_it_is_no_other_setting(out: Path) -> None:
+    fields = {"rounds": 1, "seeds": 1, "clients": 4, "seed": 3, "evaluate_every": 2, "checkpoint_every": 1}
+    assert "another setting" not in kinfed.reproduce("a-table1", out=out, quiet=True, **fields).read_text()
+
+
+@pytest.mark.parametrize(
+    ("table", "fields", "message"),
+    [
+        ("a-table1", {"alpha": 2.0}, "alpha: 2.0 is not allowed; it tells the columns or rows of this table apart"),
+        ("a-table2", {"channels": 3}, "channels: 3 is not allowed; it tells"),
+        ("a-table2", {"settings": {"fedshibu": {"norm": "topk"}}}, "fedshibu.norm: 'topk' is not allowed; it tells"),
+        ("a-table3", {"settings": {"hetero_ssfl": {"mu": 1}}}, "hetero_ssfl.mu: 1 is not allowed; it tells"),
+        ("a-table1", {"methods": ["fedper"]}, "methods: .'fedper'. is not allowed; it tells"),
+        ("a-table1", {"shards": 3}, "shards: 3 would do nothing; it is of partition shards"),
+        ("a-table1", {"knn_every": 3}, "knn_every: 3 would do nothing; it is of methods that read no labels"),
+        ("a-table2", {"settings": {"fedshibu": {"k": 2}}}, "fedshibu.k: 2 would do nothing; it is of norm=topk"),
+        ("a-table4", {"rounds": 0}, "rounds: 0 is not allowed"),
+        ("a-table4", {"settings": {"fedvote": {"source": "x"}}}, "fedvote.source: 'x' is not allowed; it tells"),
+    ],
+)
+def test_what_tells_columns_apart_or_does_nothing_is_refused_before_anything_is_done(
+    table: str, fields: dict[str, Any], message: str, out: Path
+) -> None:  # case 343
+    with pytest.raises(InputError, match=message):
+        kinfed.reproduce(table, out=out, quiet=True, **fields)
+    assert not out.exists()
+
+
+def test_a_field_that_one_of_a_tables_runs_reads_may_be_given(out: Path) -> None:
+    fields: dict[str, Any] = {"rounds": 1, "local_epochs": 1, "clients": 2, "participation": 1.0}
+    text = kinfed.reproduce(
+        "a-table2", out=out, quiet=True, **fields, settings={"fedshibu": {"reach": 0.5}}
+    ).read_text()
+    assert "participation=1.0, fedshibu.reach=0.5." in text  # one row has norm=distance
 
 
 def test_unknown_tables_and_scales_are_told(out: Path) -> None:
-    with pytest.raises(InputError, match="table: 'fedcka-table9' is not known; allowed: a-table1, a-table2, a-table3"):
+    with pytest.raises(
+        InputError, match="table: 'fedcka-table9' is not known; allowed: a-table1, a-table2, a-table3, a-table4"
+    ):
         kinfed.reproduce("fedcka-table9", out=out, quiet=True)
     with pytest.raises(InputError, match="scale: 'huge' is not known; allowed: small, paper"):
         kinfed.reproduce("a-table1", scale="huge", out=out, quiet=True)
@@ -283,10 +329,7 @@ TO_TARGET = PaperTable(
 )  # fmt: skip
 
 
-def test_a_table_of_rounds_trains_its_sources_and_tells_what_they_save(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(reproduce, "TABLES", {"a-table4": TO_TARGET})
+def test_a_table_of_rounds_trains_its_sources_and_tells_what_they_save(tmp_path: Path) -> None:
     told = kinfed.reproduce("a-table4", out=tmp_path, quiet=True).read_text()
     rounds = json.loads((tmp_path / "table.json").read_text())["cells"]["IID"]
     (base,), (moved,) = rounds["Baseline"], rounds["digits"]

@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel
 
 from kinfed.errors import InputError, RunFailed
-from kinfed.experiment.config import Config, parse_settings, read_toml
+from kinfed.experiment.config import Config, parse_settings
 from kinfed.experiment.tables import TABLES
 from kinfed.experiment.training import Training
 from kinfed.files import new_folder
@@ -94,16 +94,10 @@ Assignments = Annotated[
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="run or comparison folder")]
 
 
-def _fields(
-    methods: list[str], config: Path | None, assignments: list[str] | None, given: Mapping[str, str]
-) -> dict[str, Any]:
-    """The file's fields, overruled by the command line's; the file may have tables of methods that are not run."""
-    fields = {} if config is None else read_toml(config)
-    chosen = methods or fields.get("methods", [])
-    settings = {method: own for method, own in fields.get("settings", {}).items() if method in chosen}
-    for method, own in parse_settings(assignments or []).items():
-        settings[method] = {**settings.get(method, {}), **own}
-    return {**fields, **given, "methods": tuple(chosen), "settings": settings}
+def _asked(config: Path | None, assignments: list[str] | None, given: Mapping[str, str]) -> dict[str, Any]:
+    """What the command line gives; the file's fields are read where all are checked."""
+    settings = parse_settings(assignments or [])
+    return {**given, **({"settings": settings} if settings else {}), **({"config": config} if config else {})}
 
 
 @app.command()
@@ -119,10 +113,8 @@ def run(
     """Run one method: a live display, a run folder, a table at the end."""
     from kinfed import api
 
-    fields = _fields([method], config, assignments, given)
-    fields.pop("methods")
     with api.result_folder(out, method) as folder, _resumable(f"kinfed resume {folder}"):
-        _show(api.run(method, out=folder, overwrite=overwrite, **fields))
+        _show(api.run(method, out=folder, overwrite=overwrite, **_asked(config, assignments, given)))
 
 
 @app.command()
@@ -138,9 +130,8 @@ def compare(
     """Run several methods on the same clients: one table, one report."""
     from kinfed import api
 
-    fields = _fields(methods or [], config, assignments, given)
     with api.result_folder(out, "compare") as folder, _resumable(f"kinfed resume {folder}"):
-        _show(api.compare(fields.pop("methods"), out=folder, overwrite=overwrite, **fields))
+        _show(api.compare(methods, out=folder, overwrite=overwrite, **_asked(config, assignments, given)))
 
 
 @app.command()
@@ -227,9 +218,8 @@ def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, st
     from kinfed import api
     from kinfed.cli.partition import show_partition
 
-    # Any method will do: the options are those of run, so that a command line can be looked at before it is run.
     with api.result_folder(out, "partition") as folder, new_folder(folder):
-        show_partition(_fields(["local"], config, None, given), folder)
+        show_partition(given, config, folder)
 
 
 @app.command()
@@ -255,15 +245,18 @@ def vote(
     from kinfed import api
     from kinfed.report.vote import provenance, ranking_table
 
-    fields = _fields([], config, None, given)
-    if "sources" not in fields:
-        raise InputError("sources: must be given, a folder of source models; kinfed sources train makes one")
-    own = {name: value for name, value in fields.items() if name not in ("methods", "settings")}
     with api.result_folder(out or run, "vote") as folder:
-        later = f"kinfed resume {folder}, then kinfed vote {folder} --sources {own['sources']}"
+        later = f"kinfed resume {folder}, then kinfed vote {folder} --sources …"
         with _resumable("the same command" if run else later):
             held = api.vote(
-                run, out=folder, overwrite=overwrite, measure=measure, ballot=ballot, taps=taps, images=images, **own
+                run,
+                out=folder,
+                overwrite=overwrite,
+                measure=measure,
+                ballot=ballot,
+                taps=taps,
+                images=images,
+                **_asked(config, None, given),
             )
         console = Console()
         console.print(f"\n{provenance(held)}\n", highlight=False, markup=False)

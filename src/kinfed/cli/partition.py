@@ -13,11 +13,13 @@ from kinfed.experiment.config import Config
 __all__ = ["show_partition"]
 
 
-def show_partition(fields: Mapping[str, Any], out: Path) -> None:
+def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> None:
     """Print the clients of a config and write ``partition.json``, ``partition.png`` and ``rows.json``.
 
     Args:
-        fields: Of the `Config`; the method does not matter.
+        fields: Of the `Config`: those of run, so that a command line can be looked at before it is run; the method does
+            not matter, nor what it reads.
+        file: TOML file with more of them.
         out: A folder that is not there yet, or empty.
 
     Raises:
@@ -26,9 +28,10 @@ def show_partition(fields: Mapping[str, Any], out: Path) -> None:
     from rich.console import Console
 
     from kinfed.experiment.run import OWN_FIELD, federation_of
+    from kinfed.experiment.uses import OF_CLIENTS
     from kinfed.report.partition import SHOWN_CLIENTS, Holdings, client_table, save_holdings, summary_table
 
-    config = Config.checked(fields)
+    config = Config.asked({**fields, "methods": "local"}, file, uses=OF_CLIENTS)
     federation = federation_of(config)
     own = OWN_FIELD.get(config.partition)
     given = f" ({own} {getattr(config, own)})" if own and getattr(config, own) is not None else ""

@@ -156,6 +156,8 @@ def load(
     """
     decoding = Decoding(channels, image_size, on_error)
     source = find(data)
+    if source is None and on_error != "stop":
+        raise InputError(f"on_error: {on_error!r} would do nothing; {data!r} holds no image files to decode")
     if source is None:
         return _digits(decoding)
     try:

@@ -53,6 +53,8 @@ def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding:
     Raises:
         InputError: If the shares do not fit together, or one of them cannot be used.
     """
+    if decoding.on_error != "stop" and not any(isinstance(share.inputs, Encoded) for share in (*train, *test)):
+        raise InputError(f"on_error: {decoding.on_error!r} would do nothing; {name!r} holds no image files to decode")
     whole = [_joined(name, [_ready(share, decoding) for share in shares]) for shares in (train, test)]
     inputs = _alike([share.inputs for share in whole], [f"{name!r} for {split}" for split in ("training", "test")])
     classes, *labels = number(name, whole[0].labels, whole[1].labels)

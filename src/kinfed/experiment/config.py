@@ -7,6 +7,7 @@ it is checked.
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from pydantic import (
 from kinfed.errors import InputError, among
 
 if TYPE_CHECKING:
+    from kinfed.experiment.uses import Use
     from kinfed.methods import Method
 
 __all__ = [
@@ -35,14 +37,20 @@ __all__ = [
     "PARTITIONS",
     "SMALLEST_PROBE",
     "Config",
+    "as_tuple",
     "available",
     "model_shares",
     "one_line",
     "parse_settings",
+    "plain_value",
     "read_toml",
+    "short",
+    "tables",
 ]
 
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
+DEVICES = ("cpu", "cuda", "mps")
+SHOWN = 60  # characters of a value in a message
 
 # What says how a run is carried out, and not what comes out: of the device, that is true but for rounding, and a run
 # that was begun on one that is gone must be able to go on elsewhere. The target is only asked of what came out: with
@@ -122,7 +130,9 @@ class Config(BaseModel):
     knn_every: int = Field(
         10, ge=0, description="rounds between two votes of nearest neighbours, where no labels are read; 0: none"
     )
-    probe: int = Field(128, ge=0, description="training images that the server holds and no client has")
+    probe: int | None = Field(
+        None, ge=0, description="training images that the server holds and no client has [128, at most a tenth]"
+    )
     seed: int = Field(0, ge=0, description="seed, the first if there are several")
     seeds: int = Field(1, ge=1, description="how many seeds a comparison runs")
     evaluate_every: int = Field(1, ge=1, description="rounds between two evaluations; the last round always has one")
@@ -140,6 +150,12 @@ class Config(BaseModel):
     device: str = Field("cpu", description="cpu, cuda, cuda:N or mps")
     log: str | None = Field(None, description="tensorboard, mlflow, or both with a comma: log there too")
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="the methods' own fields, by method")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        value = plain_value(cls, value, info)
+        return as_tuple(value) if info.field_name == "methods" else value
 
     @field_validator("methods")
     @classmethod
@@ -208,7 +224,7 @@ class Config(BaseModel):
         kind, colon, named = partition.partition(":")
         if (kind, colon) not in {name.partition(":")[:2] for name in PARTITIONS} or bool(colon) != bool(named):
             *names, last = map(repr, PARTITIONS)
-            raise InputError(f"partition: {partition!r} is not allowed; must be {', '.join(names)} or {last}")
+            raise InputError(f"partition: {short(partition)} is not allowed; must be {', '.join(names)} or {last}")
         if kind == "file" and not Path(named).is_file():
             raise InputError(f"partition: {named!r} is no file; kinfed partition writes one")
         return partition
@@ -260,7 +276,7 @@ class Config(BaseModel):
             )
         for name in self.methods:
             method = self.method(name)
-            if method.needs_probe and self.probe < SMALLEST_PROBE:
+            if method.needs_probe and self.probe is not None and self.probe < SMALLEST_PROBE:
                 raise InputError(
                     f"probe: {self.probe} is too few; {name} compares the clients on images that the server holds, "
                     f"{SMALLEST_PROBE} or more"
@@ -290,8 +306,42 @@ class Config(BaseModel):
         return _listed(self.log)
 
     @classmethod
+    def asked(
+        cls,
+        fields: Mapping[str, Any],
+        file: Path | None = None,
+        *,
+        alone: bool = False,
+        uses: Mapping[str, Use] | None = None,
+    ) -> Self:
+        """The Config that somebody asks for, who is told of what would do nothing.
+
+        Args:
+            fields: Those that are given.
+            file: TOML file whose fields these overrule. It may have tables of methods that are not run. One that kinfed
+                wrote has all fields: nobody gave them, so none of them is refused for doing nothing.
+            alone: Whether training alone joins, as `with_local` says.
+            uses: What reads the fields, if not the methods alone.
+
+        Raises:
+            InputError: One line that names the field, the value and what is allowed.
+        """
+        from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, refuse_idle
+
+        there = {} if file is None else read_toml(file)
+        methods = as_tuple(fields.get("methods", there.get("methods", ())))
+        settings, of_file = (tables(of.get("settings", {})) for of in (fields, there))
+        of_run = {method: own for method, own in of_file.items() if isinstance(methods, Sequence) and method in methods}
+        both = {method: {**of_run.get(method, {}), **settings.get(method, {})} for method in [*of_run, *settings]}
+        config = cls.checked({**there, **fields, "methods": methods, "settings": both})
+        config = config.with_local() if alone else config
+        given = fields if file is None or is_written(file) else {**there, **fields, "settings": both}
+        refuse_idle(given, [config], {**OF_CLIENTS, **OF_METHODS} if uses is None else uses)
+        return config
+
+    @classmethod
     def checked(cls, fields: Mapping[str, Any]) -> Self:
-        """A Config of these fields.
+        """A Config of these fields, as they stand in a run folder.
 
         Raises:
             InputError: One line that names the field, the value and what is allowed.
@@ -358,6 +408,18 @@ def read_toml(path: Path) -> dict[str, Any]:
     return fields | ({"settings": tables} if tables else {})
 
 
+def is_written(file: Path) -> bool:
+    """Whether kinfed wrote this config."""
+    return file.read_text().startswith(MARK)
+
+
+def tables(settings: Any) -> Mapping[str, Mapping[str, Any]]:
+    """The methods' own fields, by method; not looked at any further."""
+    if not (isinstance(settings, Mapping) and all(isinstance(own, Mapping) for own in settings.values())):
+        raise InputError(f"settings: {short(settings)} is not allowed; must be fields by method: {{'fedprox': {{…}}}}")
+    return settings
+
+
 def parse_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:
     """``METHOD.FIELD=VALUE`` as it is typed after ``--set``, by method.
 
@@ -369,7 +431,7 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:
         target, equals, value = assignment.partition("=")
         method, dot, name = target.partition(".")
         if not (equals and dot and method and name):
-            raise InputError(f"set: {assignment!r} must have the form METHOD.FIELD=VALUE, as in fedshibu.norm=sum")
+            raise InputError(f"set: {short(assignment)} must have the form METHOD.FIELD=VALUE, as in fedshibu.norm=sum")
         settings.setdefault(method, {})[name] = value
     return settings
 
@@ -389,7 +451,7 @@ def model_shares(models: str) -> list[tuple[str, float]]:
             shares.append(("", 0.0))
     whole = abs(sum(share for _, share in shares) - 1) < 1e-6
     if shares and not (whole and all(name and 0 < share <= 1 for name, share in shares)):
-        raise InputError(f"models: {models!r} must have the form NAME:SHARE,… with shares that sum to 1")
+        raise InputError(f"models: {short(models)} must have the form NAME:SHARE,… with shares that sum to 1")
     return shares
 
 
@@ -407,9 +469,15 @@ def _method_fields(method: str, own: Mapping[str, Any]) -> dict[str, Any]:
     for name in own:
         among(f"set: {method}", name, [f.name for f in fields(kind)])
     try:
-        return asdict(TypeAdapter(kind).validate_python(own))
+        complete = asdict(TypeAdapter(kind).validate_python(own))
     except ValidationError as error:
         raise InputError(f"{method}.{one_line(error)}") from error
+    for name, value in complete.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{method}.{name}: {value} is not allowed; must be a finite number")
+        if isinstance(own.get(name), bool) and not isinstance(value, bool):
+            raise InputError(f"{method}.{name}: {own[name]} is not allowed; must not be true or false")
+    return complete
 
 
 def _architecture(name: str) -> None:
@@ -431,9 +499,11 @@ def available(device: str) -> str:
     import torch
 
     try:
-        torch.empty(0, device=device)
+        kind = torch.empty(0, device=device).device.type
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device: {device!r} is not available here; cpu always is") from error
+        raise InputError(f"device: {short(device)} is not available here; cpu always is") from error
+    if kind not in DEVICES:
+        raise InputError(f"device: {short(device)} is not allowed; must be cpu, cuda, cuda:N or mps")
     return device
 
 
@@ -444,5 +514,33 @@ def one_line(error: ValidationError) -> str:
         return str(cause)
     field = ".".join(str(part) for part in first["loc"]) or "config"
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    value = "" if first["type"] == "missing" else f"{first['input']!r} is not allowed; "
+    value = "" if first["type"] == "missing" else f"{short(first['input'])} is not allowed; "
     return f"{field}: {value}{message[:1].lower()}{message[1:]}"
+
+
+def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
+    """A field's value before it is checked: a path is text, and text is what can be written.
+
+    Raises:
+        InputError: If a text cannot be written, or a number or a text is given as true or false.
+    """
+    name = str(info.field_name)
+    if isinstance(value, bool) and kind.model_fields[name].annotation not in (bool, bool | None):
+        raise InputError(f"{name}: {value} is not allowed; must not be true or false")
+    value = str(value) if isinstance(value, Path) else value
+    try:
+        _ = value.encode() if isinstance(value, str) else b""
+    except UnicodeEncodeError as error:
+        raise InputError(f"{name}: {short(value)} is not allowed; must be text that UTF-8 can write") from error
+    return value
+
+
+def as_tuple(names: Any) -> Any:
+    """One name is a tuple of one; what is neither a name nor several stays what it is."""
+    return (names,) if isinstance(names, str) else names
+
+
+def short(value: Any) -> str:
+    """A value in a message, whatever it is."""
+    told = repr(value)
+    return told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…"

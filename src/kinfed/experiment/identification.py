@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from kinfed.data import Dataset, Federation, Partition, Samples, load, of_classes, save_rows, sort
 from kinfed.data.partition import Indices
-from kinfed.errors import InputError
+from kinfed.errors import InputError, plain
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import Watcher, go_on, nobody
 from kinfed.experiment.sources import is_there, save_source, train_source
 from kinfed.experiment.tables import Fields, IdentificationTable
+from kinfed.experiment.uses import NO_SETTING, overruled
 from kinfed.experiment.vote import VOTE, Electorate, hold
 from kinfed.files import write_whole
 from kinfed.learning import SGD
@@ -26,11 +27,13 @@ from kinfed.methods.fedvote import FedVote
 from kinfed.methods.voting import ballot
 from kinfed.streams import numpy_stream
 
-__all__ = ["identify", "paired", "right"]
+__all__ = ["PAPER", "another_setting", "identify", "paired", "right"]
 
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
 MEASURED = ("cca", "svcca", "pwcca", "emd", "sketched_cka", "cka", "debiased_cka")
 PARTITIONS = {"paired": ("paired",), "random": ("any of two", "unambiguous")}  # and what is told of each
+
+PAPER = ("paper", "paper, another setting")  # the heading of its numbers, by whether the setting is another one
 
 Found = dict[str, dict[str, list[float]]]  # what is told → measure → one a repeat
 
@@ -117,7 +120,9 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
     Raises:
         InputError: If a field is wrong, or the data do not have ten classes.
     """
-    config = Config.checked({**table.fields, **table.scales[scale], **given, "methods": ("fedavg",), "settings": {}})
+    own = {**table.fields, **table.scales[scale], "methods": ("fedavg",)}
+    config = Config.checked({**own, **given})
+    other = overruled({name: v for name, v in given.items() if name not in NO_SETTING}, [config], [Config.checked(own)])
     dataset = load(config.data, channels=config.channels, image_size=config.image_size)
     if len(dataset.classes) != 2 * len(PAIRS) or config.clients % len(PAIRS):
         raise InputError(
@@ -140,8 +145,9 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
             if (partition, seed) == ("paired", config.seed):
                 held = hold(voters, rule, scores[rule.measure])
                 write_whole(out / VOTE, json.dumps(asdict(held), indent=1) + "\n")
-    write_whole(out / "table.json", json.dumps({"scale": scale, "cells": found}, indent=1) + "\n")
-    write_whole(out / "table.md", markdown(table, config, found))
+    record = {"scale": scale, "other_setting": other, "cells": found}
+    write_whole(out / "table.json", json.dumps(record, indent=1) + "\n")
+    write_whole(out / "table.md", markdown(table, config, found, other))
     return out / "table.md"
 
 
@@ -178,8 +184,14 @@ def right(partition: str, ballots: Sequence[Sequence[int]], counts: NDArray[np.i
     return {"any of two": statistics.fmean(hits)} | ({"unambiguous": statistics.fmean(clear)} if clear else {})
 
 
-def markdown(table: IdentificationTable, config: Config, found: Found) -> str:
-    """The table, and what was run."""
+def another_setting(other: Mapping[str, Any]) -> list[str]:
+    """Lines that tell which fields are not as a table has them."""
+    fields = ", ".join(f"{name}={plain(value)}" for name, value in other.items())
+    return [f"Another setting than this table's: {fields}. The paper's numbers are not of it.", ""] if other else []
+
+
+def markdown(table: IdentificationTable, config: Config, found: Found, other: Mapping[str, Any]) -> str:
+    """The table, and what was run; ``other`` are the fields that are not as the table has them."""
     seeds = f"{config.seeds} repeats" if config.seeds > 1 else "one repeat"
     spread = "; ± is the sample standard deviation over them" if config.seeds > 1 else ""
     lines = [
@@ -191,7 +203,8 @@ def markdown(table: IdentificationTable, config: Config, found: Found) -> str:
         "",
         table.note,
         "",
-        f"| | {' | '.join(found)} | paper |",
+        *another_setting(other),
+        f"| | {' | '.join(found)} | {PAPER[bool(other)]} |",
         f"|---|{'---|' * (len(found) + 1)}",
     ]
     for measure in MEASURED:

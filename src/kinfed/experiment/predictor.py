@@ -6,12 +6,14 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfed.data import Normalisation
 from kinfed.errors import InputError
+from kinfed.experiment.config import short
 from kinfed.learning.frozen import CHUNK
 from kinfed.models import (
     ARCHITECTURES,
@@ -54,8 +56,14 @@ class Predictor(nn.Module):
             inputs: uint8 images n×c×h×w, normalised as in training; or floats of that shape, taken as they are.
 
         Raises:
-            InputError: If their shape is another one.
+            InputError: If their shape is another one, or they are neither.
         """
+        if not isinstance(inputs, Tensor):
+            raise InputError(f"inputs: {short(inputs)} is not allowed; must be a tensor; predict takes arrays as well")
+        if inputs.dtype != torch.uint8 and not inputs.is_floating_point():
+            raise InputError(
+                f"inputs: {inputs.dtype} is not allowed; must be uint8 images, or floats taken as they are"
+            )
         if tuple(inputs.shape[1:]) != self.shape:
             sizes = ["×".join(map(str, ("n", *shape))) for shape in (self.shape, inputs.shape[1:])]
             raise InputError(f"inputs: must have the shape {sizes[0]}, and these have {sizes[1]}")
@@ -64,9 +72,18 @@ class Predictor(nn.Module):
 
     @torch.no_grad()
     def predict(self, inputs: Tensor | NDArray[Any]) -> list[str]:
-        """The class of each input; see `forward`. As many at a time as in the run's own tests."""
+        """The class of each input; see `forward`. As many at a time as in the run's own tests.
+
+        Raises:
+            InputError: If they are no numbers, or their shape is another one.
+        """
         self.eval()
-        parts = torch.as_tensor(inputs).split(CHUNK)
+        try:
+            parts = torch.as_tensor(inputs if isinstance(inputs, Tensor) else np.ascontiguousarray(inputs)).split(CHUNK)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"inputs: {short(inputs)} is not allowed; must be an array or a tensor: {error}"
+            ) from error
         return [self.classes[k] for part in parts for k in self(part).argmax(dim=1).tolist()]
 
 
@@ -81,6 +98,12 @@ def load(path: Path, client: int | None = None, module: nn.Module | None = None)
     Raises:
         InputError: If there is no such model, a file is damaged, or the module does not fit.
     """
+    if client is not None and not (
+        isinstance(client, int | np.integer) and not isinstance(client, bool) and client >= 0
+    ):
+        raise InputError(f"client: {short(client)} is not allowed; must be the number of a client, from 0 on")
+    if module is not None and not isinstance(module, nn.Module):
+        raise InputError(f"module: {short(module)} is not allowed; must be a module of torch, made, not its class")
     path = _file(path, client)
     card = Card.read(path.with_suffix(".json"))
     about = saved_about(path)

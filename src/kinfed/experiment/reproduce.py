@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfed.errors import InputError
-from kinfed.experiment.config import Config
+from kinfed.errors import InputError, among
+from kinfed.experiment.config import Config, short, tables
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
-from kinfed.experiment.identification import identify
+from kinfed.experiment.identification import PAPER, another_setting, identify
 from kinfed.experiment.run import Watcher, go_on, nobody
 from kinfed.experiment.sources import train_sources
 from kinfed.experiment.tables import CELLS, ROUNDS, TABLES, Fields, IdentificationTable, PaperTable, Row
 from kinfed.experiment.targets import Reach, speed_up
 from kinfed.experiment.training import Training
+from kinfed.experiment.uses import NO_SETTING, OF_CLIENTS, OF_METHODS, overruled, refuse_idle
 from kinfed.files import claimed, read_json, write_whole
 
 __all__ = ["Comparison", "comparisons", "reproduce"]
+
+# What the experiment of an `IdentificationTable` sets itself.
+OF_IDENTIFICATION = ("methods", "settings", *OF_CLIENTS, "partition", "save_local", "new_clients", "train_images")
 
 Cells = Mapping[str, list[float | None]]  # of a column: row → one a seed; None: a target was not reached
 
@@ -50,29 +55,35 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
         scale: One of the table's.
         out: Folder; gets a comparison folder a column, and one for every row that has a method with other settings than
             a row above.
-        given: Fields of the config that overrule the table's, ``seeds`` or ``workers``, say.
+        given: Fields of the config that overrule the table's, ``seeds`` or ``workers``, say; not those by which its
+            columns or rows differ. Where one changes the setting, that stands above the paper's numbers.
         watcher: Looks at the runs.
 
     Returns:
         ``table.md``.
 
     Raises:
-        InputError: If there is no such table or scale, or a field is wrong.
+        InputError: If there is no such table or scale, or a field is wrong, would do nothing, or tells columns apart.
     """
-    if name not in TABLES:
-        raise InputError(f"table: {name!r} is not known; allowed: {', '.join(TABLES)}")
+    among("table", name, [*TABLES])
     table = TABLES[name]
-    if scale not in table.scales:
-        raise InputError(f"scale: {scale!r} is not known; allowed: {', '.join(table.scales)}")
+    among("scale", scale, [*table.scales])
     with claimed(out):
         if isinstance(table, IdentificationTable):
+            _refuse_own(given, OF_IDENTIFICATION, "is the experiment's own")
             return identify(table, scale, out, given, watcher)
         return _reproduce(name, table.at(scale), scale, out, given, watcher)
 
 
 def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Fields, watcher: Watcher) -> Path:
     """The same of a table whose columns are comparisons."""
-    if table.sources and "sources" not in given:
+    _refuse_own(given, _apart(table), "tells the columns or rows of this table apart")
+    to_train = bool(table.sources) and "sources" not in given
+    placed = {**given, "sources": os.curdir} if to_train else given  # all is checked before a source is trained
+    configs = _configs(table, scale, placed)
+    refuse_idle(given, configs, {**OF_CLIENTS, **OF_METHODS})
+    other = _other_setting(table, scale, placed, configs)
+    if to_train:
         given = {**given, "sources": str(_sources(table, given, out, watcher))}
     columns = {column: comparisons(table, scale, column, given) for column in table.scales[scale].columns}
     for of_column in columns.values():
@@ -81,10 +92,39 @@ def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Field
     found = {}
     for of, quantities in table.quantities().items():
         found[of] = {column: _measured(out, of_column, quantities) for column, of_column in columns.items()}
-    write_whole(out / "table.json", json.dumps({"table": name, "scale": scale, **found}, indent=1) + "\n")
+    told = {"table": name, "scale": scale, "other_setting": other, **found}
+    write_whole(out / "table.json", json.dumps(told, indent=1) + "\n")
     votes = [told for of_column in columns.values() for comparison in of_column for told in _votes(out, comparison)]
-    write_whole(out / "table.md", markdown(table, columns, found) + "".join(f"\n{told}\n" for told in votes))
+    write_whole(out / "table.md", markdown(table, columns, found, other) + "".join(f"\n{told}\n" for told in votes))
     return out / "table.md"
+
+
+def _apart(table: PaperTable) -> set[str]:
+    """The fields by which the columns of a table differ, and the methods' own ones, by which its rows do as well."""
+    of_columns = [*table.columns.values(), *({"settings": {row.method: row.settings}} for row in table.rows)]
+    own = {f"{method}.{name}" for of in of_columns for method, s in of.get("settings", {}).items() for name in s}
+    return {"methods", *own, *(name for of in of_columns for name in of if name != "settings")}
+
+
+def _refuse_own(given: Fields, names: Collection[str], why: str) -> None:
+    """Refuse fields that nobody may overrule."""
+    settings = tables(given.get("settings", {}))
+    own = {f"{method}.{name}": value for method, of in settings.items() for name, value in of.items()}
+    for name, value in {**given, **own}.items():
+        if name in names:
+            raise InputError(f"{name}: {short(value)} is not allowed; it {why}; kinfed compare runs any setting")
+
+
+def _configs(table: PaperTable, scale: str, given: Fields) -> list[Config]:
+    """Of all columns."""
+    return [c.config for column in table.scales[scale].columns for c in comparisons(table, scale, column, given)]
+
+
+def _other_setting(table: PaperTable, scale: str, given: Fields, configs: Sequence[Config]) -> dict[str, Any]:
+    """The given fields in which the runs differ from what the table has for them; see `overruled`."""
+    none = NO_SETTING - ({"target_acc", "evaluate_every"} if table.quantity == ROUNDS else set())
+    base = _configs(table, scale, {name: value for name, value in given.items() if name in none})
+    return overruled({name: value for name, value in given.items() if name not in none}, configs, base)
 
 
 def _sources(table: PaperTable, given: Fields, out: Path, watcher: Watcher) -> Path:
@@ -162,7 +202,10 @@ def _read(summaries: Sequence[Mapping[str, Any]], quantity: str) -> list[float |
 
 
 def markdown(
-    table: PaperTable, columns: Mapping[str, Sequence[Comparison]], found: Mapping[str, Mapping[str, Cells]]
+    table: PaperTable,
+    columns: Mapping[str, Sequence[Comparison]],
+    found: Mapping[str, Mapping[str, Cells]],
+    other: Mapping[str, Any],
 ) -> str:
     """The table with the paper's numbers beside ours, and what was run.
 
@@ -170,10 +213,12 @@ def markdown(
         table: Which.
         columns: Its runs.
         found: ``cells``, and by quantity what the paper does not print.
+        other: Fields that are not as the table has them.
     """
     lines = [f"# {table.title}", "", _what_was_run(table, columns), ""]
     lines += [table.note, ""] if table.note else []
-    lines += _header([f"{column}: {of}" for column in columns for of in ("here", "paper")])
+    lines += another_setting(other)
+    lines += _header([f"{column}: {of}" for column in columns for of in ("here", PAPER[bool(other)])])
     for row in table.rows:
         printed = _printed(table, row)
         beside = [

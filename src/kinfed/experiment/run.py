@@ -48,6 +48,7 @@ from kinfed.experiment.folders import (
 )
 from kinfed.experiment.targets import rounds_to
 from kinfed.experiment.trackers import Tracked
+from kinfed.experiment.uses import refuse_idle_bn
 from kinfed.files import claimed, clear_unfinished, read_json, write_whole
 from kinfed.learning import COLLAPSED, SGD, Phase
 from kinfed.methods.fedvote import Vote
@@ -66,6 +67,7 @@ __all__ = [
 ]
 
 SUMMARY_VERSION = 1
+PROBE = 128  # images of the server, if the config names no number: at most so many, and a tenth of the training images
 FOLDERS = "client"  # the column of a data set that has a folder a client
 OWN_FIELD = {
     "shards": "shards", "dirichlet": "alpha", "dirichlet_clients": "alpha", "quantity": "alpha",
@@ -113,7 +115,7 @@ def federation_of(config: Config) -> Federation:
         dataset,
         recipes[kind],
         clients=config.clients,
-        probe=config.probe,
+        probe=min(PROBE, len(dataset.train) // 10) if config.probe is None else config.probe,
         seed=config.seed,
         new_clients=config.new_clients,
         by=_column(config, dataset),
@@ -137,7 +139,7 @@ def _saved(config: Config, dataset: Dataset, path: Path) -> Federation:
     new = len(federation.new_clients)
     has = {"clients": len(federation) + new, "new_clients": new, "probe": len(federation.probe_rows)}
     for name, count in has.items():
-        if getattr(config, name) != count:
+        if getattr(config, name) not in (count, None):
             raise InputError(f"{name}: {getattr(config, name)} is not allowed; {str(path)!r} has {count}")
     return federation
 
@@ -225,8 +227,19 @@ def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool
         raise InputError("run: takes one method and one seed; compare takes several")
     check_room(out, overwrite=overwrite)
     workshop = workshop_of(config)
+    config = _settled(config, workshop)
     with new_run(out, overwrite=overwrite), _workers(config) as workers:
         _run(config, workshop, out, watcher, workers)
+
+
+def _settled(config: Config, workshop: Workshop) -> Config:
+    """The config with what was left to the data.
+
+    Raises:
+        InputError: If a method needs more probe images than that, or ``bn`` is of no use to the models.
+    """
+    refuse_idle_bn(config, workshop.models)
+    return Config.checked(config.model_dump() | {"probe": len(workshop.federation.probe_rows)})
 
 
 def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
@@ -238,6 +251,7 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
     check_room(out, overwrite=overwrite)
     # What does not fit the data or the model shows before a folder changes.
     workshop = workshop_of(config.of(config.methods[0], config.seed))
+    config = _settled(config, workshop)
     for method in config.methods:
         sources = _sources(config, method, workshop.federation)
         dataclasses.replace(workshop, method=config.method(method), sources=sources)
@@ -288,6 +302,7 @@ def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
         return
     now = {name: getattr(config, name) for name in EXECUTION}  # what that was may be gone: a device, a moved pool
     begun = Config.checked(read_toml(folder / COMPARISON) | now)  # also one from before a field was there
+    config = config.model_copy(update={"probe": begun.probe}) if config.probe is None else config
     if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
         raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
     with claimed(folder):

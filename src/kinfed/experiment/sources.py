@@ -15,9 +15,10 @@ from torch import Tensor
 from kinfed.data import Dataset, Normalisation, fewer, load, of_classes
 from kinfed.engine import Unwatched, Watch, one_thread, save_model
 from kinfed.errors import InputError
+from kinfed.experiment.folders import CONFIG
 from kinfed.experiment.run import Watcher, nobody
 from kinfed.experiment.training import Training
-from kinfed.files import claimed, clear_unfinished, delete, read_json
+from kinfed.files import LOCK, UNFINISHED, claimed, clear_unfinished, delete, read_json
 from kinfed.learning import SGD, AfterStep, Phase, hits, train
 from kinfed.models import Model, build, read_tensors
 from kinfed.streams import torch_stream
@@ -106,6 +107,7 @@ def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, o
             written or is in use.
     """
     with claimed(out):
+        _refuse_foreign(out)
         _train_missing(training, out, watcher, overwrite=overwrite)
 
 
@@ -133,6 +135,18 @@ def _train_missing(training: Training, out: Path, watcher: Watcher, *, overwrite
         )
         told = {"data": missing[name], "seed": training.seed, "training": training.of(missing[name])}
         save_source(out / f"{name}.safetensors", model, dataset, accuracy, told)
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Refuse a place for a pool that is a run's, or has something in it and no source."""
+    there = sorted(path.name for path in out.iterdir() if path.name != LOCK)
+    strange = next((name for name in there if not (FILES.fullmatch(name) or name.endswith(UNFINISHED))), None)
+    if strange is not None and not any(name.endswith(".safetensors") for name in there):
+        raise InputError(
+            f"out: {str(out)!r} is no pool of source models; it has {strange!r} in it; name another folder"
+        )
+    if (out.parent / CONFIG).is_file() and out.name == "models":
+        raise InputError(f"out: {str(out)!r} belongs to a run; name another folder")
 
 
 def save_source(path: Path, model: Model, dataset: Dataset, accuracy: float, told: dict[str, Any]) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from kinfed.errors import InputError, among
-from kinfed.experiment.config import available, one_line
+from kinfed.experiment.config import available, one_line, plain_value
 
 __all__ = ["Training"]
 
@@ -39,6 +39,18 @@ class Training(BaseModel):
     batch_size: int = Field(50, ge=1, description="samples in a training step")
     seed: int = Field(0, ge=0, description="seed; the weights that a source starts from are by seed and name")
     device: str = Field("cpu", description="cpu, cuda, cuda:N or mps")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        return plain_value(cls, value, info)
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _one_or_several(cls, data: Any) -> Any:
+        """One name is a tuple of one; paths are text."""
+        named = [data] if isinstance(data, str | Path) else data
+        return tuple(str(n) if isinstance(n, Path) else n for n in named) if isinstance(named, list | tuple) else data
 
     @field_validator("data")
     @classmethod

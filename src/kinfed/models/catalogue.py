@@ -112,6 +112,8 @@ def _known(name: str, shape: tuple[int, ...], classes: int) -> Model:
 
 def _own(name: str, shape: tuple[int, ...], classes: int, head: str | None) -> Model:
     module = factory(name)(shape, classes)
+    if isinstance(module, Model) and head is not None:
+        raise InputError(f"head: {head!r} would do nothing; {name} gives a Model, which has its head")
     model = module if isinstance(module, Model) else from_module(module, head)
     try:
         outputs = tuple(_outputs(model, shape))

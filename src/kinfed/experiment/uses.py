@@ -1,0 +1,244 @@
+"""Which fields are read by what, so that one that is given and that nothing reads is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from kinfed.errors import InputError
+from kinfed.experiment.config import EXECUTION, Config, model_shares, short
+from kinfed.methods import Method
+from kinfed.methods.contrast import Contrast
+from kinfed.methods.crsm import CRSMMixing
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedcka import FedCKA
+from kinfed.methods.fedcrc import FedCRC
+from kinfed.methods.fedema import FedEMA
+from kinfed.methods.fedper import FedPer
+from kinfed.methods.fedvote import Vote
+from kinfed.methods.hetero_ssfl import HeteroSSFL
+from kinfed.methods.local_ssl import LocalSSL
+from kinfed.methods.moon import MOON
+from kinfed.methods.scaffold import SCAFFOLD
+from kinfed.models import ALL, Model
+
+__all__ = ["NO_SETTING", "OF_CLIENTS", "OF_METHODS", "OWN", "Use", "has_global_model", "overruled", "refuse_idle"]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What reads a field.
+
+    Attributes:
+        by: What that is, for people.
+        reads: Whether a method does, with a config.
+        off: The value that asks for nothing, which everything grants.
+    """
+
+    by: str
+    reads: Callable[[Config, Any], bool]
+    off: Any = None
+
+
+def has_global_model(method: Method) -> bool:
+    """Whether one model of the method serves everybody, as its `Method.global_model` says."""
+    if isinstance(method, FedAvg) and type(method).global_model is FedAvg.global_model:
+        return method.shared == ALL
+    return not isinstance(method, CRSMMixing | LocalSSL)
+
+
+def _sends_whole_models(method: Method) -> bool:
+    own_upload = isinstance(method, SCAFFOLD) or (isinstance(method, CRSMMixing) and method.rep_source != "probe")
+    return isinstance(method, FedAvg) and method.shared == ALL and not own_upload
+
+
+def _without_momentum(method: Method) -> bool:
+    return isinstance(method, SCAFFOLD) and method.mode == "paper"
+
+
+def _fine_tunes(config: Config, method: Method) -> bool:
+    return config.ft_epochs > 0 and method.adapts and method.trains != "pooled"
+
+
+def _freezes(config: Config, method: Method) -> bool:
+    """Whether something of a client's frozen models can be stored."""
+    compares = isinstance(method, Contrast) and method.mu > 0
+    of_heads = (config.ft_part == "head" and _fine_tunes(config, method)) or (config.new_clients and method.adapts)
+    return config.augment == "none" and bool(compares or isinstance(method, FedPer) or of_heads)
+
+
+def _probes(config: Config, method: Method) -> bool:
+    """Whether labels are read by a linear probe or by nearest neighbours."""
+    linear = not method.supervised if config.linear_probe is None else config.linear_probe
+    return linear or (not method.supervised and config.knn_every > 0)
+
+
+# The fields of the config that not everything reads, whatever the methods are …
+OF_CLIENTS: dict[str, Use] = {
+    "shards": Use("partition shards", lambda config, _: config.partition == "shards"),
+    "alpha": Use(
+        "the partitions dirichlet, dirichlet_clients and quantity",
+        lambda config, _: config.partition in ("dirichlet", "dirichlet_clients", "quantity"),
+    ),
+    "classes_per_client": Use("partition disjoint", lambda config, _: config.partition == "disjoint"),
+    "head": Use(
+        "a model of your own, named as package.module:function",
+        lambda config, _: any(":" in name for name in [config.model or "", *dict(model_shares(config.models or ""))]),
+    ),
+}
+
+# … and by what the methods are.
+OF_METHODS: dict[str, Use] = {
+    "sources": Use("fedvote and fedvote+NAME", lambda _, method: method.needs_sources),
+    "participation": Use(
+        "methods that draw some of the clients for a round", lambda _, method: method.trains == "sampled", off=1.0
+    ),
+    "local_epochs": Use(
+        "methods that have no epochs of their own (fedrep has head_epochs and body_epochs)",
+        lambda _, method: not isinstance(method, FedAvg) or any(phase.epochs is None for phase in method.phases()),
+    ),
+    "augment": Use(
+        "methods that read labels; the others have two views of each image", lambda _, method: method.supervised, "none"
+    ),
+    "momentum": Use(
+        "all but the training of scaffold with mode=paper",
+        lambda config, method: not _without_momentum(method) or config.ft_epochs > 0 or config.new_clients > 0,
+    ),
+    "feature_cache_mb": Use(
+        "what stores activations of frozen models: moon and fedcka with mu above 0, fedper, fedrep, fedcrc, "
+        "ft_part=head and new_clients, all without augment",
+        _freezes,
+    ),
+    "ft_epochs": Use(
+        "methods whose clients have labels and train at their own place",
+        lambda _, method: method.adapts and method.trains != "pooled",
+        off=0,
+    ),
+    "ft_lr": Use("the fine-tuning: ft_epochs above 0, and clients with labels at their own place", _fine_tunes),
+    "ft_part": Use("the fine-tuning: ft_epochs above 0, and clients with labels at their own place", _fine_tunes),
+    "linear_probe_images": Use(
+        "linear probes and knn: methods that read no labels, or linear_probe=true", _probes
+    ),
+    "knn_every": Use(
+        "methods that read no labels; evaluate_every is that of the others",
+        lambda _, method: not method.supervised,
+        off=0,
+    ),
+    "evaluate_every": Use(
+        "methods that read labels; knn_every is that of the others", lambda _, method: method.supervised
+    ),
+    "target_acc": Use("methods that have a global model", lambda _, method: has_global_model(method)),
+    "save_local": Use(
+        "methods whose clients send whole models, such as fedavg",
+        lambda _, method: _sends_whole_models(method),
+        off=False,
+    ),
+}  # fmt: skip
+
+
+# How a run is carried out, which seeds it has and how often it is tested: no part of its setting.
+NO_SETTING = {*EXECUTION, "seed", "evaluate_every", "knn_every"}
+
+
+def _where(by: str, holds: Callable[[Any], bool], off: Any = None) -> Use:
+    """The use of a method's own field, by its others."""
+    return Use(by, lambda _, method: holds(method), off)
+
+
+_WITH_MU = _where("mu above 0", lambda method: method.mu > 0)
+_BY_VOTE = _where("a vote; source names what is transferred without one", lambda method: method.source is None)
+
+# A method's own fields that are read only beside certain others of them.
+OWN: dict[Any, dict[str, Use]] = {
+    CRSMMixing: {
+        "reach": _where("norm=distance", lambda method: method.norm == "distance"),
+        "temperature": _where("norm=softmax", lambda method: method.norm == "softmax"),
+        "gamma": _where("norm=power", lambda method: method.norm == "power"),
+        "k": _where("norm=topk", lambda method: method.norm == "topk"),
+        "samples": _where("a rep_source of the clients' own samples", lambda method: method.rep_source != "probe"),
+        "layers": _where(
+            "rep_source=probe with compared=representation or compared=change",
+            lambda method: method.rep_source == "probe" and "prediction" not in method.compared,
+            off="last",
+        ),
+    },
+    Contrast: {"prev_init": _WITH_MU},
+    MOON: {"tau": _WITH_MU},
+    FedCKA: {"layers": _WITH_MU, "tap": _WITH_MU, "metric": _WITH_MU},
+    SCAFFOLD: {
+        "denom": _where("mode=niid; without momentum both are the same", lambda method: method.mode == "niid")
+    },
+    FedCRC: {"kl": _where("tau below 1, where the global head moves", lambda method: method.tau < 1)},
+    FedEMA: {
+        "tau": _where("autoscale=true", lambda method: method.autoscale),
+        "scale": _where("autoscale=false", lambda method: not method.autoscale),
+    },
+    HeteroSSFL: {
+        **dict.fromkeys(("phi", "normalise_gram", "rad_full", "rad_every", "rad_bn", "start"), _WITH_MU),
+        "rad_batch": _where("mu above 0 with rad_full=false", lambda method: method.mu > 0 and not method.rad_full),
+    },
+    Vote: dict.fromkeys(("ballot", "measure", "taps", "images"), _BY_VOTE),
+}  # fmt: skip
+
+
+def refuse_idle_bn(config: Config, models: Sequence[Model]) -> None:
+    """Refuse another mode of BatchNorm than usual where no model has a layer of it, or what it became.
+
+    Raises:
+        InputError: One line that names the mode and the models.
+    """
+    normed = (nn.BatchNorm2d, nn.GroupNorm)
+    if config.bn != "track" and not any(isinstance(module, normed) for model in models for module in model.modules()):
+        names = ", ".join(dict.fromkeys(model.recipe.get("architecture", "the model") for model in models))
+        raise InputError(f"bn: {config.bn!r} would do nothing; {names} has no BatchNorm of maps")
+
+
+def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mapping[str, Use]) -> None:
+    """Refuse the first field that is given and that no method of any config reads.
+
+    Args:
+        given: Fields that somebody named; a default that nobody names is no fault.
+        configs: What they make, one or more.
+        uses: What reads the fields of a config; those that are not there are read by everything.
+
+    Raises:
+        InputError: One line that names the field, its value and what would read it.
+    """
+    for name in given:
+        if name in uses and getattr(configs[0], name) != uses[name].off:
+            read = any(
+                uses[name].reads(config, config.method(method)) for config in configs for method in config.methods
+            )
+            _refuse_unless(read, name, getattr(configs[0], name), uses[name])
+    for method, own in given.get("settings", {}).items():
+        alike = [(config, config.method(method)) for config in configs if method in config.methods]
+        for name in own:
+            use, value = _own_use(alike[0][1], name), getattr(alike[0][1], name)
+            if use is not None and value != use.off:
+                _refuse_unless(any(use.reads(*both) for both in alike), f"{method}.{name}", value, use)
+
+
+def _refuse_unless(read: bool, name: str, value: Any, use: Use) -> None:
+    if not read:
+        raise InputError(f"{name}: {short(value)} would do nothing; it is of {use.by}")
+
+
+def _own_use(method: Method, name: str) -> Use | None:
+    """What reads a method's own field; None if everything does."""
+    return next((uses[name] for kind, uses in OWN.items() if isinstance(method, kind) and name in uses), None)
+
+
+def overruled(given: Mapping[str, Any], configs: Sequence[Config], base: Sequence[Config]) -> dict[str, Any]:
+    """The given fields, with their values, in which configs differ from what they would be without them."""
+    settings: Mapping[str, Mapping[str, Any]] = given.get("settings", {})
+    other: dict[str, Any] = {}
+    for config, of in zip(configs, base, strict=True):
+        now, before = config.model_dump(), of.model_dump()
+        other |= {name: now[name] for name in given if name != "settings" and now[name] != before[name]}
+        for method in (name for name in settings if name in config.settings):
+            own, theirs = config.settings[method], of.settings[method]
+            other |= {f"{method}.{name}": own[name] for name in settings[method] if own[name] != theirs[name]}
+    return other
