@@ -30,7 +30,7 @@ from kinfed.methods import METHODS, Method
 from kinfed.methods.aggregation import mix
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.models import Model, Tensors
-from kinfed.streams import numpy_stream, seeded_global_torch
+from kinfed.streams import numpy_stream, seeded_globals, torch_stream
 
 SIZES = {"mnist": (6128, 24), "cifar10": (10128, 20)}  # training images with the server's, rounds
 
@@ -71,7 +71,7 @@ def slim(dataset: Dataset, seed: int) -> Model:
     """Four times conv3×3(24)-BatchNorm-pool-ReLU, and the head."""
     (channels, side, _), classes = dataset.shape, len(dataset.classes)
     stages: dict[str, nn.Module] = {}
-    with seeded_global_torch(seed, "model"):
+    with seeded_globals(torch_stream(seed, "model")):
         for i in range(4):
             convolution = nn.Conv2d(24 if i else channels, 24, 3, padding=1)
             stages[f"conv{i + 1}"] = nn.Sequential(convolution, nn.BatchNorm2d(24), nn.MaxPool2d(2), nn.ReLU())

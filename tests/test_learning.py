@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -8,11 +9,22 @@ import torch
 from torch import nn
 
 from kinfed.data import Samples
-from kinfed.learning import SGD, Batch, Phase, class_overlap, features, hits, over_clients, rank_correlation, train
+from kinfed.learning import (
+    SGD,
+    Batch,
+    Loss,
+    Phase,
+    class_overlap,
+    features,
+    hits,
+    over_clients,
+    rank_correlation,
+    train,
+)
 from kinfed.learning.augmentation import crop_and_flip
 from kinfed.learning.schedule import lr_factor, parse_schedule
-from kinfed.models import BODY, HEAD, Model, build
-from kinfed.streams import forked_global_torch
+from kinfed.models import ALL, BODY, HEAD, Model, Part, Tensors, build
+from kinfed.streams import seeded_globals
 from tests.worlds import dataset, float_samples, same
 
 
@@ -155,6 +167,95 @@ def test_a_frozen_body_runs_once_whatever_the_epochs() -> None:
     model.body.conv1.register_forward_hook(lambda *_: runs.append(1))
     train(model, dataset(48).train, Phase(train=HEAD), SGD(lr=0.1, batch_size=16, epochs=5), order())
     assert len(runs) == 1
+
+
+def test_a_learning_rate_of_zero_moves_nothing() -> None:  # case 324
+    model = build("tiny_cnn", (1, 8, 8), 10, 0)
+    before = model.tensors()
+    tally = train(model, dataset(48).train, Phase(lr=0.0), SGD(lr=0.1, batch_size=16), order())
+    assert tally.steps == 3
+    assert same(before, model.tensors())
+
+
+def test_of_what_is_frozen_for_good_no_step_is_made() -> None:  # case 322
+    head = nn.Linear(64, 10).requires_grad_(False)
+    model = Model({"flatten": nn.Flatten(), "fc": nn.Linear(64, 64)}, head, [])
+    before = model.tensors()
+    tally = train(model, dataset(48).train, Phase(train=HEAD), SGD(lr=0.1, batch_size=16), order())
+    assert (tally.steps, tally.skipped) == (0, 0)
+    assert math.isnan(tally.loss)
+    train(model, dataset(48).train, Phase(), SGD(lr=0.1, batch_size=16, weight_decay=0.1), order())
+    assert same({n: t for n, t in before.items() if "head" in n}, model.tensors(HEAD))
+    assert not torch.equal(before["body.fc.weight"], model.body.fc.weight)
+
+
+def test_a_batch_of_one_is_used_where_batchnorm_is_in_evaluation_mode_for_good() -> None:
+    model = Model({"norm": nn.BatchNorm1d(2).eval()}, nn.Linear(2, 2), [])
+    before = model.tensors(BODY)
+    tally = train(model, two_classes(33), Phase(), SGD(lr=0.1, batch_size=32), order())
+    assert (tally.steps, tally.skipped) == (2, 0)
+    after = model.tensors(BODY)
+    assert same({n: before[n] for n in after if "running" in n}, {n: after[n] for n in after if "running" in n})
+    assert not torch.equal(before["body.norm.weight"], after["body.norm.weight"])
+
+
+class Spare(nn.Module):
+    """Has a layer that it never uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never = nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [
+        (ALL, ["body.fc.weight", "body.fc.bias", "head.weight", "head.bias"]),
+        (BODY, ["body.fc.weight", "body.fc.bias"]),
+        (HEAD, ["head.weight", "head.bias"]),
+    ],
+)
+def test_hooks_get_the_weights_that_have_a_gradient_by_name(part: Part, names: list[str]) -> None:  # case 323
+    model = Model({"flatten": nn.Flatten(), "spare": Spare(), "fc": nn.Linear(64, 4)}, nn.Linear(4, 10), [])
+    before, told = model.tensors(), []
+
+    def before_step(weights: Tensors, gradients: Tensors) -> None:
+        told.append([*weights])
+        assert weights.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            assert torch.equal(weights[name], before[name])
+            gradient.fill_(1.0)
+
+    def after_step(weights: Tensors) -> None:
+        told.append([*weights])
+        for weight in weights.values():
+            weight.add_(0.5)
+
+    sgd = SGD(lr=0.1, batch_size=48, momentum=0.0)
+    train(model, dataset(48).train, Phase(train=part), sgd, order(), before_step=before_step, after_step=after_step)
+    assert told == [names, names]
+    after = model.tensors()
+    assert all(torch.allclose(after[n], before[n] - 0.1 + 0.5) for n in names)
+    assert all(torch.equal(after[n], before[n]) for n in before.keys() - {*names})
+
+
+def test_a_loss_and_its_term_are_told_apart_over_the_samples() -> None:  # case 332
+    losses = iter([Loss(torch.tensor(1.0), torch.tensor(4.0)), Loss(torch.tensor(3.0)), Loss(torch.tensor(2.0))])
+
+    def objective(model: Model, batch: Batch) -> Loss:
+        plain, term = next(losses)
+        return Loss(plain + 0 * model(batch.inputs).sum(), term)
+
+    samples = float_samples(torch.ones(5, 1), [0] * 5)
+    tally = train(linear(), samples, Phase(), SGD(lr=0.1, batch_size=2), order(), objective)
+    assert tally.plain == pytest.approx((2 * 1 + 2 * 3 + 2) / 5)
+    assert tally.term == pytest.approx(2 * 4 / 5)
+    assert tally.loss == pytest.approx(tally.plain + 2 * 4 / 5)
+    plain = train(linear(), samples, Phase(), SGD(lr=0.1, batch_size=2), order())
+    assert (plain.loss, plain.term) == (plain.plain, None)
 
 
 def test_samples_are_shuffled_anew_every_epoch() -> None:  # case 54
@@ -321,6 +422,26 @@ def test_dropout_belongs_to_the_clients_stream(global_generators: None) -> None:
         assert not torch.allclose(trained(0), trained(1), atol=1e-3)
 
 
+class Noisy(nn.Module):
+    """Draws from the generators of Python and of NumPy's legacy functions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + random.random()) + float(np.random.rand())  # noqa: NPY002
+
+
+def test_what_a_module_draws_belongs_to_the_clients_stream(global_generators: None) -> None:  # case 352
+    def trained(seed: int) -> torch.Tensor:
+        head = nn.Linear(64, 10, bias=False)
+        nn.init.zeros_(head.weight)
+        model = Model({"flatten": nn.Flatten(), "noisy": Noisy()}, head, [])
+        train(model, dataset(48).train, Phase(), SGD(lr=0.1, batch_size=48), order(seed))
+        return head.weight
+
+    with torch.random.fork_rng(devices=[]):
+        assert torch.equal(trained(0), trained(0))
+        assert not torch.allclose(trained(0), trained(1), atol=1e-3)
+
+
 def test_training_in_channels_last_is_training() -> None:
     def trained(model: Model) -> dict[str, torch.Tensor]:
         train(model, dataset(96).train, Phase(), SGD(lr=0.05, batch_size=16, weight_decay=1e-3), order())
@@ -346,7 +467,7 @@ def test_training_is_plain_sgd_with_momentum() -> None:
 
 def test_seeding_leaves_no_notes_for_devices_that_are_not_in_use() -> None:
     before = len(torch.cuda._queued_calls)  # type: ignore[attr-defined]
-    with forked_global_torch(1, torch.device("cpu")):
+    with seeded_globals(order(1), torch.device("cpu")):
         pass
     assert len(torch.cuda._queued_calls) == before  # type: ignore[attr-defined]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from kinfed.models import (
     load_weights,
     open_saved,
     select,
+    set_batchnorm,
     suited,
 )
 
@@ -95,6 +97,78 @@ def test_reading_a_tap_runs_no_further() -> None:
 
 def test_small_cnn_has_fedckas_seven_layers() -> None:  # METHODS.md B.5
     assert made("small_cnn").taps[:6] == ("conv1", "conv2", "fc120", "fc84", "proj84", "proj256")
+
+
+class Adds(nn.Module):
+    """Changes what it is given in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+
+def test_a_module_that_stands_twice_runs_twice() -> None:  # case 321
+    relu, first, second = nn.ReLU(), nn.Linear(2, 2), nn.Linear(2, 2)
+    model = Model({"fc1": first, "act1": relu, "fc2": second, "act2": relu}, nn.Linear(2, 2), ["act1", "fc2", "act2"])
+    x = noise(50, 2)
+    with torch.no_grad():
+        expected = {"act1": first(x).relu(), "fc2": second(first(x).relu()), "body": second(first(x).relu()).relu()}
+        read = model.activations(x, model.taps)
+        assert torch.equal(read["head"], model(x))
+        assert torch.equal(read["head"], model.head(expected["body"]))
+    assert (expected["fc2"] < 0).any()
+    assert all(torch.equal(read[tap], value) for tap, value in (expected | {"act2": expected["body"]}).items())
+    assert model.layers == ("act1", "fc2", "act2", "head")
+
+
+def test_a_tap_before_a_layer_that_works_in_place_is_what_it_was_there() -> None:  # case 321
+    first = nn.Linear(2, 3)
+    stages = {"fc": first, "view": nn.Flatten(), "act": nn.ReLU(inplace=True), "adds": Adds()}
+    model = Model(stages, nn.Linear(3, 2), ["fc", "view", "act", "adds"])
+    x = noise(50, 2)
+    read = model.activations(x, ["fc", "view", "act", "adds", "body"])
+    expected = [first(x), first(x), first(x).relu(), first(x).relu() + 1, first(x).relu() + 1]
+    assert all(torch.equal(found, right) for found, right in zip(read.values(), expected, strict=True))
+    (gradient,) = torch.autograd.grad(read["fc"].sum(), first.bias)
+    assert gradient.tolist() == [50.0] * 3
+
+
+def test_a_first_layer_that_works_in_place_leaves_the_inputs_alone() -> None:
+    model = Model({"adds": Adds()}, nn.Linear(2, 2), ["adds"])
+    x = noise(3, 2)
+    before = x.clone()
+    assert torch.equal(model.body(x), before + 1)
+    assert torch.equal(model.activations(x, ["adds"])["adds"], before + 1)
+    assert torch.equal(x, before)
+
+
+def tied() -> Model:
+    """A layer that stands twice, and a weight that two layers have."""
+    layer, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    other.weight = layer.weight
+    return Model({"first": layer, "act": nn.ReLU(), "second": layer, "third": other}, nn.Linear(3, 2), [])
+
+
+def test_what_is_used_twice_is_one_tensor_of_one_name() -> None:  # case 321
+    model = tied()
+    assert [*model.tensors()] == [
+        "body.first.weight", "body.first.bias", "body.third.bias", "head.weight", "head.bias",
+    ]  # fmt: skip
+    model.load({"body.first.weight": torch.eye(3)})
+    assert all(torch.equal(model.stages[name].weight, torch.eye(3)) for name in ("first", "second", "third"))
+
+
+def test_a_model_with_tied_weights_is_saved_and_loaded(tmp_path: Path) -> None:
+    model, other = tied(), tied()
+    load_weights(other, saved(tmp_path / "tied.safetensors", model.tensors()))
+    x = noise(4, 3)
+    with torch.no_grad():
+        assert torch.equal(model(x), other(x))
+
+
+def test_a_head_whose_weights_are_used_in_the_body_is_refused() -> None:
+    head = nn.Linear(2, 2)
+    with pytest.raises(InputError, match=r"head: its weights are used in the body, too, as again.weight"):
+        Model({"again": head}, head, [])
 
 
 def test_an_unknown_tap_is_refused_with_those_there_are() -> None:  # case 25
@@ -191,6 +265,15 @@ def test_batchnorm_tracks_knows_its_batch_alone_or_becomes_groupnorm(name: str) 
     assert all(torch.equal(same_weights[0], w) for w in same_weights)
 
 
+def test_a_batchnorm_that_is_used_twice_becomes_one_layer() -> None:
+    norm = nn.BatchNorm2d(4)
+    model = Model({"norm": norm, "block": nn.Sequential(nn.ReLU(), norm), "again": norm}, nn.Linear(4, 2), [])
+    set_batchnorm(model, "group")
+    changed = model.stages["norm"]
+    assert isinstance(changed, nn.GroupNorm)
+    assert changed is model.stages["again"] is model.body.block[1]
+
+
 def test_an_evaluation_depends_on_its_batch_only_where_batchnorm_says_so() -> None:
     x = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for bn, depends in (("track", False), ("group", False), ("batch", True)):
@@ -216,6 +299,14 @@ def own(shape: tuple[int, ...], classes: int) -> nn.Module:
     return Own(shape[0] * shape[1] * shape[2], classes)
 
 
+def half_frozen(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The first layer without gradient, BatchNorm in evaluation mode."""
+    frozen = nn.Sequential(nn.Conv2d(shape[0], 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 7))
+    frozen[0].requires_grad_(False)
+    frozen[1].eval()
+    return nn.Sequential(frozen, nn.ReLU(), nn.Linear(7, classes))
+
+
 def too_few(shape: tuple[int, ...], classes: int) -> nn.Module:
     return own(shape, classes - 1)
 
@@ -236,6 +327,29 @@ def test_any_module_whose_head_is_named_is_a_model() -> None:
     assert select(model.state_dict(), HEAD).keys() == {"head.weight", "head.bias"}
     again = build(f"{__name__}:own", (1, 8, 8), 10, 3, head="classifier.1")
     assert torch.equal(model.head.weight, again.head.weight)
+
+
+def test_what_a_function_froze_is_frozen_whatever_is_trained() -> None:  # case 322
+    model = build(f"{__name__}:half_frozen", (1, 8, 8), 10, 0, head="2")
+    layers = model.body.net[0]
+
+    def modes() -> list[bool]:
+        return [layer.training for layer in (layers, layers[0], layers[1], layers[3], model.head)]
+
+    assert modes() == [True, True, False, True, True]
+    for part in (HEAD, BODY, ALL):
+        model.eval()
+        model.freeze_all_but(part)
+        assert not any(p.requires_grad for p in layers[0].parameters())
+        assert all(p.requires_grad == (part != HEAD) for p in layers[3].parameters())
+        assert all(p.requires_grad == (part != BODY) for p in model.head.parameters())
+        assert modes() == [part != HEAD, part != HEAD, False, part != HEAD, part != BODY]
+    assert not copy.deepcopy(model).eval().train().body.net[0][1].training
+
+
+def test_a_layer_that_is_frozen_is_not_replaced() -> None:
+    with pytest.raises(InputError, match=r"bn: 'group' is not allowed; it replaces body.net.0.1, which is frozen"):
+        build(f"{__name__}:half_frozen", (1, 8, 8), 10, 0, bn="group", head="2")
 
 
 def test_a_function_may_return_a_model_of_kinfed() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
 import numpy as np
+import pytest
 import torch
 
-from kinfed.streams import numpy_stream, seeded_global_torch, torch_stream
+from kinfed.streams import numpy_stream, seeded_globals, torch_stream
 
 
 def test_one_address_gives_one_sequence_and_another_address_another() -> None:
@@ -28,13 +30,27 @@ def test_streams_do_not_depend_on_the_hash_seed() -> None:
     assert len(draws) == 1
 
 
-def test_torch_streams_are_repeatable_and_leave_the_global_generator_alone() -> None:
+def test_torch_streams_are_repeatable() -> None:
     first, again = (torch.rand(3, generator=torch_stream(0, "x")) for _ in range(2))
     assert torch.equal(first, again)
-    with seeded_global_torch(0, "model"):
-        inside = torch.rand(3)
-    with seeded_global_torch(0, "model"):
-        assert torch.equal(inside, torch.rand(3))  # and the fixture sees that nothing changed outside
+
+
+def test_global_generators_are_seeded_by_a_stream_and_then_as_they_were(global_generators: None) -> None:  # case 352
+    def drawn(*address: str | int) -> list[float]:
+        with seeded_globals(torch_stream(0, *address)):
+            return [torch.rand(1).item(), np.random.rand(), random.random()]  # noqa: NPY002
+
+    first, again, other = drawn("model"), drawn("model"), drawn("model", 1)
+    assert first == again
+    assert not {*first} & {*other}
+
+    def fails() -> None:
+        with seeded_globals(torch_stream(0, "model")):
+            random.random()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
 
 
 def test_streams_of_neighbouring_addresses_are_unrelated() -> None:

@@ -1,14 +1,15 @@
 """Random streams that have an address instead of a position.
 
 Every draw in kinfed comes from a stream named by what it is for: ``(seed, purpose, client, round)``. Nothing reads the
-global generators, so neither the order in which clients run, nor the number of worker processes, nor a restart in
-between can change a number.
+global generators but in a block that seeds them from such a stream, so neither the order in which clients run, nor the
+number of worker processes, nor a restart in between can change a number.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["forked_global_torch", "numpy_stream", "seeded_global_torch", "torch_stream"]
+__all__ = ["numpy_stream", "seeded_globals", "torch_stream"]
 
 
 def _digest(seed: int, address: tuple[str | int, ...]) -> bytes:
@@ -46,22 +47,28 @@ def torch_stream(seed: int, *address: str | int) -> torch.Generator:
 
 
 @contextlib.contextmanager
-def seeded_global_torch(seed: int, *address: str | int) -> Iterator[None]:
-    """Run a block whose code can only draw from torch's global generator, and leave that generator as it was.
+def seeded_globals(stream: torch.Generator, device: torch.device | None = None) -> Iterator[None]:
+    """Run a block that draws from global generators, seeded by a stream, and leave these generators as they were.
 
-    For `torch.nn` modules, whose constructors take no generator.
+    They are torch's, Python's, and that of NumPy's legacy functions: the constructors of `torch.nn` and dropout take no
+    generator, and a user's own module may draw from any of them.
+
+    Args:
+        stream: Names the seed; it is not drawn from.
+        device: Where the block works; a CUDA device has a generator of its own.
     """
-    with forked_global_torch(torch_stream(seed, *address).initial_seed()):
-        yield
-
-
-@contextlib.contextmanager
-def forked_global_torch(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """The same with a seed of torch's own kind; also for the generator of a CUDA device, if that is named."""
     import torch
 
+    seed = stream.initial_seed()
     accelerated = device is not None and device.type != "cpu"
-    with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
-        # torch.manual_seed is for all devices: it keeps a note for each that is not in use yet, stack trace and all.
-        (torch.manual_seed if accelerated else torch.default_generator.manual_seed)(seed)
-        yield
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
+            # torch.manual_seed is for all devices: it keeps a note, stack trace and all, for each not in use yet.
+            (torch.manual_seed if accelerated else torch.default_generator.manual_seed)(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            random.seed(seed)
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kinfed.data import Samples
 from kinfed.errors import InputError
-from kinfed.learning import SGD, Batch
+from kinfed.learning import SGD, Batch, Loss
 from kinfed.methods import Client, Memory, Message, Method
 from kinfed.methods.contrast import Contrast
 from kinfed.methods.fedcka import FedCKA
@@ -58,6 +58,7 @@ def close(a: Tensors, b: Tensors, atol: float = 1e-5) -> bool:
 def test_without_weight_it_is_fedavg_bit_for_bit(kind: type[Contrast], tmp_path: Path) -> None:
     plain = run(workshop("fedavg", participation=0.5), tmp_path / "fedavg")
     with_term = run(workshop(kind(mu=0), participation=0.5), tmp_path / "other")
+    assert [line.pop("train_term") for line in with_term.lines] == [0.0] * 3
     assert plain.lines == with_term.lines
     assert same(plain.state, with_term.state)
 
@@ -122,14 +123,21 @@ def test_moon_compares_with_the_global_and_the_previous_model(previous: list[lis
     client = replace(a_client(dataset(40).train), model=model, train=samples)
     before = {**model.tensors(), "body.linear.weight": torch.tensor(column(previous))}
     objective = MOON(mu=1).contrast(client, Message(model.tensors()), before)
-    loss = objective(model, Batch(samples.inputs, torch.tensor([0]), torch.tensor([0]))).item()
-    assert loss - math.log(2) == pytest.approx(expected, abs=1e-6)  # two classes, equal logits
+    loss = objective(model, Batch(samples.inputs, torch.tensor([0]), torch.tensor([0])))
+    assert isinstance(loss, Loss)
+    assert loss.plain.item() == pytest.approx(math.log(2))  # two classes, equal logits
+    assert loss.term is not None
+    assert loss.term.item() == pytest.approx(expected, abs=1e-6)
 
 
 def a_batch(client: Client, count: int = 16) -> Batch:
     rows = torch.arange(count).flip(0)
     assert client.train.labels is not None
     return Batch(client.train.batch(rows), client.train.labels[rows], rows)
+
+
+def total(loss: torch.Tensor | Loss) -> torch.Tensor:
+    return loss.total if isinstance(loss, Loss) else loss
 
 
 def moved(model: Model) -> Model:
@@ -160,7 +168,7 @@ def test_fedcka_is_its_two_term_form_with_kinfeds_own_similarities(metric: str, 
     method = FedCKA(metric=metric, mu=2.0)  # type: ignore[arg-type]
     objective = method.contrast(client, Message(global_.tensors()), previous.tensors())
     local, batch = moved(client.model), a_batch(client)
-    found = objective(local, batch)
+    found = total(objective(local, batch))
     found.backward()
     gradients = {n: p.grad.clone() for n, p in local.named_parameters() if p.grad is not None}
 
@@ -184,7 +192,7 @@ def test_fedcka_leaves_the_term_out_of_batches_of_three(rows: int) -> None:
     objective = FedCKA().contrast(client, Message(client.model.tensors()), other(client))
     model, batch = client.model, a_batch(client, rows)
     plain = functional.cross_entropy(model(batch.inputs), batch.labels)
-    assert (objective(model, batch).item() == plain.item()) == (rows == 3)
+    assert (total(objective(model, batch)).item() == plain.item()) == (rows == 3)
 
 
 @ids
@@ -192,7 +200,7 @@ def test_the_gradient_reaches_the_local_model_alone(method: Contrast) -> None:
     client = a_client(dataset(40).train)
     message, previous = Message(client.model.tensors()), other(client)
     objective = method.contrast(client, message, previous)
-    difference = objective(moved(client.model), a_batch(client)) - functional.cross_entropy(
+    difference = total(objective(moved(client.model), a_batch(client))) - functional.cross_entropy(
         client.model(a_batch(client).inputs), a_batch(client).labels
     )
     difference.backward()
@@ -309,7 +317,7 @@ def test_constant_activations_add_no_gradient() -> None:
     nn.init.constant_(dead.bias, -100.0)
     objective = FedCKA(layers=1, mu=1).contrast(client, Message(client.model.tensors()), other(client))
     batch = a_batch(client)
-    loss = objective(client.model, batch)
+    loss = total(objective(client.model, batch))
     loss.backward()
     plain = functional.cross_entropy(client.model(batch.inputs), batch.labels)
     assert loss.item() - plain.item() == pytest.approx(math.log(2), abs=1e-6)

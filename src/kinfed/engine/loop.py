@@ -213,16 +213,23 @@ class _Round:
 
 
 def _totals(uploads: Mapping[ClientId, Message]) -> Line:
-    """What the clients say of their training: loss weighted by samples, steps and samples left out."""
+    """What the clients say of their training: losses weighted by samples, steps and samples left out."""
     numbers = [upload.numbers for upload in uploads.values()]
-    told = [n for n in numbers if "loss" in n]
-    loss = sum(n["loss"] * n["samples"] for n in told) / sum(n["samples"] for n in told) if told else None
+    term = _mean("term", numbers)
     return {  # in Python's own numbers, whatever the method reckons with
-        "train_loss": None if loss is None else float(loss),
+        "train_loss": _mean("loss", numbers),
+        "train_cross_entropy": _mean("cross_entropy", numbers),
+        **({} if term is None else {"train_term": term}),
         "skipped_samples": int(sum(n.get("skipped", 0) for n in numbers)),
         "zero_step_clients": int(sum(n.get("steps", 1) == 0 for n in numbers)),
         **({"spread": spreads} if (spreads := _spreads(uploads)) else {}),
     }
+
+
+def _mean(name: str, numbers: Sequence[Mapping[str, float]]) -> float | None:
+    """Of a number that clients tell, weighted by their samples; None if nobody tells it."""
+    told = [n for n in numbers if name in n]
+    return float(sum(n[name] * n["samples"] for n in told) / sum(n["samples"] for n in told)) if told else None
 
 
 def _spreads(uploads: Mapping[ClientId, Message]) -> dict[str, float]:

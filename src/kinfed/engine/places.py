@@ -18,6 +18,7 @@ from kinfed.engine.memories import Memories
 from kinfed.engine.workshop import Verdict, Workshop
 from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
+from kinfed.streams import seeded_globals, torch_stream
 
 __all__ = ["Done", "Failure", "Inline", "Place", "Task", "Test", "one_thread"]
 
@@ -122,13 +123,18 @@ class Inline:
         """The global model on the pooled test set."""
         return self.test_rows(tensors, 0, len(self.workshop.federation.tested[0]))
 
+    def _drawing(self, *address: str | int) -> contextlib.AbstractContextManager[None]:
+        """What a user's module draws from global generators, it draws from a stream of its own."""
+        return seeded_globals(torch_stream(self.workshop.plan.seed, *address), self.workshop.device)
+
     # One client's fault must not end the others' run, whatever it is.
 
     def update_one(self, task: Task) -> Done | Failure:
         """Local work of one client."""
         try:
             memory = self.memories.read(task.id, task.kept)
-            upload, kept = self.workshop.update(task.id, task.round, task.message, memory)
+            with self._drawing("update", task.id, task.round):
+                upload, kept = self.workshop.update(task.id, task.round, task.message, memory)
             return Done(upload, self.memories.write(task.id, task.round, kept))
         except Exception as error:
             return Failure.of(error)
@@ -136,20 +142,22 @@ class Inline:
     def evaluate_one(self, task: Task) -> dict[str, Verdict] | Failure:
         """Tests of models at one client."""
         try:
-            if task.test == "fine-tuning":
-                return self.workshop.fine_tune(task.id, task.round, task.message.tensors)
-            if task.test == "new client":
-                return self.workshop.welcome(task.id, task.round, task.message.tensors)
-            if task.test == "global representation":
-                return self.workshop.appraise(task.round, task.message.tensors)
-            memory = self.memories.read(task.id, task.kept)
-            return self.workshop.evaluate(task.id, task.round, task.message, memory)
+            with self._drawing(task.test, task.id, task.round):
+                if task.test == "fine-tuning":
+                    return self.workshop.fine_tune(task.id, task.round, task.message.tensors)
+                if task.test == "new client":
+                    return self.workshop.welcome(task.id, task.round, task.message.tensors)
+                if task.test == "global representation":
+                    return self.workshop.appraise(task.round, task.message.tensors)
+                memory = self.memories.read(task.id, task.kept)
+                return self.workshop.evaluate(task.id, task.round, task.message, memory)
         except Exception as error:
             return Failure.of(error)
 
     def test_rows(self, tensors: Tensors, start: int, stop: int) -> Tensor | Failure:
         """The global model on some rows of the pooled test set."""
         try:
-            return self.workshop.test(tensors, start, stop)
+            with self._drawing("test", start):
+                return self.workshop.test(tensors, start, stop)
         except Exception as error:
             return Failure.of(error)

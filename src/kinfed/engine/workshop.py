@@ -105,7 +105,7 @@ class Workshop:
         sources: Pre-trained models that the method asks for, on the same device.
 
     Raises:
-        InputError: If the method cannot work with one of the models, or a linear probe would lack a class.
+        InputError: If the method cannot work with the models or the data, or a linear probe would lack a class.
     """
 
     method: Method
@@ -119,8 +119,7 @@ class Workshop:
         classes = len(self.federation.dataset.classes)
         if self.plan.probed is not None and self.plan.probed < classes:
             raise InputError(f"linear_probe_images: {self.plan.probed} is too few; there are {classes} classes")
-        for model in self.models:
-            self.method.check(model, self.sources)
+        self.method.check(self.models, self.sources, self.federation.dataset.shape)
         for model in [*self.models, *(source.model for source in self.sources)]:
             model.prefer_channels_last()
 
@@ -162,7 +161,7 @@ class Workshop:
 
     def tensor_names(self, id: ClientId) -> set[str]:
         """Of all parameters and buffers of a client's model."""
-        return {*self.models[self._architecture(id)].state_dict()}
+        return {*self.models[self._architecture(id)].named_tensors()}
 
     def architecture(self, id: ClientId) -> str:
         """The name of a client's."""

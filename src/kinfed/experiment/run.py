@@ -474,6 +474,8 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         "rounds_to_target": _rounds_to_target(config, lines),
         "vote": _vote(workshop, lines),
         "train_loss": lines[-1]["train_loss"],
+        "train_cross_entropy": lines[-1].get("train_cross_entropy"),
+        "train_term": lines[-1].get("train_term"),
         "communication": {way: sum(line[way] for line in lines) for way in ("down_bytes", "up_bytes")},
         "seconds": {
             "total": round(sum(sum(v for k, v in line.items() if k != "round") for line in seconds), 3),

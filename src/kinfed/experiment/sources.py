@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kinfed.data import Dataset, Normalisation, fewer, load, of_classes
 from kinfed.engine import Unwatched, Watch, one_thread, save_model
@@ -20,7 +19,7 @@ from kinfed.experiment.run import Watcher, nobody
 from kinfed.experiment.training import Training
 from kinfed.files import LOCK, UNFINISHED, claimed, clear_unfinished, delete, read_json
 from kinfed.learning import SGD, AfterStep, Phase, hits, train
-from kinfed.models import Model, build, read_tensors
+from kinfed.models import Model, Tensors, build, read_tensors
 from kinfed.streams import torch_stream
 
 __all__ = ["DEFAULT", "is_there", "save_source", "train_source", "train_sources"]
@@ -81,7 +80,7 @@ def _telling(watch: Watch, steps: int, epochs: int) -> AfterStep:
     """Tells of every step, and of every epoch but the last, whose line has the accuracy."""
     done = 0
 
-    def tell(weights: list[Tensor]) -> None:
+    def tell(weights: Tensors) -> None:
         nonlocal done
         del weights
         done += 1

@@ -4,8 +4,19 @@ from kinfed.learning.evaluation import class_overlap, hits, over_clients, rank_c
 from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
 from kinfed.learning.representation import knn, linear_probe
 from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
-from kinfed.learning.training import SGD, AfterStep, Batch, BeforeStep, Objective, Phase, Tally, cross_entropy, train
-from kinfed.learning.views import two_views, unnormalised
+from kinfed.learning.training import (
+    SGD,
+    AfterStep,
+    Batch,
+    BeforeStep,
+    Loss,
+    Objective,
+    Phase,
+    Tally,
+    cross_entropy,
+    train,
+)
+from kinfed.learning.views import check_viewable, two_views, unnormalised
 
 __all__ = [
     "COLLAPSED",
@@ -13,11 +24,13 @@ __all__ = [
     "AfterStep",
     "Batch",
     "BeforeStep",
+    "Loss",
     "Objective",
     "Phase",
     "Tally",
     "activations",
     "byol_loss",
+    "check_viewable",
     "class_overlap",
     "cross_entropy",
     "features",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kinfed.streams import forked_global_torch
+from kinfed.streams import seeded_globals
 
 __all__ = ["knn", "linear_probe"]
 
@@ -46,9 +46,9 @@ def linear_probe(
         d → classes, on the device of the features.
     """
     device, width = features.device, features.shape[1]
-    with forked_global_torch(stream.initial_seed()):
-        last = nn.Linear(hidden or width, classes, bias=bias)
-        first = nn.Linear(width, hidden or 1, bias=bias)
+    with seeded_globals(stream):
+        last = nn.Linear(width if hidden is None else hidden, classes, bias=bias)
+        first = nn.Linear(width, 1 if hidden is None else hidden, bias=bias)
     classifier = (last if hidden is None else nn.Sequential(first, last)).to(device)
     optimiser = torch.optim.Adam(classifier.parameters(), lr, fused=device.type in ("cpu", "cuda"))
     for _ in range(epochs):

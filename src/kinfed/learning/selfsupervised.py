@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from kinfed.data.samples import Samples
-from kinfed.learning.training import SGD, Batch, Phase, Tally, train
+from kinfed.learning.training import SGD, Batch, Loss, Phase, Tally, train
 from kinfed.learning.views import two_views
-from kinfed.models import ONLINE, Model, Siamese, Target
+from kinfed.models import ONLINE, Model, Siamese, Target, Tensors
 
 __all__ = ["COLLAPSED", "byol_loss", "simsiam_loss", "spread", "train_siamese"]
 
@@ -89,7 +89,7 @@ def train_siamese(
     def read(rows: Tensor) -> Tensor:
         return torch.stack(two_views(unlabelled.inputs.index_select(0, rows), stream))
 
-    def loss(_: Model, batch: Batch) -> Tensor:
+    def loss(_: Model, batch: Batch) -> Loss:
         first, second = batch.inputs
         z = online.project(first), online.project(second)
         p = online.predictor(z[0]), online.predictor(z[1])
@@ -100,10 +100,9 @@ def train_siamese(
             with torch.no_grad():
                 of_first, of_second = target(first), target(second)
             value = byol_loss(p[0], of_second) + byol_loss(p[1], of_first)
-        added = term() if term else None
-        return value if added is None else value + added
+        return Loss(value, term() if term else None)
 
-    def follow(_: list[Tensor]) -> None:
+    def follow(_: Tensors) -> None:
         if target is not None:
             target.follow(online, MOMENTUM)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +16,12 @@ from torch.nn import functional
 from kinfed.data.samples import Samples
 from kinfed.learning.augmentation import Augmentation, crop_and_flip
 from kinfed.learning.frozen import with_frozen_body
-from kinfed.models import ALL, BODY, Model, Part
-from kinfed.streams import forked_global_torch
+from kinfed.models import ALL, BODY, Model, Part, Tensors
+from kinfed.streams import seeded_globals
 
-__all__ = ["SGD", "AfterStep", "Batch", "BeforeStep", "Objective", "Phase", "Tally", "cross_entropy", "train"]
+__all__ = [
+    "SGD", "AfterStep", "Batch", "BeforeStep", "Loss", "Objective", "Phase", "Tally", "cross_entropy", "train",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +79,34 @@ class Batch:
     rows: Tensor
 
 
-Objective = Callable[[Model, Batch], Tensor]
+class Loss(NamedTuple):
+    """A loss in two parts, which are told apart.
 
-BeforeStep = Callable[[list[Tensor], list[Tensor]], None]
-"""Changes the gradients, the second list, in place; the first are the trained weights, in the model's order."""
+    Attributes:
+        plain: What every method has: the cross-entropy, or without labels the self-supervised loss.
+        term: What the method adds to it, if anything.
+    """
 
-AfterStep = Callable[[list[Tensor]], None]
-"""Changes the trained weights in place."""
+    plain: Tensor
+    term: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        """What is minimised."""
+        return self.plain if self.term is None else self.plain + self.term
+
+
+Objective = Callable[[Model, Batch], Tensor | Loss]
+"""Loss of a batch, a mean over its samples; a tensor is all plain."""
+
+BeforeStep = Callable[[Tensors, Tensors], None]
+"""Changes the gradients, the second argument, in place; the first are the weights of the same names.
+
+They are those of the trained parameters that have a gradient, in the model's order.
+"""
+
+AfterStep = Callable[[Tensors], None]
+"""Changes the same weights in place."""
 
 
 def cross_entropy(model: Model, batch: Batch) -> Tensor:
@@ -97,11 +123,15 @@ class Tally:
         skipped: Samples in batches that were left out (a batch of one where BatchNorm needs two, or the phase's
             ``drop_last``), over all epochs.
         loss: Mean of the objective over the samples seen; NaN if there was no step.
+        plain: The same of the loss without the method's term.
+        term: The same of the term, which is 0 in steps that have none; None if no step had one.
     """
 
     steps: int
     skipped: int
     loss: float
+    plain: float
+    term: float | None
 
 
 def train(
@@ -116,7 +146,7 @@ def train(
     before_step: BeforeStep | None = None,
     after_step: AfterStep | None = None,
 ) -> Tally:
-    """Train one part of a model in place.
+    """Train one part of a model in place; of a part that is frozen for good no step is made.
 
     Args:
         model: Changed in place; left with only the phase's part trainable.
@@ -125,10 +155,10 @@ def train(
         sgd: Step size, epochs and batch size of the round.
         order: The stream that shuffles the samples, once an epoch, and augments them. What draws from the global
             generator (dropout) draws from one that belongs to this stream, too.
-        objective: Loss of a batch, a mean over its samples.
+        objective: What is minimised.
         read: The inputs of a batch, given its rows; if not given, these are normalised and augmented as ``sgd`` says.
-        before_step: What is done to the gradients before each optimiser step.
-        after_step: What is done to the weights after it.
+        before_step: Called before each optimiser step.
+        after_step: Called after it.
     """
     if read is None and not BODY[0].startswith(phase.train):
         # A frozen body says the same of a sample in every epoch.
@@ -138,17 +168,25 @@ def train(
         read = partial(_augmented, samples, order) if sgd.augment == "crop_flip" else samples.batch
     needs_two = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
     fewest = 2 if needs_two else 1
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    weights = [p.detach() for p in parameters]  # the same memory, outside autograd
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        return Tally(0, 0, float("nan"), float("nan"), None)
+    weights = {name: p.detach() for name, p in parameters.items()}  # the same memory, outside autograd
     one_call = "fused" if samples.inputs.device.type in ("cpu", "cuda") else "foreach"  # for all tensors, in a step
     optimiser = torch.optim.SGD(
-        parameters, phase.lr or sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay, **{one_call: True}
+        parameters.values(),
+        sgd.lr if phase.lr is None else phase.lr,
+        momentum=sgd.momentum,
+        weight_decay=sgd.weight_decay,
+        **{one_call: True},
     )
     labels = samples.labels
-    steps = skipped = seen = 0
-    total = torch.zeros((), dtype=torch.float64, device=samples.inputs.device)
+    skipped = 0
+    losses: _Told = []
+    plains: _Told = []
+    terms: _Told = []
     epochs = sgd.epochs if phase.epochs is None else phase.epochs
-    with forked_global_torch(order.initial_seed(), samples.inputs.device):
+    with seeded_globals(order, samples.inputs.device):
         for _ in range(epochs):
             shuffled = torch.randperm(len(samples), generator=order).to(samples.inputs.device)
             for rows in shuffled.split(sgd.batch_size):
@@ -157,17 +195,37 @@ def train(
                     skipped += len(rows)
                     continue
                 optimiser.zero_grad(set_to_none=True)
-                loss = objective(model, Batch(read(rows), rows[:0] if labels is None else labels[rows], rows))
+                told = objective(model, Batch(read(rows), rows[:0] if labels is None else labels[rows], rows))
+                plain, term = told if isinstance(told, Loss) else (told, None)
+                loss = Loss(plain, term).total
                 loss.backward()
+                if before_step or after_step:
+                    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+                    moving = {name: weights[name] for name in gradients}
                 if before_step:
-                    before_step(weights, [p.grad for p in parameters if p.grad is not None])
+                    before_step(moving, gradients)
                 optimiser.step()
                 if after_step:
-                    after_step(weights)
-                steps += 1
-                seen += len(rows)
-                total += loss.detach() * len(rows)
-    return Tally(steps, skipped, total.item() / seen if seen else float("nan"))
+                    after_step(moving)
+                losses.append((len(rows), loss.detach()))
+                plains.append((len(rows), plain.detach()))
+                if term is not None:
+                    terms.append((len(rows), term.detach()))
+    seen = sum(count for count, _ in losses)
+    return Tally(len(losses), skipped, _mean(losses, seen), _mean(plains, seen), _mean(terms, seen) if terms else None)
+
+
+_Told = list[tuple[int, Tensor]]  # of each step: its samples, and a mean over them
+
+
+def _mean(told: _Told, seen: int) -> float:
+    """Mean over all samples seen; in the end, so that no step waits for the device. NaN if there was no step."""
+    if not told:
+        return float("nan")
+    counts, means = zip(*told, strict=True)
+    weighted = torch.stack(means) * torch.tensor(counts, device=means[0].device)
+    total: float = functools.reduce(operator.add, weighted.double().tolist())
+    return total / seen
 
 
 def _augmented(samples: Samples, stream: torch.Generator, rows: Tensor) -> Tensor:

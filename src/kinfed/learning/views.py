@@ -18,7 +18,7 @@ from torch.nn import functional
 from kinfed.data.samples import Normalisation, Samples
 from kinfed.errors import InputError
 
-__all__ = ["Draw", "draw", "two_views", "unnormalised", "view"]
+__all__ = ["Draw", "check_viewable", "draw", "two_views", "unnormalised", "view"]
 
 AREA = (0.08, 1.0)  # of a crop, as a fraction of the image's
 RATIO = (3 / 4, 4 / 3)  # of its width to its height
@@ -113,13 +113,22 @@ def two_views(images: Tensor, stream: torch.Generator) -> tuple[Tensor, Tensor]:
     Raises:
         InputError: If these are no such images.
     """
-    if images.ndim != 4 or images.shape[1] not in (1, 3):
-        shape = "×".join(map(str, images.shape[1:]))
-        raise InputError(f"data: two views are made of grey or colour images, and the inputs are {shape}")
+    check_viewable(tuple(images.shape[1:]))
     count, _, height, width = images.shape
     unit = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     first, second = (view(unit, draw(count, height, width, stream)) for _ in range(2))
     return first, second
+
+
+def check_viewable(shape: tuple[int, ...]) -> None:
+    """Refuse inputs of a shape that views are not made of.
+
+    Raises:
+        InputError: If they are no images c×h×w with 1 or 3 channels.
+    """
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        told = "×".join(map(str, shape))
+        raise InputError(f"data: two views are made of grey or colour images, and the inputs are {told}")
 
 
 def view(images: Tensor, drawn: Draw) -> Tensor:

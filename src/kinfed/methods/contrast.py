@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge
-from torch import Tensor
 
-from kinfed.learning import Batch, Objective, cross_entropy
+from kinfed.learning import Batch, Loss, Objective, cross_entropy
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, Memory, Message
 from kinfed.models import Model, Tensors
-from kinfed.streams import forked_global_torch
+from kinfed.streams import seeded_globals
 
 __all__ = ["Contrast"]
 
@@ -48,17 +47,18 @@ class Contrast(FedAvg):
         tensors = client.model.tensors()
         return Message(tensors, numbers), Memory(tensors)
 
-    def _without(self, model: Model, batch: Batch) -> Tensor:
+    def _without(self, model: Model, batch: Batch) -> Loss:
         """What the term is while the previous model is the global one."""
-        return cross_entropy(model, batch) + self.mu * math.log(2)
+        plain = cross_entropy(model, batch)
+        return Loss(plain, plain.new_tensor(self.mu * math.log(2)))
 
 
 def _random(client: Client) -> Tensors:
-    """The client's model with random weights of its own."""
+    """The client's model with random weights of its own; what is frozen in it stays."""
     model = copy.deepcopy(client.model).cpu()  # so that every device draws the same
-    with forked_global_torch(client.stream("previous").initial_seed()):
-        for module in model.modules():
+    with seeded_globals(client.stream("previous")):
+        for name, module in model.named_modules():
             reset = getattr(module, "reset_parameters", None)
-            if callable(reset):
+            if callable(reset) and name not in model.frozen_layers:
                 reset()
     return model.tensors()

@@ -134,7 +134,7 @@ class CRSMMixing(FedAvg):
         """
         if self.layers == "last" or self.rep_source != "probe" or "prediction" in self.compared:
             return {"body": self.shared}
-        stages = [name for name, stage in model.body.named_children() if stage.state_dict()]
+        stages = [name for name, stage in model.stages.items() if stage.state_dict()]
         parts: dict[str, Part] = {}
         for name in stages:
             tap = name if name in model.taps else "body"

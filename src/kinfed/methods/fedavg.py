@@ -5,15 +5,15 @@ https://arxiv.org/abs/1602.05629
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from kinfed.errors import InputError
 from kinfed.learning import AfterStep, BeforeStep, Objective, Phase, cross_entropy, train
 from kinfed.methods.aggregation import weighted_mean
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
-from kinfed.models import ALL, NOTHING, Part, Tensors, select
+from kinfed.models import ALL, NOTHING, Model, Part, Source, Tensors, select
 
 __all__ = ["FedAvg"]
 
@@ -35,6 +35,14 @@ class FedAvg(Method):
     def phases(self) -> Sequence[Phase]:
         """Local training, one phase after the other."""
         return [Phase(train=ALL)]
+
+    def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
+        """There must be something in every model that local training moves."""
+        super().check(models, sources, shape)
+        trained = tuple(prefix for phase in self.phases() for prefix in phase.train)
+        if not all(model.trainable(trained) for model in models):
+            parts = " and ".join(dict.fromkeys(prefix.rstrip(".") for prefix in trained))
+            raise InputError(f"model: all parameters of its {parts} are frozen, and nothing else is to be trained")
 
     def init(self, server: Server) -> State:
         """w⁰."""
@@ -73,15 +81,14 @@ class FedAvg(Method):
             )
             for i, phase in enumerate(self.phases())
         ]
-        numbers = {
+        last = tallies[-1]
+        told = {"loss": last.loss, "cross_entropy": last.plain, "term": last.term}
+        return {
             "samples": len(client.train),
-            "loss": tallies[-1].loss,
             "steps": sum(tally.steps for tally in tallies),
             "skipped": sum(tally.skipped for tally in tallies),
+            **({name: number for name, number in told.items() if number is not None} if last.steps else {}),
         }
-        if math.isnan(numbers["loss"]):  # no step was made; there is no loss to tell
-            del numbers["loss"]
-        return numbers
 
     def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
         """W ← Σ n_k w_k / Σ n_k."""
@@ -97,7 +104,7 @@ class FedAvg(Method):
 
     def upload_like(self, server: Server) -> Tensors:
         """The shared part of the model."""
-        return select(server.model.state_dict(), self.shared)
+        return select(server.model.named_tensors(), self.shared)
 
     def global_model(self, server: Server, state: State) -> Tensors | None:
         """The average; where only a part travels, there is no global model."""

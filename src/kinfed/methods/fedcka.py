@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kinfed.errors import InputError
-from kinfed.learning import Batch, Objective, cross_entropy, frozen_copy, frozen_grams, frozen_rows
+from kinfed.learning import Batch, Loss, Objective, cross_entropy, frozen_copy, frozen_grams, frozen_rows
 from kinfed.methods.contrast import Contrast
 from kinfed.methods.method import Client, Message
 from kinfed.models import Model, Source, Tensors
@@ -46,12 +46,13 @@ class FedCKA(Contrast):
     tap: Literal["relu", "pool"] = "relu"
     metric: Literal["linear", "rbf", "debiased", "frobenius", "cosine"] = "linear"
 
-    def check(self, model: Model, sources: Sequence[Source]) -> None:
-        """The model must have as many layers as are compared."""
-        super().check(model, sources)
-        if self.layers > len(model.layers):
-            has = f"{len(model.layers)}: {', '.join(model.layers)}"
-            raise InputError(f"fedcka.layers: {self.layers} is too many; the model has {has}")
+    def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
+        """Beside what FedAvg asks for: the model must have as many layers as are compared."""
+        super().check(models, sources, shape)
+        for model in models:
+            if self.layers > len(model.layers):
+                has = f"{len(model.layers)}: {', '.join(model.layers)}"
+                raise InputError(f"fedcka.layers: {self.layers} is too many; the model has {has}")
 
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
         """CE + μ/M Σ_n −log(e^{s(a_n, g_n)} / (e^{s(a_n, g_n)} + e^{s(a_n, p_n)})), equations 1 and 2."""
@@ -65,13 +66,13 @@ class FedCKA(Contrast):
 
         read = (frozen_rows if self.metric in ENTRYWISE else frozen_grams)(activations, client.train, client.sgd)
 
-        def loss(model: Model, batch: Batch) -> Tensor:
+        def loss(model: Model, batch: Batch) -> Loss:
             if len(batch.rows) < FEWEST:
-                return cross_entropy(model, batch)
+                return Loss(cross_entropy(model, batch))
             a = model.activations(batch.inputs, [*taps, "head"])
             gaps = self._gaps([_matrix(a[tap]) for tap in taps], read(batch))
             # -log(e^g / (e^g + e^p)) = log(1 + e^(p - g))
-            return functional.cross_entropy(a["head"], batch.labels) + self.mu * functional.softplus(gaps).mean()
+            return Loss(functional.cross_entropy(a["head"], batch.labels), self.mu * functional.softplus(gaps).mean())
 
         return loss
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
-from torch import Tensor
 from torch.nn import functional
 
-from kinfed.learning import Batch, Objective, Phase, frozen_copy, train, with_frozen_body
+from kinfed.learning import Batch, Loss, Objective, Phase, frozen_copy, train, with_frozen_body
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
 from kinfed.models import ALL, BODY, HEAD, Model, Part, select
@@ -62,18 +61,18 @@ class FedCRC(FedPer):
     def imitation(self, personal: Model) -> Objective:
         """CE(h_g(z), y) + KL(h_i(z)‖h_g(z)), the representation z computed once for both."""
 
-        def loss(model: Model, batch: Batch) -> Tensor:
+        def loss(model: Model, batch: Batch) -> Loss:
             z = model.body(batch.inputs)
             logits = model.head(z)
             p_g, p_i = logits.log_softmax(dim=1), personal.head(z).log_softmax(dim=1)
             log_p, log_q = (p_i, p_g) if self.kl == "forward" else (p_g, p_i)
             kl = functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
-            return functional.nll_loss(p_g, batch.labels) + kl
+            return Loss(functional.nll_loss(p_g, batch.labels), kl)
 
         return loss
 
     def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
-        """Take f ← Σ p_i f_i and h_g ← τ h_g + (1 − τ) Σ p_i h_{g,i}."""
+        """Take f ← Σ p_i f_i and h_g ← τ h_g + (1 − τ) Σ p_i h_{g,i}; a frozen h_g keeps its bits."""
         mean = super().aggregate(server, state, uploads).tensors
-        slow = {n: self.tau * h + (1 - self.tau) * mean[n] for n, h in select(state.tensors, HEAD).items()}
-        return State({**mean, **slow})
+        moving = {n: h for n, h in select(state.tensors, HEAD).items() if n not in server.model.frozen}
+        return State({**mean, **{n: self.tau * h + (1 - self.tau) * mean[n] for n, h in moving.items()}})

@@ -63,11 +63,11 @@ class FedEMA(SelfSupervised):
 
 
 def merged(online: Siamese, own: Mapping[str, Tensor], everybodys: Mapping[str, Tensor], mu: float) -> Tensors:
-    """μ own + (1 − μ) global of all parameters; BatchNorm's buffers are taken whole.
+    """μ own + (1 − μ) global of all parameters; BatchNorm's buffers, and what is frozen, are taken whole.
 
     Those of o are the global ones, those of q the own if μ > ½.
     """
-    parameters = {name for name, _ in online.named_parameters()}
+    parameters = {name for name, _ in online.named_parameters()} - online.frozen
     return {
         name: mu * mine + (1 - mu) * everybodys[name]
         if name in parameters

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2105.00243
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from kinfed.errors import InputError
-from kinfed.learning import Batch, Objective, features
+from kinfed.learning import Batch, Loss, Objective, features
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
-from kinfed.models import ALL, NOTHING, Model, Part, Tensors
+from kinfed.models import ALL, NOTHING, Model, Part, Source, Tensors
 from kinfed.similarity.unpaired import class_means
 
 __all__ = ["FedProto"]
@@ -46,6 +46,15 @@ class FedProto(FedAvg):
     lam: Annotated[float, Ge(0)] = 1.0
     aggregation: Literal["counts", "uniform"] = "counts"
 
+    def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
+        """Beside what FedAvg asks for: prototypes are compared, so representations must have one width."""
+        super().check(models, sources, shape)
+        widths = [model.head.in_features for model in models]
+        if len({*widths}) > 1:
+            names = [model.recipe.get("architecture", "a model") for model in models]
+            told = ", ".join(f"{name} has {width}" for name, width in zip(names, widths, strict=True))
+            raise InputError(f"models: fedproto needs representations of one width; {told}")
+
     def init(self, server: Server) -> State:
         """No class has a prototype (NaN)."""
         return State({PROTOTYPES: torch.full_like(server.model.head.weight, torch.nan, device="cpu").detach()})
@@ -53,11 +62,6 @@ class FedProto(FedAvg):
     def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
         """Train the own model near the prototypes that came; send the class means of what it makes of the samples."""
         assert client.train.labels is not None
-        d, theirs = client.model.head.in_features, message.tensors[PROTOTYPES].shape[1]
-        if d != theirs:
-            raise InputError(
-                f"models: fedproto needs representations of one width, this client's has {d}, not {theirs}"
-            )
         client.model.load(memory.tensors)
         numbers = self.local_training(client, self.near(message.tensors[PROTOTYPES].to(client.train.labels.device)))
         z, classes = features(client.model, client.train), client.model.head.out_features
@@ -69,10 +73,10 @@ class FedProto(FedAvg):
         """CE + λ · mean (z − c̄_y)²; a sample whose class has no prototype adds nothing to the mean."""
         known = ~prototypes.isnan()
 
-        def loss(model: Model, batch: Batch) -> Tensor:
+        def loss(model: Model, batch: Batch) -> Loss:
             z = model.body(batch.inputs)
             gap = torch.where(known[batch.labels], z - prototypes[batch.labels], 0)
-            return functional.cross_entropy(model.head(z), batch.labels) + self.lam * gap.square().mean()
+            return Loss(functional.cross_entropy(model.head(z), batch.labels), self.lam * gap.square().mean())
 
         return loss
 

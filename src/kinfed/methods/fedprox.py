@@ -10,7 +10,6 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge
-from torch import Tensor
 
 from kinfed.learning import BeforeStep
 from kinfed.methods.fedavg import FedAvg
@@ -39,10 +38,11 @@ class FedProx(FedAvg):
 
 
 def held_near(anchor: Tensors, model: Model, strength: float) -> BeforeStep:
-    """Add strength · (w − anchor) to the gradients of all the model's parameters w."""
-    centre = [torch.empty_like(p).copy_(anchor[name]) for name, p in model.named_parameters()]
+    """Add strength · (w − anchor) to the gradients of the model's parameters w."""
+    centre = {name: torch.empty_like(p).copy_(anchor[name]) for name, p in model.named_parameters()}
 
-    def pull(weights: list[Tensor], gradients: list[Tensor]) -> None:
-        torch._foreach_add_(gradients, torch._foreach_sub(weights, centre), alpha=strength)
+    def pull(weights: Tensors, gradients: Tensors) -> None:
+        away = torch._foreach_sub([*weights.values()], [centre[name] for name in weights])
+        torch._foreach_add_([*gradients.values()], away, alpha=strength)
 
     return pull

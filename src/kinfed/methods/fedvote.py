@@ -73,21 +73,25 @@ class Vote(FedAvg):
         """That of the vote."""
         return self.round
 
-    def check(self, model: Model, sources: Sequence[Source]) -> None:
-        """There must be sources, with the tap points, and with a layer at least that fits the model."""
-        super().check(model, sources)
+    def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
+        """Beside what the base asks for: there must be sources, with the tap points and a layer that fits the model."""
+        super().check(models, sources, shape)
         names = [source.name for source in sources]
         if not names:
             raise InputError("sources: there is none to vote for")
         if self.source is not None and self.source not in names:
             raise InputError(f"source: {self.source!r} is not among the sources; allowed: {', '.join(names)}")
-        self.check_comparable(model, sources)
-        for source in sources:
-            if not fitting(source, model):
-                raise InputError(f"sources: {source.name!r} fits no layer of the model; leave it out")
-            if self.classifier == "source" and source.model.head.weight.shape != model.head.weight.shape:
-                has = f"{source.model.head.out_features} outputs of {source.model.head.in_features} features"
-                raise InputError(f"classifier: 'source' is not allowed; that of {source.name!r} has {has}")
+        for model in models:
+            self.check_comparable(model, sources)
+            for source in sources:
+                self._check_fits(model, source)
+
+    def _check_fits(self, model: Model, source: Source) -> None:
+        if not fitting(source, model):
+            raise InputError(f"sources: {source.name!r} fits no layer of the model; leave it out")
+        if self.classifier == "source" and source.model.head.weight.shape != model.head.weight.shape:
+            has = f"{source.model.head.out_features} outputs of {source.model.head.in_features} features"
+            raise InputError(f"classifier: 'source' is not allowed; that of {source.name!r} has {has}")
 
     def check_comparable(self, model: Model, sources: Sequence[Source]) -> None:
         """The model and the sources must have what is compared, and as the measure needs it.
@@ -127,7 +131,7 @@ class Vote(FedAvg):
             "ballots": len(cast),
             "transferred": names[chosen],
             "voted": self.source is None,
-            "layers": [len(layers), len(_layers(select(model.state_dict(), BODY)))],
+            "layers": [len(layers), len(_layers(select(model.named_tensors(), BODY)))],
         }
 
     # -- at the server ------------------------------------------------------------------------------------------------
@@ -165,8 +169,9 @@ class Vote(FedAvg):
     def _taken(self, model: Model, source: Source, initial: Tensors) -> Tensors:
         """What of a source goes into the server's model; the initial head, where the classifier starts anew."""
         head = {"keep": {}, "reinit": initial, "source": source.model.tensors(HEAD)}[self.classifier]
-        mine, theirs = model.state_dict(), source.model.tensors()
-        return {**{name: theirs[name].to(mine[name].dtype) for name in fitting(source, model)}, **head}
+        mine, theirs = model.named_tensors(), source.model.tensors()
+        free = {name: tensor for name, tensor in head.items() if name not in model.frozen}
+        return {**{name: theirs[name].to(mine[name].dtype) for name in fitting(source, model)}, **free}
 
     # -- where the data are -------------------------------------------------------------------------------------------
 
@@ -214,9 +219,13 @@ def _width(model: Model, shape: tuple[int, ...], tap: str) -> int:
 
 
 def fitting(source: Source, model: Model) -> list[str]:
-    """Names of the body's tensors that a source can replace: of layers whose tensors are alike in name and shape."""
-    mine, theirs = (_layers(select(of.state_dict(), BODY)) for of in (model, source.model))
-    return [name for layer, shapes in mine.items() if theirs.get(layer) == shapes for name in shapes]
+    """Names of the body's tensors that a source can replace.
+
+    They are those of layers whose tensors are alike in name and shape; what is frozen in the model is not replaced.
+    """
+    mine, theirs = (_layers(select(of.named_tensors(), BODY)) for of in (model, source.model))
+    free = [layer for layer in mine if layer not in model.frozen_layers and theirs.get(layer) == mine[layer]]
+    return [name for layer in free for name in mine[layer]]
 
 
 def _layers(tensors: Tensors) -> dict[str, dict[str, tuple[int, ...]]]:

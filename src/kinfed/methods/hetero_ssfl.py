@@ -147,16 +147,13 @@ class HeteroSSFL(LocalSSL):
 
     def _represented(self, online: Siamese, images: Tensor) -> Tensor:
         """A for some images, b×d; parameters get a gradient whatever the mode of BatchNorm."""
-        parts = online.body, online.projector, online.predictor
-        for part in parts:
-            part.train(self.rad_bn == "train")
+        online.train(self.rad_bn == "train")
         a: Tensor = online.body(images)
         if self.phi != "backbone":
             a = online.projector(a)
         if self.phi == "predictor":
             a = online.predictor(a)
-        for part in parts:
-            part.train()
+        online.train()
         return a
 
     def _sent(self, online: Siamese, site: Client | Server) -> Tensor:

@@ -143,13 +143,17 @@ class Method(ABC):
         """How many rounds a run must have."""
         return 1
 
-    def check(self, model: Model, sources: Sequence[Source]) -> None:
-        """Refuse a model, or source models, that the method cannot work with, before anything is done.
+    def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:  # noqa: B027
+        """Refuse models or data that the method cannot work with, before anything is done.
+
+        Args:
+            models: One of each architecture that clients have; the server has the first.
+            sources: Pre-trained models, where the method asks for them.
+            shape: Of one input, (c, h, w) for images.
 
         Raises:
             InputError: One line that names the field, the value and what is allowed.
         """
-        del model, sources
 
     def selects(self, state: State, round: int) -> bool:
         """Whether a source model is to be chosen in a round, by what the server knows before it."""
@@ -190,8 +194,9 @@ class Method(ABC):
     def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
         """Local work: what goes up, and what stays.
 
-        The upload's numbers hold ``samples`` (its weight, ≥ 1), ``loss``, ``steps`` and ``skipped``. Changes neither
-        ``message`` nor ``memory``.
+        The upload's numbers hold ``samples`` (its weight, ≥ 1), ``steps``, ``skipped`` and, if a step was made,
+        ``loss``. Of that, ``cross_entropy`` is told where labels are learned, and ``term`` where the method adds one.
+        Changes neither ``message`` nor ``memory``.
         """
 
     def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.nn import functional
 
-from kinfed.learning import Batch, Objective, frozen_copy, frozen_rows
+from kinfed.learning import Batch, Loss, Objective, frozen_copy, frozen_rows
 from kinfed.methods.contrast import Contrast
 from kinfed.methods.method import Client, Message
 from kinfed.models import Model, Tensors
@@ -44,11 +44,11 @@ class MOON(Contrast):
 
         read = frozen_rows(gap, client.train, client.sgd)
 
-        def loss(model: Model, batch: Batch) -> Tensor:
+        def loss(model: Model, batch: Batch) -> Loss:
             (z_gap,) = read(batch)
             z = model.body(batch.inputs)
             # The cosines' difference is all that counts: -log(e^g / (e^g + e^p)) = log(1 + e^(p - g)).
             contrast = functional.softplus((functional.normalize(z) * z_gap).sum(dim=1) / self.tau)
-            return functional.cross_entropy(model.head(z), batch.labels) + self.mu * contrast.mean()
+            return Loss(functional.cross_entropy(model.head(z), batch.labels), self.mu * contrast.mean())
 
         return loss

@@ -51,16 +51,17 @@ class SCAFFOLD(FedAvg):
         x, c = select(message.tensors, ALL), _under(CONTROL, message.tensors)
         c_i = _under(CONTROL, memory.tensors) or {name: torch.zeros_like(tensor) for name, tensor in c.items()}
         model.load(x)
-        correction = [torch.empty_like(p).copy_(c[name] - c_i[name]) for name, p in model.named_parameters()]
+        correction = {name: torch.empty_like(p).copy_(c[name] - c_i[name]) for name, p in model.named_parameters()}
+
+        def correct(tensors: Tensors, factor: float) -> None:
+            own = [correction[name] for name in tensors]
+            torch._foreach_add_([*tensors.values()], own, alpha=factor)
+
         if self.mode == "paper":
             sgd = replace(sgd, momentum=0.0)
-            numbers = self.local_training(
-                replace(client, sgd=sgd), before_step=lambda _, gradients: torch._foreach_add_(gradients, correction)
-            )
+            numbers = self.local_training(replace(client, sgd=sgd), before_step=lambda _, g: correct(g, 1.0))
         else:
-            numbers = self.local_training(
-                client, after_step=lambda weights: torch._foreach_sub_(weights, correction, alpha=sgd.lr)
-            )
+            numbers = self.local_training(client, after_step=lambda y: correct(y, -sgd.lr))
         y = model.tensors()
         k_eta = numbers["steps"] * sgd.lr / (1 - sgd.momentum if self.denom == "effective" else 1)
         dy = {name: y[name] - x[name] for name in c}
@@ -81,7 +82,7 @@ class SCAFFOLD(FedAvg):
 
     def upload_like(self, server: Server) -> Tensors:
         """Δy_i, Δc_i, and the buffers as they are."""
-        tensors, parameters = server.model.state_dict(), dict(server.model.named_parameters())
+        tensors, parameters = server.model.named_tensors(), dict(server.model.named_parameters())
         buffers = {name: tensor for name, tensor in tensors.items() if name not in parameters}
         return {**buffers, **_named(CHANGE, parameters), **_named(CONTROL_CHANGE, parameters)}
 

@@ -14,10 +14,11 @@ import torch
 from annotated_types import Gt
 from torch import Tensor, nn
 
-from kinfed.learning import train_siamese
+from kinfed.errors import InputError
+from kinfed.learning import check_viewable, train_siamese
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, Memory, Message, Server, Site, State
-from kinfed.models import BODY, HEAD, ONLINE, TARGET, Part, Siamese, Target, Tensors, select
+from kinfed.models import BODY, HEAD, ONLINE, TARGET, Model, Part, Siamese, Source, Target, Tensors, select
 
 __all__ = ["SelfSupervised", "copied", "divergence", "traced"]
 
@@ -38,6 +39,13 @@ class SelfSupervised(FedAvg):
 
     hidden: Annotated[int, Gt(0)] = 4096
     out: Annotated[int, Gt(0)] = 2048
+
+    def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
+        """The inputs must be images of which views are made, and every body must have something to train."""
+        super().check(models, sources, shape)
+        check_viewable(shape)
+        if not all(model.trainable(BODY) for model in models):
+            raise InputError("model: all parameters of its body are frozen, and what is learned is a representation")
 
     def has_target(self) -> bool:
         """Whether it is BYOL, with a target; else SimSiam."""
@@ -77,17 +85,17 @@ class SelfSupervised(FedAvg):
         """Train in place; what an upload tells of it. ``spread`` shows a collapse (`kinfed.learning.spread`)."""
         stream = client.stream("batches 0")
         tally, spread = train_siamese(online, target, client.train, client.sgd, stream, term=term)
-        told = {"loss": tally.loss, "spread": spread}
+        told = {"loss": tally.loss, "term": tally.term, "spread": spread}
         return {
             "samples": len(client.train),
             "steps": tally.steps,
             "skipped": tally.skipped,
-            **{name: number for name, number in told.items() if not math.isnan(number)},  # of no step there is none
+            **({name: number for name, number in told.items() if number is not None} if tally.steps else {}),
         }
 
     def upload_like(self, server: Server) -> Tensors:
         """The online network, o and q."""
-        return select(self.online(server).state_dict(), self.shared)
+        return select(self.online(server).named_tensors(), self.shared)
 
     def global_model(self, server: Server, state: State) -> Tensors | None:
         """The averaged body; its head is the initial one."""

@@ -23,10 +23,16 @@ def set_batchnorm(module: nn.Module, bn: BatchNorm) -> None:
     """
     if bn == "track":
         return
-    for name, child in module.named_children():
-        if not isinstance(child, nn.BatchNorm2d):
-            set_batchnorm(child, bn)
-        elif bn == "group":
-            setattr(module, name, nn.GroupNorm(math.gcd(GROUPS, child.num_features), child.num_features))
-        else:
-            setattr(module, name, nn.BatchNorm2d(child.num_features, track_running_stats=False))
+    instead: dict[nn.Module, nn.Module] = {}  # of a layer that is used in several places the same
+    for parent in [*module.modules()]:
+        for name, layer in parent._modules.items():
+            if isinstance(layer, nn.BatchNorm2d):
+                if layer not in instead:
+                    instead[layer] = _in_place_of(layer, bn)
+                setattr(parent, name, instead[layer])
+
+
+def _in_place_of(layer: nn.BatchNorm2d, bn: BatchNorm) -> nn.Module:
+    if bn == "group":
+        return nn.GroupNorm(math.gcd(GROUPS, layer.num_features), layer.num_features)
+    return nn.BatchNorm2d(layer.num_features, track_running_stats=False)

@@ -16,7 +16,7 @@ from kinfed.models.model import Model
 from kinfed.models.own import factory, from_module
 from kinfed.models.resnet import resnet18, resnet34, resnet50
 from kinfed.models.vgg import vgg16, vgg16_bn
-from kinfed.streams import seeded_global_torch
+from kinfed.streams import seeded_globals, torch_stream
 
 __all__ = ["ARCHITECTURES", "Architecture", "build", "suited"]
 
@@ -85,10 +85,13 @@ def build(
 
     Raises:
         InputError: If inputs of this shape are too small for the architecture or no images, or a user's own module does
-            not give logits of these classes.
+            not give logits of these classes or has frozen a layer that ``bn`` replaces.
     """
-    with seeded_global_torch(seed, *stream):
+    with seeded_globals(torch_stream(seed, *stream)):
         model = _own(name, shape, classes, head) if ":" in name else _known(name, shape, classes)
+    model.keep_frozen()
+    if bn != "track":
+        _refuse_frozen_batchnorm(model, bn)
     set_batchnorm(model, bn)
     model.recipe = {"architecture": name, "bn": bn, **({} if head is None else {"head": head})}
     return model.train()
@@ -126,6 +129,14 @@ def _own(name: str, shape: tuple[int, ...], classes: int, head: str | None) -> M
 
 @torch.no_grad()
 def _outputs(module: nn.Module, shape: tuple[int, ...]) -> torch.Size:
-    """Shape of what a module makes of two samples."""
+    """Shape of what a module makes of two samples; its modes are what they were."""
+    modes = {part: part.training for part in module.modules()}
     made: torch.Tensor = module.eval()(torch.zeros(2, *shape))
+    for part, mode in modes.items():
+        part.training = mode
     return made.shape
+
+
+def _refuse_frozen_batchnorm(model: Model, bn: BatchNorm) -> None:
+    if layers := sorted(n for n in model.frozen_layers if isinstance(model.get_submodule(n), nn.BatchNorm2d)):
+        raise InputError(f"bn: {bn!r} is not allowed; it replaces {layers[0]}, which is frozen; must be 'track'")

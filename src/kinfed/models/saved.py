@@ -70,7 +70,7 @@ def weights_for(model: Model, path: Path) -> Tensors:
     """
     tensors = _read(path)
     theirs = {} if any(name.startswith(ALL) for name in tensors) else torchvision_names(model)
-    mine = {theirs.get(name, name): (name, tensor) for name, tensor in model.state_dict().items()}
+    mine = {theirs.get(name, name): (name, tensor) for name, tensor in model.named_tensors().items()}
     body = {name for name, (ours, _) in mine.items() if ours.startswith(BODY)}
     wanted = body if tensors.keys() <= body else mine.keys()
     fitting: Tensors = {}

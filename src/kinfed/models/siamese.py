@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.models.model import BODY, Model, Part, Parts
-from kinfed.streams import seeded_global_torch
+from kinfed.streams import seeded_globals, torch_stream
 
 __all__ = ["ONLINE", "PREDICTOR", "PROJECTOR", "TARGET", "Siamese", "Target"]
 
@@ -39,10 +39,10 @@ class Siamese(Model):
     """
 
     def __init__(self, model: Model, seed: int, *, hidden: int, out: int) -> None:
-        super().__init__(dict(model.body.named_children()), model.head, model.taps[:-2])
-        self.recipe = model.recipe
+        super().__init__(model.stages, model.head, model.taps[:-2])
+        self.recipe, self.frozen, self.still = model.recipe, model.frozen, model.still
         self.out = out
-        with seeded_global_torch(seed, "siamese"):
+        with seeded_globals(torch_stream(seed, "siamese")):
             projector, predictor = _mlp(model.head.in_features, hidden, out), _mlp(out, hidden, out)
         self.projector = projector.to(model.head.weight.device)
         self.predictor = predictor.to(model.head.weight.device)
@@ -56,7 +56,8 @@ class Siamese(Model):
 class Target(Parts):
     """``ξ``: a deep copy of the body and the projector, which no gradient reaches, and which follows them.
 
-    It is in training mode: its BatchNorm uses the statistics of the batch, and keeps running ones of its own.
+    It is in training mode: its BatchNorm uses the statistics of the batch, and keeps running ones of its own. What is
+    frozen in evaluation mode there is so here.
     """
 
     def __init__(self, online: Siamese) -> None:
@@ -65,6 +66,7 @@ class Target(Parts):
         self.target.add_module("body", copy.deepcopy(online.body))
         self.target.add_module("projector", copy.deepcopy(online.projector))
         self.requires_grad_(False)
+        self.still = frozenset(f"target.{name}" for name in online.still)
         self.train()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ def torchvision_names(model: Model) -> dict[str, str]:
     naming = NAMINGS.get(model.recipe.get("architecture", ""))
     tensors = {}
     for ours, theirs in naming(model).items() if naming else ():
-        for name in model.state_dict():
+        for name in model.named_tensors():
             if name.startswith(f"{ours}."):
                 tensors[name] = theirs + name.removeprefix(ours)
     return tensors
@@ -26,7 +26,7 @@ def torchvision_names(model: Model) -> dict[str, str]:
 
 def _resnet(model: Model) -> dict[str, str]:
     modules = {"body.stem.0": "conv1", "body.stem.1": "bn1", "head": "fc"}
-    for stage, _ in model.body.named_children():
+    for stage in model.stages:
         layer, _, number = stage.partition("_")
         if number:
             modules[f"body.{stage}"] = f"{layer}.{int(number) - 1}"
@@ -34,7 +34,7 @@ def _resnet(model: Model) -> dict[str, str]:
 
 
 def _vgg(model: Model) -> dict[str, str]:
-    stages = dict(model.body.named_children())
+    stages = model.stages
     modules = {"body.fc1.0": "classifier.0", "body.fc2.0": "classifier.3"}
     modules["head"] = "classifier.6" if "fc2" in stages else "classifier"
     position = 0  # in torchvision's ``features``, where a convolution's ReLU always stands before the pooling
