@@ -236,6 +236,7 @@ def test_21_a_constant_dissimilarity_matrix_is_nan_and_leaves_the_rest_of_a_boot
         assert np.isnan(s.similarity_matrix([X6, X6 * 0 + 1, X6], "rsa")).sum() == 5
 
 
+@pytest.mark.filterwarnings("ignore::kinfed.similarity.BiasedSimilarityWarning")
 def test_23_maps_are_flattened_unless_asked():
     n, c, h, w = np.ogrid[:6, :2, :2, :2]
     maps = (5 * n + 3 * c + 2 * h + w) % 7

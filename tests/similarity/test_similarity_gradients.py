@@ -1,5 +1,6 @@
 """Measures as terms of a loss."""
 
+import functools
 import math
 
 import numpy as np
@@ -7,6 +8,10 @@ import pytest
 import torch
 
 from kinfed import similarity as s
+from kinfed.errors import InputError
+
+# What is asked here is whether the numbers are right, not whether they mean anything.
+pytestmark = pytest.mark.filterwarnings("ignore::kinfed.similarity.BiasedSimilarityWarning")
 
 
 def sides(n=7, p=4, q=5, dtype=torch.float64, seed=0):
@@ -69,10 +74,81 @@ def test_gradient_of_the_other_differentiable_measures(measure, p):
     assert torch.autograd.gradcheck(lambda x: measure(x, y), x, atol=1e-6)
 
 
-@pytest.mark.parametrize("measure", [s.cca, s.svcca, s.pwcca, s.rsa])
-def test_measures_without_a_gradient_say_so_by_their_result(measure):
+NO_GRADIENT = r"has no gradient, and .* wants one: detach\(\) it, or measure under torch.no_grad\(\)"
+WITHOUT_GRADIENT = {
+    "cca": s.cca,
+    "svcca": s.svcca,
+    "pwcca": s.pwcca,
+    "rsa": s.rsa,
+    "canonical_correlations": s.canonical_correlations,
+    "minibatch_cka": lambda x, y: s.minibatch_cka().update([x], [y]),
+    **{
+        f"similarity_matrix of {name}": lambda x, y, name=name: s.similarity_matrix([x, y], name)
+        for name in ("cca", "svcca", "pwcca", "rsa")
+    },
+}
+
+
+@pytest.mark.parametrize("measure", WITHOUT_GRADIENT.values(), ids=WITHOUT_GRADIENT)
+def test_measures_without_a_gradient_say_so_before_a_loss_loses_it(measure):  # case 327
     x, y = sides(n=12)
-    value = measure(x, y)
+    for pair in ((x, y), (y, x), (x, y.numpy())):
+        with pytest.raises(InputError, match=NO_GRADIENT):
+            measure(*pair)
+    with torch.no_grad():
+        measure(x, y)
+
+
+def test_dissimilarities_have_no_gradient_either():  # case 327
+    with pytest.raises(InputError, match=NO_GRADIENT):
+        s.dissimilarities(sides()[0])
+
+
+DIFFERENTIABLE = {
+    "procrustes": s.procrustes,
+    "procrustes_distance": s.procrustes_distance,
+    "frobenius": s.frobenius,
+    "frobenius_distance": s.frobenius_distance,
+    "cosine": s.cosine,
+    "emd": s.emd,
+    "emd_distance": s.emd_distance,
+    "feature_cov": s.feature_cov,
+    "sketched_cka": s.sketched_cka,
+    "class_mean": s.class_mean,
+    **{f"cka {options}": functools.partial(s.cka, **options) for options in OPTIONS},
+    "similarity_matrix": lambda x, y: s.similarity_matrix([x, y])[0, 1],
+    "similarity_matrix against": lambda x, y: s.similarity_matrix([x], "cosine", against=[y])[0, 0],
+}
+
+
+@pytest.mark.parametrize("other", [torch.as_tensor, torch.Tensor.numpy, torch.Tensor.tolist], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("measure", DIFFERENTIABLE.values(), ids=DIFFERENTIABLE)
+def test_the_live_side_keeps_its_gradient_whatever_the_other_is_in(measure, other):  # case 327
+    x, y = sides(n=7, p=4, q=4)
+    expected = torch.autograd.grad(measure(x, y), x)[0]
+    assert expected.abs().max() > 0
+    for value in (measure(x, other(y)), measure(other(y), x)):
+        torch.testing.assert_close(torch.autograd.grad(value, x)[0], expected)
+
+
+def test_a_live_gram_keeps_its_gradient_beside_an_array():  # case 327
+    x, y = sides()
+    expected = torch.autograd.grad(s.cka(x, y), x)[0]
+    for pair in ((s.Gram.of_features(x), y.numpy()), (y.numpy(), s.Gram.of_features(x))):
+        torch.testing.assert_close(torch.autograd.grad(s.cka(*pair), x)[0], expected)
+    assert isinstance(s.cka(y.numpy(), s.Gram.of_features(y)), float)
+
+
+def test_the_gap_refuses_sides_that_are_trained():  # case 327
+    x, y = sides(n=6)
+    with pytest.raises(InputError, match="cka_gap has no gradient, and gap wants one"):
+        s.cka_gap(y, s.Gram.of_features(x).unit - s.Gram.of_features(y).unit)
+
+
+@pytest.mark.parametrize("measure", [s.cca, s.svcca, s.pwcca, s.rsa])
+def test_measures_without_a_gradient_give_float64(measure):
+    x, y = sides(n=12, dtype=torch.float32)
+    value = measure(x.detach(), y)
     assert not value.requires_grad
     assert value.dtype == torch.float64
 

@@ -4,13 +4,14 @@ Every measure returns a similarity, larger is more alike; distances are called s
 that all of them follow: what they take, in which precision they compute, what they do where nothing is defined.
 """
 
+from kinfed.similarity.bias import BiasedSimilarityWarning
 from kinfed.similarity.cca import canonical_correlations, cca, kept_dimensions, pwcca, svcca
 from kinfed.similarity.cka import cka, cka_gap
 from kinfed.similarity.emd import emd, emd_distance
 from kinfed.similarity.entrywise import cosine, frobenius, frobenius_distance
 from kinfed.similarity.gram import Gram, Kernel, median_square_distance
 from kinfed.similarity.inputs import UndefinedSimilarityWarning, flatten
-from kinfed.similarity.layers import LayerSimilarity, compare_layers, load_activations
+from kinfed.similarity.layers import LayerSimilarity, compare_layers, load_activations, load_ids
 from kinfed.similarity.matrix import METRICS, similarity_matrix
 from kinfed.similarity.minibatch import minibatch_cka
 from kinfed.similarity.procrustes import procrustes, procrustes_distance
@@ -20,6 +21,7 @@ from kinfed.similarity.unpaired import class_mean, class_means, feature_cov
 
 __all__ = [
     "METRICS",
+    "BiasedSimilarityWarning",
     "Gram",
     "Kernel",
     "LayerSimilarity",
@@ -41,6 +43,7 @@ __all__ = [
     "frobenius_distance",
     "kept_dimensions",
     "load_activations",
+    "load_ids",
     "median_square_distance",
     "minibatch_cka",
     "procrustes",

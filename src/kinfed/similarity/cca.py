@@ -14,15 +14,25 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kinfed.similarity.inputs import Array, centred, flatten, magnitude, measure, one_precision, same_rows
+from kinfed.errors import InputError
+from kinfed.similarity.inputs import (
+    Array,
+    centred,
+    flatten,
+    magnitude,
+    measure,
+    refuse_gradient,
+    refuse_non_finite,
+    rounding,
+    same_rows,
+    tensor,
+)
+from kinfed.similarity.options import Fraction, check_option
 
 __all__ = ["canonical_correlations", "cca", "kept_dimensions", "pwcca", "svcca"]
 
-# Singular values below this fraction of the largest are rounding: the column space ends there.
-RANK_TOLERANCE = 1e-10
 
-
-@measure(gradient=False, maps=True)
+@measure(gradient=False, as_they_came=True)
 def cca(x: Tensor, y: Tensor, *, statistic: Literal["rho", "r2"] = "rho", allow_degenerate: bool = False) -> Tensor:
     """Mean canonical correlation (Raghu et al. 2017; Kornblith et al. 2019, table 1).
 
@@ -38,15 +48,14 @@ def cca(x: Tensor, y: Tensor, *, statistic: Literal["rho", "r2"] = "rho", allow_
         is constant.
 
     Raises:
-        ValueError: If n - 1 ≤ max(p, q): the n - 1 dimensions left after centring are then full, and the correlations 1
-            for any data.
+        InputError: If n - 1 ≤ max(p, q), not counting features that are constant: the n - 1 dimensions left after
+            centring are then full, and the correlations 1 for any data.
     """
-    x, y = _examples(x, y)
-    return cca_of_sides(side(x), side(y), statistic=statistic, allow_degenerate=allow_degenerate)
+    return cca_of_sides(*_sides(x, y), statistic=statistic, allow_degenerate=allow_degenerate)
 
 
-@measure(gradient=False, maps=True)
-def svcca(x: Tensor, y: Tensor, *, variance: float = 0.99, allow_degenerate: bool = False) -> Tensor:
+@measure(gradient=False, as_they_came=True)
+def svcca(x: Tensor, y: Tensor, *, variance: Fraction = 0.99, allow_degenerate: bool = False) -> Tensor:
     """Mean canonical correlation of the leading singular directions (Raghu et al. 2017).
 
     Args:
@@ -61,13 +70,12 @@ def svcca(x: Tensor, y: Tensor, *, variance: float = 0.99, allow_degenerate: boo
         if a side is constant.
 
     Raises:
-        ValueError: If n - 1 is at most the number of directions kept of a side.
+        InputError: If n - 1 is at most the number of directions kept of a side.
     """
-    x, y = _examples(x, y)
-    return svcca_of_sides(side(x), side(y), variance=variance, allow_degenerate=allow_degenerate)
+    return svcca_of_sides(*_sides(x, y), variance=variance, allow_degenerate=allow_degenerate)
 
 
-@measure(gradient=False, maps=True)
+@measure(gradient=False, as_they_came=True)
 def pwcca(x: Tensor, y: Tensor, *, symmetric: bool = False, allow_degenerate: bool = False) -> Tensor:
     """Canonical correlations weighted by how much of ``x`` they account for (Morcos et al. 2018).
 
@@ -85,13 +93,9 @@ def pwcca(x: Tensor, y: Tensor, *, symmetric: bool = False, allow_degenerate: bo
         scaling only. NaN, with a warning, if a side is constant.
 
     Raises:
-        ValueError: As for `cca`.
+        InputError: As for `cca`.
     """
-    x, y = _examples(x, y)
-    _check_examples("pwcca", len(x), x.shape[1], y.shape[1], allow_degenerate)
-    if symmetric:
-        return (_projection_weighted(x, y) + _projection_weighted(y, x)) / 2
-    return _projection_weighted(x, y)
+    return pwcca_of_sides(*_sides(x, y), symmetric=symmetric, allow_degenerate=allow_degenerate)
 
 
 def canonical_correlations(x: Array, y: Array) -> Any:
@@ -102,43 +106,56 @@ def canonical_correlations(x: Array, y: Array) -> Any:
         y: Activations of the same examples in the same order, n×q.
 
     Returns:
-        A vector, of the kind that the sides are (tensor or array).
+        A vector; a tensor if a side is one, an array if not.
     """
-    with torch.no_grad():
-        (a, b), _ = one_precision(x, y)
-    same_rows("canonical_correlations", [a, b])
-    a, b = _examples(a, b)
-    correlations = _correlations(_basis(a), _basis(b))
-    return correlations if isinstance(x, Tensor) else correlations.numpy()
+    given = {side: tensor(f"canonical_correlations: {side}", of) for side, of in (("x", x), ("y", y))}
+    refuse_gradient("canonical_correlations", given)
+    refuse_non_finite("canonical_correlations", given)
+    same_rows("canonical_correlations", [*given.values()])
+    a, b = _sides(*given.values())
+    correlations = _correlations(a.left, b.left)
+    return correlations if isinstance(x, Tensor) or isinstance(y, Tensor) else correlations.numpy()
 
 
 def kept_dimensions(x: Array, variance: float = 0.99) -> int:
     """How many singular directions of ``x``, n×p or maps read place by place, `svcca` keeps."""
-    with torch.no_grad():
-        (x,), _ = one_precision(x)
-    return _leading(_singular(flatten(x, "spatial"))[1], variance)
+    check_option("variance", variance, Fraction)
+    given = tensor("kept_dimensions: x", x)
+    refuse_non_finite("kept_dimensions", {"x": given})
+    return _leading(side(given), variance)
 
 
 class Side(NamedTuple):
-    """What CCA needs of a centred side, n×p.
+    """What CCA needs of a centred side, n×p: its singular value decomposition without what is rounding.
 
     Attributes:
-        left: Its left singular vectors, n×rank.
-        values: Their singular values, largest first.
-        features: p.
+        left: Left singular vectors, n×rank.
+        values: Singular values, largest first.
+        right: Right singular vectors, rank×p.
+        features: How many of the p are not constant.
+        rounding: To which fraction of their sum the squares of the singular values are known.
     """
 
     left: Tensor
     values: Tensor
+    right: Tensor
     features: int
+    rounding: float
 
 
-def side(x: Tensor) -> Side:
-    """From activations, n×p or maps read place by place."""
-    with torch.no_grad():
-        (x,), _ = one_precision(x)
-        rows = flatten(x, "spatial")
-        return Side(*_singular(rows), rows.shape[1])
+def side(x: Tensor, how: Literal["spatial", "gap"] = "spatial") -> Side:
+    """From activations in the precision that they came in, n×p or maps."""
+    eps, x = rounding(x), flatten(x.detach().double(), how)
+    x = x / magnitude(x)
+    change = centred(x)
+    varying = change.any(dim=0)
+    left, values, right = torch.linalg.svd(change, full_matrices=False)
+    # As ranks are commonly counted (numpy.linalg.matrix_rank), in the precision of the input. But many examples, or
+    # half precision, must not make rounding of what is plainly none; and entries were rounded with their means.
+    common = min(max(x.shape) * eps, eps**0.5) * values[0]
+    kept = values > torch.maximum(common, eps * torch.linalg.matrix_norm(x[:, varying]))
+    known = 4 * (eps + max(x.shape) * rounding(x))
+    return Side(left[:, kept], values[kept], right[kept], int(varying.sum()), known)
 
 
 def cca_of_sides(
@@ -152,42 +169,40 @@ def cca_of_sides(
 
 def svcca_of_sides(a: Side, b: Side, *, variance: float = 0.99, allow_degenerate: bool = False) -> Tensor:
     """`svcca` of two sides that are decomposed already."""
-    kept = [left[:, : _leading(values, variance)] for left, values, _ in (a, b)]
+    kept = [of.left[:, : _leading(of, variance)] for of in (a, b)]
     _check_examples("svcca", len(a.left), kept[0].shape[1], kept[1].shape[1], allow_degenerate)
     return _correlations(*kept).mean()
 
 
-def _examples(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sides as matrices: place by place where the places correspond."""
+def pwcca_of_sides(a: Side, b: Side, *, symmetric: bool = False, allow_degenerate: bool = False) -> Tensor:
+    """`pwcca` of two sides that are decomposed already."""
+    _check_examples("pwcca", len(a.left), a.features, b.features, allow_degenerate)
+    if symmetric:
+        return (_projection_weighted(a, b) + _projection_weighted(b, a)) / 2
+    return _projection_weighted(a, b)
+
+
+def _sides(x: Tensor, y: Tensor) -> tuple[Side, Side]:
+    """Both sides place by place where the places correspond, and by their spatial means where not."""
     by_place = x.ndim == y.ndim and x.shape[2:] == y.shape[2:]
     how: Literal["spatial", "gap"] = "spatial" if by_place else "gap"
-    return flatten(x, how), flatten(y, how)
+    return side(x, how), side(y, how)
 
 
 def _check_examples(name: str, n: int, p: int, q: int, allow_degenerate: bool) -> None:
     if n - 1 <= max(p, q) and not allow_degenerate:
-        raise ValueError(
+        raise InputError(
             f"{name} of n={n} examples and p={max(p, q)} features is 1 for any data: n must exceed p + 1 "
             "(allow_degenerate=True goes on regardless)"
         )
 
 
-def _singular(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Left singular vectors and singular values of centred ``x``, without those that are rounding."""
-    left, values, _ = torch.linalg.svd(centred(x / magnitude(x)), full_matrices=False)
-    kept = values > RANK_TOLERANCE * values[0]
-    return left[:, kept], values[kept]
-
-
-def _basis(x: Tensor) -> Tensor:
-    """Orthonormal basis of the column space of centred ``x``, n×rank."""
-    return _singular(x)[0]
-
-
-def _leading(values: Tensor, variance: float) -> int:
+def _leading(side: Side, variance: float) -> int:
     """The least k whose first k squared singular values make up the fraction ``variance`` of their sum."""
-    shares = values.square().cumsum(dim=0)
-    return int((shares < variance * shares[-1:]).sum()) + len(shares[:1])
+    shares = side.values.square().cumsum(dim=0)
+    # A share that is met but for rounding is met.
+    short = shares < (variance - side.rounding) * shares[-1:]
+    return int(short.sum()) + len(shares[:1])
 
 
 def _correlations(basis_x: Tensor, basis_y: Tensor) -> Tensor:
@@ -195,9 +210,8 @@ def _correlations(basis_x: Tensor, basis_y: Tensor) -> Tensor:
     return correlations.clamp(0, 1)
 
 
-def _projection_weighted(x: Tensor, y: Tensor) -> Tensor:
-    basis = _basis(x)
-    directions, correlations, _ = torch.linalg.svd(basis.T @ _basis(y), full_matrices=False)
-    weights = ((basis @ directions).T @ centred(x / magnitude(x))).abs().sum(dim=1)
+def _projection_weighted(a: Side, b: Side) -> Tensor:
+    directions, correlations, _ = torch.linalg.svd(a.left.T @ b.left, full_matrices=False)
+    weights = (directions.T @ (a.values[:, None] * a.right)).abs().sum(dim=1)
     mean: Tensor = (weights * correlations.clamp(0, 1)).sum() / weights.sum()
     return mean

@@ -12,21 +12,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kinfed.errors import InputError
+from kinfed.similarity.bias import unless_biased
 from kinfed.similarity.gram import Alignment, Gram, Kernel, LinearGap, gram_of, gram_of_features
 from kinfed.similarity.inputs import (
     Array,
     centred,
+    exact,
     flatten,
     full_precision,
     magnitude,
     one_precision,
     precision,
+    refuse_gradient,
     refuse_non_finite,
     same_rows,
+    tensor,
     undefined_value,
     unit,
     warn_undefined,
 )
+from kinfed.similarity.options import Positive, checked
 
 __all__ = ["cka", "cka_gap"]
 
@@ -37,11 +43,31 @@ BLOCK_ENTRIES = 2**25
 
 @overload
 def cka(
-    x: Tensor | Gram,
-    y: Tensor | Gram,
+    x: Tensor,
+    y: Array | Gram,
     *,
     kernel: Kernel = "linear",
-    bandwidth: float = 0.5,
+    bandwidth: Positive = 0.5,
+    debiased: bool = False,
+    center: bool = True,
+) -> Tensor: ...
+@overload
+def cka(
+    x: Array | Gram,
+    y: Tensor,
+    *,
+    kernel: Kernel = "linear",
+    bandwidth: Positive = 0.5,
+    debiased: bool = False,
+    center: bool = True,
+) -> Tensor: ...
+@overload
+def cka(
+    x: Gram,
+    y: Gram,
+    *,
+    kernel: Kernel = "linear",
+    bandwidth: Positive = 0.5,
     debiased: bool = False,
     center: bool = True,
 ) -> Tensor: ...
@@ -51,16 +77,27 @@ def cka(
     y: NDArray[Any] | Gram,
     *,
     kernel: Kernel = "linear",
-    bandwidth: float = 0.5,
+    bandwidth: Positive = 0.5,
     debiased: bool = False,
     center: bool = True,
 ) -> float: ...
+@overload
+def cka(
+    x: Gram,
+    y: NDArray[Any],
+    *,
+    kernel: Kernel = "linear",
+    bandwidth: Positive = 0.5,
+    debiased: bool = False,
+    center: bool = True,
+) -> float: ...
+@checked
 def cka(
     x: Array | Gram,
     y: Array | Gram,
     *,
     kernel: Kernel = "linear",
-    bandwidth: float = 0.5,
+    bandwidth: Positive = 0.5,
     debiased: bool = False,
     center: bool = True,
 ) -> Tensor | float:
@@ -69,7 +106,8 @@ def cka(
     ``<K, L> / (|K| |L|)`` for the centred Grams ``K`` of ``x`` and ``L`` of ``y`` (Frobenius); differentiable.
 
     Biased CKA of *unrelated* representations is far from 0 unless n is much larger than p; the debiased one is 0 on
-    average. ``docs/similarity.md`` shows by how much.
+    average. ``docs/similarity.md`` shows by how much. Where p or q exceeds n and the value misleads, a
+    `BiasedSimilarityWarning` says what the debiased one is; in a loss, and of Grams, there is none.
 
     Args:
         x: Activations, n×p or n×c×h×w (flattened to n×(c·h·w)), or a `Gram` of them: computed once, a frozen side
@@ -85,43 +123,51 @@ def cka(
 
     Returns:
         A number in [0, 1], 1 is alike; debiased in (-1, 1]. Invariant to rotation, shift and isotropic scaling of
-        either side. NaN, with a warning, if a side is constant; in a loss, 0 without a gradient.
+        either side. NaN, with a warning, if a side is constant; in a loss, 0 without a gradient. A tensor if a side is
+        one or a gradient is wanted, a float if not.
 
     Raises:
-        ValueError: If the two sides have different numbers of rows, or one is not finite.
+        InputError: If the two sides have different numbers of rows, or one is not finite.
     """
-    if not isinstance(x, Gram) and not isinstance(y, Gram):
-        pair, live = one_precision(x, y)
-        sides = dict(zip("xy", map(flatten, pair), strict=True))
-        same_rows("cka", list(sides.values()))
+    given = {"x": x, "y": y}
+    grams = [side for side in given.values() if isinstance(side, Gram)]
+    if any(gram.debiased != debiased for gram in grams):
+        raise InputError(f"cka: a Gram is not as debiased={debiased} wants it")
+    sides = {
+        name: side.unit if isinstance(side, Gram) else flatten(tensor(f"cka: {name}", side))
+        for name, side in given.items()
+    }
+    same_rows("cka", [*sides.values()])
+    live = precision(*sides.values())[1]
+    if not grams:
         if not live:
             refuse_non_finite("cka", sides)
-        value = alignment_matrix(
-            list(sides.values()), kernel=kernel, bandwidth=bandwidth, debiased=debiased, center=center
+        value = alignments(
+            "cka", [*sides.values()], kernel=kernel, bandwidth=bandwidth, debiased=debiased, center=center
         )[0, 1]
     else:
-        grams = [
-            side.unit
-            if isinstance(side, Gram)
+        units = {
+            name: side
+            if isinstance(given[name], Gram)
             else gram_of_features(side, kernel, bandwidth, debiased=debiased, center=center)
-            for side in (x, y)
-        ]
-        (one, other), live = one_precision(*grams)
-        same_rows("cka", [one, other])
-        if any(isinstance(side, Gram) and side.debiased != debiased for side in (x, y)):
-            raise ValueError(f"cka: a Gram is not as debiased={debiased} wants it")
-        sides = {"x": one, "y": other}
+            for name, side in sides.items()
+        }
+        (one, other), _ = one_precision(*units.values())
         gram, unit_gram = (one, other) if isinstance(y, Gram) else (other, one)
         value = Alignment.apply(gram, unit_gram).clamp(-1, 1)
         if not live and not (gram.any() and unit_gram.any()):
             value = torch.full_like(value, torch.nan)
+        sides = units
     if not live and value.isnan():
         warn_undefined("cka", sides)
-    return value if all(isinstance(side, Tensor | Gram) for side in (x, y)) else value.item()
+    is_array = [not isinstance(side, Tensor | Gram) for side in given.values()]
+    as_float = any(is_array) and not live and not any(isinstance(side, Tensor) for side in given.values())
+    return value.item() if as_float else value
 
 
+@checked
 def cka_gap(
-    x: Tensor, gap: Tensor, *, kernel: Kernel = "linear", bandwidth: float = 0.5, debiased: bool = False
+    x: Tensor, gap: Tensor, *, kernel: Kernel = "linear", bandwidth: Positive = 0.5, debiased: bool = False
 ) -> Tensor:
     """``cka(x, p) - cka(x, g)`` with two sides that are not trained, from one Gram of ``x``; for a loss.
 
@@ -134,16 +180,44 @@ def cka_gap(
 
     Returns:
         A number in [-2, 2], 0 without a gradient if ``x`` is constant.
+
+    Raises:
+        InputError: If ``gap`` wants a gradient; it is of sides that are not trained.
     """
+    refuse_gradient("cka_gap", {"gap": gap})
     difference: Tensor
     if kernel == "linear" and not debiased:
-        (rows,), _ = one_precision(x)
+        (rows,), _ = one_precision(flatten(tensor("cka_gap: x", x)))
         with full_precision(rows):
-            difference = LinearGap.apply(flatten(rows), gap.to(rows.dtype))
+            difference = LinearGap.apply(rows, gap.to(rows.dtype))
     else:
         gram = gram_of_features(x, kernel, bandwidth, debiased=debiased, center=True)
         difference = Alignment.apply(gram, gap.to(gram.dtype))
     return difference
+
+
+def alignments(
+    name: str,
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor] | None = None,
+    *,
+    kernel: Kernel = "linear",
+    bandwidth: float = 0.5,
+    debiased: bool = False,
+    center: bool = True,
+) -> Tensor:
+    """`alignment_matrix` for whoever asked for a measure of this name: told of a bias that misleads."""
+    options: dict[str, Any] = {"kernel": kernel, "bandwidth": bandwidth, "center": center}
+    if debiased:
+        return alignment_matrix(xs, ys, debiased=True, **options)
+
+    def biased(xs: Sequence[Tensor], ys: Sequence[Tensor] | None, apart: Sequence[Tensor]) -> Tensor:
+        return alignment_matrix([*xs, *apart], None if ys is None else [*ys, *apart], **options)
+
+    def unbiased(x: Tensor, y: Tensor) -> Tensor:
+        return alignment_matrix([x], [y], debiased=True, **options)[0, 0]
+
+    return unless_biased(name, biased, unbiased, xs, ys, rows=len(xs[0]))
 
 
 def alignment_matrix(
@@ -189,8 +263,7 @@ def _by_features(xs: Sequence[Tensor], ys: Sequence[Tensor] | None, *, debiased:
     """Linear CKA without a Gram over examples: ``<X Xᵀ, Y Yᵀ> = |Xᵀ Y|²``."""
     n = len(xs[0])
     sides = [*xs, *(ys or [])]
-    dtype, live = precision(*sides)
-    sides = [x.to(dtype) for x in sides]
+    sides, live = one_precision(*sides)
     if center or debiased:
         sides = [centred(x) for x in sides]
     sides = [x / magnitude(x) for x in sides]
@@ -205,7 +278,7 @@ def _by_features(xs: Sequence[Tensor], ys: Sequence[Tensor] | None, *, debiased:
     inner = alike
     if debiased:
         if n < 4:
-            raise ValueError(f"debiased CKA needs at least 4 examples, got {n}")
+            raise InputError(f"debiased CKA needs at least 4 examples, got {n}")
         squares = torch.stack([x.square().sum(dim=1) for x in sides])
         totals = squares.sum(dim=1)
         inner = alike - n / (n - 2) * squares @ squares.T + totals[:, None] * totals / ((n - 1) * (n - 2))
@@ -247,7 +320,7 @@ def _by_grams(
                 .flatten(-2)
                 .index_select(-1, position)
                 .mul(weight)
-                for chunk in _chunks(block, dtype)
+                for chunk in _chunks(block, dtype, live)
             ]
         )
 
@@ -265,14 +338,15 @@ def _by_grams(
     return matrix
 
 
-def _chunks(xs: Sequence[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
-    """Neighbours of equal shape, stacked and converted, as long as they are small."""
+def _chunks(xs: Sequence[Tensor], dtype: torch.dtype, live: bool) -> Iterator[Tensor]:
+    """Neighbours of one shape and precision, stacked and converted, as long as they are small."""
     start = 0
     while start < len(xs):
-        shape = xs[start].shape
+        first = xs[start]
         stop = start + 1
-        longest = start + max(1, CHUNK_ENTRIES // shape.numel())
-        while stop < min(longest, len(xs)) and xs[stop].shape == shape:
+        longest = start + max(1, CHUNK_ENTRIES // first.numel())
+        while stop < min(longest, len(xs)) and xs[stop].shape == first.shape and xs[stop].dtype == first.dtype:
             stop += 1
-        yield torch.stack([x.to(dtype) for x in xs[start:stop]])
+        stack = torch.stack([*xs[start:stop]])
+        yield stack.to(dtype) if live else exact(stack)
         start = stop

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kinfed.similarity.inputs import Array, centred, flatten, full_precision, magnitude, one_precision, unit
+from kinfed.errors import InputError
+from kinfed.similarity.inputs import Array, centred, flatten, full_precision, magnitude, one_precision, tensor, unit
+from kinfed.similarity.options import Positive, checked
 
 __all__ = ["Gram", "Kernel", "median_square_distance"]
 
@@ -35,12 +37,13 @@ class Gram:
     debiased: bool = False
 
     @classmethod
+    @checked
     def of_features(
         cls,
         x: Array,
         *,
         kernel: Kernel = "linear",
-        bandwidth: float = 0.5,
+        bandwidth: Positive = 0.5,
         debiased: bool = False,
         center: bool = True,
     ) -> Gram:
@@ -49,11 +52,13 @@ class Gram:
         return cls(unit(gram, 0.0), debiased)
 
     @classmethod
+    @checked
     def of_matrix(cls, matrix: Array, *, debiased: bool = False) -> Gram:
         """From a Gram matrix, n×n, centred or not: a mean of several, or a batch's rows and columns of a large one."""
-        (gram,), _ = one_precision(matrix)
-        if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
-            raise ValueError(f"a Gram matrix is square, got shape {tuple(gram.shape)}")
+        given = tensor("a Gram matrix", matrix)
+        if given.ndim != 2 or given.shape[0] != given.shape[1]:
+            raise InputError(f"a Gram matrix is square, got shape {tuple(given.shape)}")
+        (gram,), _ = one_precision(given)
         return cls(unit(centred_gram(gram / magnitude(gram), debiased), 0.0), debiased)
 
 
@@ -192,9 +197,9 @@ def unit_gram(gram: Tensor, kernel: Kernel, bandwidth: float, *, debiased: bool)
 
 def gram_of_features(x: Array, kernel: Kernel, bandwidth: float, *, debiased: bool, center: bool) -> Tensor:
     """`gram_of` activations as a user has them."""
-    (rows,), _ = one_precision(x)
+    (rows,), _ = one_precision(flatten(tensor("activations", x)))
     with full_precision(rows):
-        return gram_of(flatten(rows), kernel, bandwidth, debiased=debiased, center=center)
+        return gram_of(rows, kernel, bandwidth, debiased=debiased, center=center)
 
 
 def gram_of(
@@ -205,10 +210,8 @@ def gram_of(
         gram = _linear(x, center or debiased)
         # Centred features have a centred Gram already.
         return centred_gram(gram, debiased=True) if debiased else gram
-    if kernel != "rbf":
-        raise ValueError(f"kernel is 'linear' or 'rbf', got {kernel!r}")
     if not center:
-        raise ValueError("center=False is for the linear kernel")
+        raise InputError("center=False is for the linear kernel")
     return centred_gram(rbf(_linear(x), bandwidth), debiased)
 
 
@@ -222,12 +225,12 @@ def rbf(gram: Tensor, bandwidth: float) -> Tensor:
 
     Centring removes any constant, and without the 1 a wide kernel keeps its digits.
     """
-    if not bandwidth > 0:
-        raise ValueError(f"bandwidth must be positive, got {bandwidth}")
     distances = square_distances(gram)
     median = median_of_entries(distances.detach())
-    # Where more than half of the distances are 0 no bandwidth is defined, and the Gram all 0.
-    exponent = distances / (2 * bandwidth**2 * torch.where(median == 0, torch.inf, median))
+    largest = gram.detach().diagonal(dim1=-2, dim2=-1).amax(dim=-1)[..., None, None]
+    # Where more than half of the distances are 0, or what rounding leaves of 0, no bandwidth is defined: all 0.
+    none = median <= 16 * torch.finfo(gram.dtype).eps * largest
+    exponent = distances / (2 * bandwidth**2 * torch.where(none, torch.inf, median))
     return torch.expm1(-exponent)
 
 
@@ -252,8 +255,8 @@ def median_of_entries(matrices: Tensor) -> Tensor:
 def median_square_distance(x: Array) -> float:
     """Median of all n² squared distances between rows of ``x``, the zeros of the diagonal included (METHODS.md A.2)."""
     with torch.no_grad():
-        (rows,), _ = one_precision(x)
-    rows = centred(flatten(rows))
+        (rows,), _ = one_precision(flatten(tensor("activations", x)))
+    rows = centred(rows)
     return float(median_of_entries(square_distances(rows @ rows.T)))
 
 
@@ -264,7 +267,7 @@ def centred_gram(gram: Tensor, debiased: bool) -> Tensor:
     matrices over n(n-3) is the unbiased estimate HSIC₁ of Song et al. 2012.
 
     Raises:
-        ValueError: If ``debiased`` and n < 4.
+        InputError: If ``debiased`` and n < 4.
     """
     n = gram.shape[-1]
     if not debiased:
@@ -272,7 +275,7 @@ def centred_gram(gram: Tensor, debiased: bool) -> Tensor:
         result = result + gram.mean(dim=(-2, -1), keepdim=True)
     else:
         if n < 4:
-            raise ValueError(f"debiased CKA needs at least 4 examples, got {n}")
+            raise InputError(f"debiased CKA needs at least 4 examples, got {n}")
         diagonal = torch.eye(n, dtype=torch.bool, device=gram.device)
         hollow = gram.masked_fill(diagonal, 0)
         rows, columns = hollow.sum(dim=-1, keepdim=True), hollow.sum(dim=-2, keepdim=True)

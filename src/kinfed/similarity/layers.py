@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import safetensors
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,8 +19,13 @@ from kinfed.errors import InputError
 from kinfed.similarity.cka import alignment_matrix
 from kinfed.similarity.gram import Kernel, median_square_distance
 from kinfed.similarity.inputs import Array, flatten, same_rows, tensor, warn_undefined
+from kinfed.similarity.options import Positive, checked
 
-__all__ = ["LayerSimilarity", "compare_layers", "load_activations"]
+__all__ = ["Ids", "LayerSimilarity", "compare_layers", "load_activations", "load_ids"]
+
+IDS = "ids"  # the array in a file that is no layer, but names the examples
+BROKEN = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, safetensors.SafetensorError)
+Ids = Sequence[int] | Sequence[str] | Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,8 @@ class LayerSimilarity:
         bandwidth: Of the RBF kernel, as a fraction of the median distance; None if linear.
         sigma_a: Resulting width σ of ``exp(-d² / (2 σ²))`` for each layer of a; empty if linear.
         sigma_b: Those of b.
+        order: ``ids``: the examples of b were put in the order of a's by their ids. ``trusted``: without ids, row r of
+            both was taken to be the same example.
         centring: How the Grams were centred.
         flattening: What became of convolutional maps.
     """
@@ -49,6 +57,7 @@ class LayerSimilarity:
     bandwidth: float | None
     sigma_a: dict[str, float]
     sigma_b: dict[str, float]
+    order: Literal["ids", "trusted"]
     centring: str = "column means of the features; debiased: U-centred Gram"
     flattening: str = "n×(c·h·w)"
 
@@ -61,32 +70,41 @@ class LayerSimilarity:
         return {**vars(self), **matrices}
 
 
+@checked
 def compare_layers(
-    a: Mapping[str, Array], b: Mapping[str, Array], *, kernel: Kernel = "linear", bandwidth: float = 0.5
+    a: Mapping[str, Array],
+    b: Mapping[str, Array],
+    *,
+    ids: tuple[Ids, Ids] | None = None,
+    kernel: Kernel = "linear",
+    bandwidth: Positive = 0.5,
 ) -> LayerSimilarity:
     """CKA, biased and debiased, of every pair of layers of two models.
 
     Args:
         a: Activations of each layer by name, n×p or n×c×h×w, n ≥ 4.
-        b: Those of the other model, for the same n examples in the same order.
+        b: Those of the other model, for the same n examples; in the same order, if there are no ids.
+        ids: What the examples of a and those of b are called, by row; whole numbers or texts, each once.
         kernel: As in `cka`.
         bandwidth: As in `cka`.
 
     Raises:
-        ValueError: If the numbers of examples differ or are less than 4, or a side has no layer.
+        InputError: If the numbers of examples differ or are less than 4, a side has no layer, or the ids of the two are
+            not the same.
     """
-    if not a or not b:
-        raise ValueError("compare_layers needs at least one layer on each side")
-    sides = [flatten(tensor(x).detach()) for x in (*a.values(), *b.values())]
+    layers = {"a": _layers("a", a), "b": _layers("b", b)}
+    if ids is not None:
+        order = _matched({side: _checked_ids(f"ids of {side}", of) for side, of in zip("ab", ids, strict=True)}, layers)
+        layers["b"] = {name: x[order] for name, x in layers["b"].items()}
+    named = {f"layer {name!r} of {side}": x for side, of in layers.items() for name, x in of.items()}
+    sides = [*named.values()]
     n = same_rows("compare_layers", sides)
     biased, debiased = (
         alignment_matrix(sides, kernel=kernel, bandwidth=bandwidth, debiased=option).cpu().numpy()
         for option in (False, True)
     )
-    names = [f"layer {name!r} of {side}" for side, layers in (("a", a), ("b", b)) for name in layers]
-    undefined = np.flatnonzero(np.isnan(debiased.diagonal()))
-    if len(undefined):
-        warn_undefined("CKA", {names[i]: sides[i] for i in undefined})
+    if undefined := [name for name, own in zip(named, debiased.diagonal(), strict=True) if np.isnan(own)]:
+        warn_undefined("CKA", {name: named[name] for name in undefined})
     features = [x.shape[1] for x in sides]
     sigmas = [bandwidth * median_square_distance(x) ** 0.5 for x in sides] if kernel == "rbf" else []
     return LayerSimilarity(
@@ -99,11 +117,47 @@ def compare_layers(
         bandwidth=bandwidth if kernel == "rbf" else None,
         sigma_a=dict(zip(a, sigmas, strict=False)),
         sigma_b=dict(zip(b, sigmas[len(a) :], strict=False)),
+        order="trusted" if ids is None else "ids",
     )
+
+
+def _layers(side: str, given: Mapping[str, Array]) -> dict[str, Tensor]:
+    """Those of a side as matrices."""
+    if not isinstance(given, Mapping) or not given:
+        raise InputError(f"compare_layers: {side} needs at least one layer, by name; got {type(given).__name__}")
+    return {name: flatten(tensor(f"compare_layers: layer {name!r} of {side}", x).detach()) for name, x in given.items()}
+
+
+def _checked_ids(what: str, given: Ids) -> list[Any]:
+    """One id an example, whole numbers or texts."""
+    array = np.asarray(given.cpu() if isinstance(given, Tensor) else given)
+    if array.ndim != 1 or array.dtype.kind not in "iuU":
+        raise InputError(f"{what}: a whole number or a text an example; got {array.dtype} of shape {array.shape}")
+    names, counts = np.unique(array, return_counts=True)
+    if (counts > 1).any():
+        raise InputError(f"{what}: {names[counts > 1][0].item()!r} stands there twice; an id is of one example")
+    listed: list[Any] = array.tolist()
+    return listed
+
+
+def _matched(ids: Mapping[str, list[Any]], layers: Mapping[str, Mapping[str, Tensor]]) -> list[int]:
+    """The rows of b in the order of a's."""
+    for side, of in layers.items():
+        for name, x in of.items():
+            if len(x) != len(ids[side]):
+                raise InputError(f"ids of {side}: {len(ids[side])}, but layer {name!r} has {len(x)} rows")
+    rows = {id: row for row, id in enumerate(ids["b"])}
+    lacking = {"b": [id for id in ids["a"] if id not in rows], "a": [id for id in ids["b"] if id not in {*ids["a"]}]}
+    told = [f"{len(of)} are not in {side}, the first is {of[0]!r}" for side, of in lacking.items() if of]
+    if told:
+        raise InputError(f"ids: a and b are not of the same examples: {'; '.join(told)}")
+    return [rows[id] for id in ids["a"]]
 
 
 def load_activations(path: str | Path, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
     """Activations by layer name from a ``.npy``, ``.npz`` or ``.safetensors`` file. Nothing in it is ever executed.
+
+    An array called ``ids`` in one of the latter two is no layer; `load_ids` reads it.
 
     Args:
         path: The file; the one array of a ``.npy`` is called by the file's name without suffix.
@@ -114,54 +168,53 @@ def load_activations(path: str | Path, layers: Sequence[str] | None = None) -> d
             (the line lists those that it has), or has a layer that is not an array of numbers with an axis of examples.
     """
     path = Path(path)
-    if path.suffix not in _READERS:
+    with _opened(path) as (names, read):
+        there = [name for name in names if name != IDS or path.suffix == ".npy"]
+        if not there:
+            raise InputError(f"{path}: no layers")
+        for layer in layers or ():
+            if layer not in there:
+                raise InputError(f"{path}: no layer {layer!r}; it has {', '.join(there)}")
+        return {layer: _checked(path, layer, read(layer)) for layer in (there if layers is None else layers)}
+
+
+def load_ids(path: str | Path) -> list[Any] | None:
+    """What the examples of a ``.npz`` or ``.safetensors`` file are called: its array ``ids``, or None without one.
+
+    Raises:
+        InputError: In one line, as of `load_activations`; or if they are neither whole numbers nor texts, each once.
+    """
+    path = Path(path)
+    with _opened(path) as (names, read):
+        return _checked_ids(f"{path}: ids", read(IDS)) if IDS in names and path.suffix != ".npy" else None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[Sequence[str], Callable[[str], Array]]]:
+    """The names of the arrays in a file, and what reads one of them. Whatever goes wrong is one line."""
+    if path.suffix not in {".npy", ".npz", ".safetensors"}:
         raise InputError(f"{path}: activations are .npy, .npz or .safetensors files")
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     try:
-        return _READERS[path.suffix](path, layers)
+        if path.suffix == ".npy":
+            yield [path.stem], lambda _: np.load(path, allow_pickle=False)
+        elif path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                yield file.files, file.__getitem__
+        else:
+            with safetensors.safe_open(path, framework="pt") as file:
+                yield file.keys(), file.get_tensor
     except InputError:
         raise
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
+    # RuntimeError: an encrypted archive or an unknown compression; MemoryError: a header that claims too much
+    except (*BROKEN, RuntimeError, MemoryError) as error:
         raise InputError(f"{path}: not a {path.suffix} file of plain arrays ({error})") from error
 
 
-def _wanted(path: Path, names: Sequence[str], layers: Sequence[str] | None) -> Sequence[str]:
-    if not names:
-        raise InputError(f"{path}: no layers")
-    for layer in layers or ():
-        if layer not in names:
-            raise InputError(f"{path}: no layer {layer!r}; it has {', '.join(names)}")
-    return names if layers is None else layers
-
-
 def _checked(path: Path, layer: str, data: Array) -> Tensor:
-    if isinstance(data, np.ndarray):
-        if data.dtype.kind not in "fiub":
-            raise InputError(f"{path}: layer {layer!r} has {data.dtype}, not numbers")
-        data = torch.from_numpy(data.astype(data.dtype.newbyteorder("="), copy=False))
-    if data.ndim < 1 or data.numel() == 0:
+    if isinstance(data, np.ndarray) and data.dtype.kind not in "fiub":
+        raise InputError(f"{path}: layer {layer!r} has {data.dtype}, not numbers")
+    if not data.shape or 0 in data.shape:
         raise InputError(f"{path}: layer {layer!r} has shape {tuple(data.shape)}, expected n×p or n×c×h×w")
-    return data
-
-
-def _read_npy(path: Path, layers: Sequence[str] | None) -> dict[str, Tensor]:
-    _wanted(path, [path.stem], layers)
-    return {path.stem: _checked(path, path.stem, np.load(path, allow_pickle=False))}
-
-
-def _read_npz(path: Path, layers: Sequence[str] | None) -> dict[str, Tensor]:
-    with np.load(path, allow_pickle=False) as file:
-        return {layer: _checked(path, layer, file[layer]) for layer in _wanted(path, file.files, layers)}
-
-
-def _read_safetensors(path: Path, layers: Sequence[str] | None) -> dict[str, Tensor]:
-    with safetensors.safe_open(path, framework="pt") as file:
-        return {layer: _checked(path, layer, file.get_tensor(layer)) for layer in _wanted(path, file.keys(), layers)}
-
-
-_READERS: dict[str, Callable[[Path, Sequence[str] | None], dict[str, Tensor]]] = {
-    ".npy": _read_npy,
-    ".npz": _read_npz,
-    ".safetensors": _read_safetensors,
-}
+    return tensor(f"{path}: layer {layer!r}", data)

@@ -6,14 +6,15 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfed.similarity.cca import cca, cca_of_sides, pwcca, side, svcca, svcca_of_sides
-from kinfed.similarity.cka import alignment_matrix, cka
+from kinfed.errors import InputError
+from kinfed.similarity.cca import cca, cca_of_sides, pwcca, pwcca_of_sides, side, svcca, svcca_of_sides
+from kinfed.similarity.cka import alignment_matrix, alignments, cka
 from kinfed.similarity.emd import emd
 from kinfed.similarity.entrywise import cosine, frobenius
 from kinfed.similarity.gram import Gram
@@ -21,16 +22,20 @@ from kinfed.similarity.inputs import (
     Array,
     UndefinedSimilarityWarning,
     centred,
+    exact,
     flatten,
     precision,
+    refuse_gradient,
     same_features,
     same_rows,
+    several,
     tensor,
     warn_undefined,
 )
+from kinfed.similarity.options import check_options
 from kinfed.similarity.procrustes import procrustes
-from kinfed.similarity.rsa import rsa
-from kinfed.similarity.sketch import sketched_alignment, sketched_cka
+from kinfed.similarity.rsa import rsa, warn_left_out
+from kinfed.similarity.sketch import sketched_alignments, sketched_cka
 from kinfed.similarity.unpaired import class_mean, feature_cov
 
 __all__ = ["METRICS", "similarity_matrix"]
@@ -50,6 +55,8 @@ _MEASURES: dict[str, Callable[..., Any]] = {
     "cosine": cosine,
 }
 METRICS = tuple(_MEASURES)
+# What is made of two sides that are decomposed already.
+_OF_SIDES: dict[str, Callable[..., Tensor]] = {"cca": cca_of_sides, "svcca": svcca_of_sides, "pwcca": pwcca_of_sides}
 
 
 def similarity_matrix(
@@ -62,7 +69,7 @@ def similarity_matrix(
     """Similarity of every pair of ``N`` representations, or of each of them with each of ``M`` others.
 
     CKA, linear, RBF or sketched, `feature_cov` and `class_mean` take one normalised Gram each and one matrix product in
-    all, in bounded memory; `cca` and `svcca` a decomposition each; the other measures a call a pair.
+    all, in bounded memory; the CCA family a decomposition each; the other measures a call a pair.
 
     Args:
         representations: N activations, each n×p (p may differ) or n×c×h×w, of the same examples in the same order; for
@@ -74,47 +81,48 @@ def similarity_matrix(
             and ``center``.
 
     Returns:
-        N×N, of the kind that the representations are (tensor or array); symmetric, but for ``pwcca``, where the row
-        gives the weights. With ``against``, N×M. The row or column of a representation that is constant or not finite
-        is NaN, with one warning that names all such.
+        N×N, a tensor if a representation is one, an array if not; symmetric, but for ``pwcca``, where the row gives
+        the weights. With ``against``, N×M. The row or column of a representation that is constant or not finite is
+        NaN, with one warning that names all such.
 
     Raises:
-        ValueError: If the metric is not known, there is no representation, or the measure refuses a pair; then the
+        InputError: If the metric is not known, there is no representation, or the measure refuses a pair; then the
             message names the pair.
         TypeError: If the measure has no such option.
     """
-    if metric not in _MEASURES:
-        raise ValueError(f"metric is one of {', '.join(METRICS)}; got {metric!r}")
+    if metric not in METRICS:
+        raise InputError(f"metric is one of {', '.join(METRICS)}; got {metric!r}")
     known = [p.name for p in inspect.signature(_MEASURES[metric]).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options:
         if option not in known:
             raise TypeError(f"{metric} has no option {option!r}; it has {', '.join(known) or 'none'}")
-    if len(representations) == 0:
-        raise ValueError("similarity_matrix needs at least one representation")
-    if against is not None and len(against) == 0:
-        raise ValueError("against needs at least one representation")
-    every = [*representations, *(() if against is None else against)]
-    grams = [x for x in every if isinstance(x, Gram)]
+    check_options(_MEASURES[metric], options)
+    given = {f"representation {i}": x for i, x in enumerate(several("similarity_matrix", representations))}
+    others = {} if against is None else {f"against {j}": y for j, y in enumerate(several("against", against))}
+    every = given | others
+    grams = [x for x in every.values() if isinstance(x, Gram)]
     if grams and not (metric == "cka" and len(grams) == len(every)):
-        raise ValueError("similarity_matrix takes Grams for cka, and then of all representations")
+        raise InputError("similarity_matrix takes Grams for cka, and then of all representations")
     if any(gram.debiased != options.get("debiased", False) for gram in grams):
-        raise ValueError(f"similarity_matrix: a Gram is not as debiased={options.get('debiased', False)} wants it")
-    sides = [x.unit if isinstance(x, Gram) else tensor(x) for x in every]
-    rows, columns = sides[: len(representations)], None if against is None else sides[len(representations) :]
+        raise InputError(f"similarity_matrix: a Gram is not as debiased={options.get('debiased', False)} wants it")
+    sides = {name: x.unit if isinstance(x, Gram) else tensor(name, x) for name, x in every.items()}
+    if metric in {*_OF_SIDES, "rsa"}:
+        refuse_gradient(metric, sides)
     if metric != "feature_cov":
-        same_rows("similarity_matrix", sides)
+        same_rows("similarity_matrix", [*sides.values()])
+    rows, columns = [sides[name] for name in given], [sides[name] for name in others] or None
     matrix = _of_units(rows, columns) if grams else _of_activations(metric, rows, columns, options)
-    undefined = {f"representation {i}": rows[i] for i in _all_nan(matrix)}
-    if columns is not None:
-        undefined |= {f"against {j}": columns[j] for j in _all_nan(matrix.T)}
+    undefined = _all_nan(given, matrix) + ([] if columns is None else _all_nan(others, matrix.T))
     if undefined:
-        warn_undefined(metric, undefined)
-    return matrix if isinstance(representations[0], Tensor | Gram) else matrix.numpy()
+        warn_undefined(metric, {name: sides[name] for name in undefined})
+    if metric == "rsa":
+        warn_left_out({name: x for name, x in sides.items() if name not in undefined})
+    return matrix if any(isinstance(x, Tensor | Gram) for x in every.values()) else matrix.numpy()
 
 
-def _all_nan(matrix: Tensor) -> list[int]:
-    """The rows that are NaN throughout."""
-    return [int(i) for i in matrix.isnan().all(dim=1).nonzero()]
+def _all_nan(names: Iterable[str], matrix: Tensor) -> list[str]:
+    """Whose rows are NaN throughout."""
+    return [name for name, undefined in zip(names, matrix.isnan().all(dim=1).tolist(), strict=True) if undefined]
 
 
 def _of_units(rows: Sequence[Tensor], columns: Sequence[Tensor] | None) -> Tensor:
@@ -131,17 +139,19 @@ def _of_activations(
     metric: str, rows: Sequence[Tensor], columns: Sequence[Tensor] | None, options: dict[str, Any]
 ) -> Tensor:
     """The matrix of a measure, from what belongs to a side computed once where that is possible."""
-    if metric in {"cca", "svcca"} and len({x.shape[2:] for x in [*rows, *(columns or [])]}) == 1:
-        of_sides = functools.partial(cca_of_sides if metric == "cca" else svcca_of_sides, **options)
-        return _pair_by_pair(of_sides, rows, columns, prepare=side)
+    every = [*rows, *(columns or [])]
+    # A map is read place by place or as its means; which, a pair decides, unless all have the same places.
+    if metric in _OF_SIDES and len({x.shape[2:] for x in every}) == 1:
+        of_sides = functools.partial(_OF_SIDES[metric], **options)
+        return _pair_by_pair(of_sides, rows, columns, symmetric=metric != "pwcca", prepare=side)
     if metric not in {"cka", "sketched_cka", "class_mean", "feature_cov"}:
         of_pair = functools.partial(_MEASURES[metric], **options)
         return _pair_by_pair(of_pair, rows, columns, symmetric=metric != "pwcca")
     xs, ys = [flatten(x) for x in rows], None if columns is None else [flatten(y) for y in columns]
     if metric == "sketched_cka":
-        return sketched_alignment(xs, ys, **options)
+        return sketched_alignments(xs, ys, **options)
     if metric == "cka":
-        return alignment_matrix(xs, ys, **options)
+        return alignments(metric, xs, ys, **options)
     if metric == "feature_cov":
         others = xs if ys is None else ys
         # All are of one width if none differs from the first of the other side.
@@ -154,7 +164,7 @@ def _of_activations(
 
 def _features(xs: Sequence[Tensor]) -> list[Tensor]:
     """The centred features as rows, so that an alignment is one of covariances."""
-    return [centred(x.double()).T for x in xs]
+    return [centred(exact(x)).T for x in xs]
 
 
 def _pair_by_pair(
@@ -187,8 +197,8 @@ def _pair_by_pair(
 
 @contextlib.contextmanager
 def _naming(i: int, j: int) -> Iterator[None]:
-    """A block whose ValueError says of which pair it is."""
+    """A block whose error says of which pair it is."""
     try:
         yield
-    except ValueError as error:
-        raise ValueError(f"representation {i} against {j}: {error}") from error
+    except InputError as error:
+        raise InputError(f"representation {i} against {j}: {error}") from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kinfed.errors import InputError
 from kinfed.similarity.gram import Kernel, centred_gram, rbf
 from kinfed.similarity.inputs import (
     Array,
@@ -16,9 +16,14 @@ from kinfed.similarity.inputs import (
     centred,
     flatten,
     one_precision,
+    refuse_gradient,
     refuse_non_finite,
     same_rows,
+    several,
+    tensor,
+    warn,
 )
+from kinfed.similarity.options import Positive, checked
 
 __all__ = ["minibatch_cka"]
 
@@ -46,7 +51,8 @@ class minibatch_cka:
         pooled.compute()
     """
 
-    def __init__(self, *, kernel: Kernel = "linear", bandwidth: float = 0.5) -> None:
+    @checked
+    def __init__(self, *, kernel: Kernel = "linear", bandwidth: Positive = 0.5) -> None:
         self.kernel: Kernel = kernel
         self.bandwidth = bandwidth
         self.batches = 0
@@ -63,25 +69,25 @@ class minibatch_cka:
             ys: Those of the second model, for the same n examples in the same order.
 
         Raises:
-            ValueError: If the numbers of rows differ, the layers are not as many as before, or one is not finite.
+            InputError: If the numbers of rows differ, the layers are not as many as before, or one is not finite.
         """
-        with torch.no_grad():
-            layers, _ = one_precision(*xs, *ys)
-        layers = [flatten(layer) for layer in layers]
-        n = same_rows("minibatch_cka", layers)
-        names = [f"layer {i} of {side}" for side, count in (("xs", len(xs)), ("ys", len(ys))) for i in range(count)]
-        refuse_non_finite("minibatch_cka", dict(zip(names, layers, strict=True)))
+        models = {"xs": several("minibatch_cka: xs", xs), "ys": several("minibatch_cka: ys", ys)}
+        named = {f"layer {i} of {side}": layer for side, given in models.items() for i, layer in enumerate(given)}
+        sides = {name: flatten(tensor(f"minibatch_cka: {name}", layer)) for name, layer in named.items()}
+        refuse_gradient("minibatch_cka", sides)
+        refuse_non_finite("minibatch_cka", sides)
+        n = same_rows("minibatch_cka", [*sides.values()])
         if self.batches and (len(xs), len(ys)) != self._layers:
-            raise ValueError(f"minibatch_cka: {(len(xs), len(ys))} layers, but {self._layers} in the batches before")
+            raise InputError(f"minibatch_cka: {(len(xs), len(ys))} layers, but {self._layers} in the batches before")
         if n < 4:
             self.left_out += 1
-            warnings.warn(f"minibatch_cka: a batch of {n} examples is left out, it takes at least 4", stacklevel=2)
+            warn(f"minibatch_cka: a batch of {n} examples is left out, it takes at least 4", UserWarning)
             return
-        vectors = torch.stack([self._hsic_factor(layer).flatten() for layer in layers])
+        vectors = torch.stack([self._hsic_factor(layer).flatten() for layer in one_precision(*sides.values())[0]])
         self._hsic = self._hsic + vectors @ vectors.T
         self._layers = len(xs), len(ys)
         self.batches += 1
-        self._as_tensor = isinstance(xs[0], Tensor)
+        self._as_tensor = any(isinstance(layer, Tensor) for layer in named.values())
 
     def compute(self) -> Any:
         """CKA of the batches so far.
@@ -91,10 +97,10 @@ class minibatch_cka:
             column of a layer that was constant in every batch is NaN, with one warning that names it.
 
         Raises:
-            ValueError: If no batch is in.
+            InputError: If no batch is in.
         """
         if not self.batches:
-            raise ValueError(f"minibatch_cka: no batch yet ({self.left_out} left out)")
+            raise InputError(f"minibatch_cka: no batch yet ({self.left_out} left out)")
         norms = self._hsic.diagonal().sqrt()
         count = self._layers[0]
         constant = [
@@ -103,7 +109,7 @@ class minibatch_cka:
         ]
         if constant:
             what = f"minibatch_cka is not defined, NaN: constant in every batch: {', '.join(constant)}"
-            warnings.warn(what, UndefinedSimilarityWarning, stacklevel=2)
+            warn(what, UndefinedSimilarityWarning)
         matrix = (self._hsic / (norms[:, None] * norms)).clamp(-1, 1)[:count, count:]
         return matrix if self._as_tensor else matrix.numpy()
 

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfed.errors import InputError
 from kinfed.similarity.cka import alignment_matrix
-from kinfed.similarity.inputs import Array, centred, flatten, measure, one_precision
+from kinfed.similarity.inputs import Array, centred, flatten, measure, one_precision, tensor
+from kinfed.similarity.options import Count, check_option
 
 __all__ = ["class_mean", "class_means", "feature_cov"]
 
@@ -52,12 +54,20 @@ def class_means(x: Array, labels: Array, classes: int) -> Any:
         x: Activations, n×p or n×c×h×w (flattened).
         labels: The class of each row, n integers in 0…classes-1.
         classes: How many classes there are among all clients.
+
+    Raises:
+        InputError: If there is not one label a row, or one is no whole number in that range.
     """
-    (rows,), _ = one_precision(x)
-    index = torch.as_tensor(labels, dtype=torch.int64, device=rows.device)
+    check_option("classes", classes, Count)
+    (rows,), _ = one_precision(flatten(tensor("class_means: x", x)))
+    given = tensor("class_means: labels", labels)
+    index = given.to(rows.device, torch.int64)
+    if index.shape != (len(rows),) or not ((index == given) & (index >= 0) & (index < classes)).all():
+        raise InputError(
+            f"class_means needs {len(rows)} labels in 0…{classes - 1}, whole numbers; got shape {tuple(given.shape)}, "
+            f"from {given.min():g} to {given.max():g}"
+        )
     counts = torch.bincount(index, minlength=classes)
-    if len(index) != len(rows) or len(counts) != classes:
-        raise ValueError(f"need {len(rows)} labels in 0…{classes - 1}, got {len(index)} up to {len(counts) - 1}")
-    sums = rows.new_zeros(classes, flatten(rows).shape[1]).index_add(0, index, flatten(rows))
+    sums = rows.new_zeros(classes, rows.shape[1]).index_add(0, index, rows)
     means = sums / counts.clamp_min(1)[:, None]
     return means if isinstance(x, Tensor) else means.numpy()

@@ -1,0 +1,96 @@
+"""Options of the measures: what their annotations do not allow is refused in one line, before anything is computed."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from kinfed.errors import InputError
+
+__all__ = ["Count", "Fraction", "Positive", "check_option", "check_options", "checked"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Range(NamedTuple):
+    """Which numbers an option may be, and how that is said."""
+
+    holds: Callable[[float], bool]
+    said: str
+
+
+Positive = Annotated[float, Range(lambda value: 0 < value < math.inf, "must be positive")]
+Fraction = Annotated[float, Range(lambda value: 0 < value <= 1, "is above 0 and at most 1")]
+Count = Annotated[int, Range(lambda value: value >= 1, "is at least 1, a whole number")]
+
+NUMBERS: dict[Any, tuple[type, str]] = {
+    float: (numbers.Real, "is a number"),
+    int: (numbers.Integral, "is a whole number"),
+}
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function, which refuses keywords that their annotations do not allow."""
+
+    @functools.wraps(function)
+    def with_options(*args: P.args, **options: P.kwargs) -> R:
+        check_options(function, options)
+        return function(*args, **options)
+
+    return with_options
+
+
+def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse what the annotations of a function's keywords do not allow.
+
+    Raises:
+        InputError: That names the option, the value and what is allowed.
+    """
+    for name, value in options.items():
+        if name in (kinds := _keywords(function)):
+            check_option(name, value, kinds[name])
+
+
+@functools.cache
+def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of its keywords; they are read late, for a class is not known inside itself."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def check_option(name: str, value: Any, kind: Any) -> None:
+    """Refuse a value that is not of a kind: a Literal, bool, int or float, these also within a `Range`, or None.
+
+    Of another kind, every value is let through.
+
+    Raises:
+        InputError: That names the option, the value and what is allowed.
+    """
+    if get_origin(kind) in (Union, UnionType):
+        if value is None:
+            return
+        (kind,) = (one for one in get_args(kind) if one is not NoneType)
+    base, *ranges = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    if get_origin(base) is Literal:
+        names = get_args(base)
+        allowed, said = isinstance(value, str) and value in names, f"is {' or '.join(map(repr, names))}"
+    elif base is bool:
+        allowed, said = isinstance(value, bool | np.bool_), "is True or False"
+    elif base in NUMBERS:
+        number, said = NUMBERS[base]
+        allowed = isinstance(value, number) and not isinstance(value, bool)
+    else:
+        return
+    for within in ranges:
+        allowed, said = allowed and within.holds(value), within.said
+    if not allowed:
+        raise InputError(f"{name} {said}, got {value!r}")
