@@ -100,6 +100,18 @@ def test_a_place_that_cannot_be_written_is_told(place: str, tmp_path: Path) -> N
             pass
 
 
+def test_a_claim_under_which_nothing_was_written_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    empty, full = tmp_path / "empty", tmp_path / "full"
+    for folder in (empty, full):
+        folder.mkdir()
+    (full / "mine").touch()
+    for folder in (empty, full):
+        with pytest.raises(InputError, match="refused"), claimed(folder):
+            raise InputError("refused")
+    assert [*empty.iterdir()] == []
+    assert [*full.iterdir()] == [full / "mine"]
+
+
 def test_a_new_folder_must_be_empty(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     with pytest.raises(InputError, match="exists; name another one"), new_folder(tmp_path):

@@ -97,8 +97,8 @@ def output(path: Path) -> Iterator[None]:
 def claimed(folder: Path, field: str = "out") -> Iterator[None]:
     """Keep a folder to this process while the block runs; it is made if it is not there.
 
-    A folder that was made for the block and in which nothing was written goes again. Claims of one process may be
-    within each other.
+    Where nothing was written, nothing stays: neither the lock, nor a folder that was made for it. Claims of one process
+    may be within each other.
 
     Args:
         folder: Which.
@@ -107,7 +107,7 @@ def claimed(folder: Path, field: str = "out") -> Iterator[None]:
     Raises:
         InputError: If the folder cannot be made or written, or another process has it.
     """
-    made = _missing(folder)
+    made, before = _missing(folder), _names(folder)
     lock = FileLock(folder / LOCK, timeout=0, is_singleton=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,11 +120,11 @@ def claimed(folder: Path, field: str = "out") -> Iterator[None]:
         yield
     finally:
         lock.release()
-        if made:
-            remove_empty(folder)
-            for parent in made[1:]:
+        if LOCK not in before and _names(folder) == before | {LOCK}:
+            delete([folder / LOCK], folder, re.compile(re.escape(LOCK)), keep=True)
+            for path in made:
                 with contextlib.suppress(OSError):  # something is in it by now
-                    parent.rmdir()
+                    path.rmdir()
 
 
 @contextlib.contextmanager
@@ -135,7 +135,7 @@ def new_folder(folder: Path) -> Iterator[None]:
         InputError: If there is something in it, or as `claimed`.
     """
     with claimed(folder):
-        if {*os.listdir(folder)} - {LOCK}:
+        if _names(folder) - {LOCK}:
             raise InputError(f"out: {str(folder)!r} exists; name another one")
         yield
 
@@ -147,11 +147,17 @@ def _missing(folder: Path) -> list[Path]:
     return []
 
 
+def _names(folder: Path) -> set[str]:
+    with contextlib.suppress(OSError):
+        return {*os.listdir(folder)}
+    return set()
+
+
 def remove_empty(folder: Path) -> None:
     """Delete a folder in which there is nothing, or nothing but its lock."""
-    with contextlib.suppress(OSError):
-        if not {*os.listdir(folder)} - {LOCK}:
-            delete([folder / LOCK], folder, re.compile(re.escape(LOCK)))
+    if not _names(folder) - {LOCK}:
+        delete([folder / LOCK], folder, re.compile(re.escape(LOCK)))
+        with contextlib.suppress(OSError):
             folder.rmdir()
 
 
@@ -216,13 +222,14 @@ def written(folder: Path, own: re.Pattern[str]) -> list[Path]:
     return sorted(path for path in found if not path.is_symlink())
 
 
-def delete(paths: Iterable[Path], folder: Path, own: re.Pattern[str]) -> None:
+def delete(paths: Iterable[Path], folder: Path, own: re.Pattern[str], *, keep: bool = False) -> None:
     """Delete files that kinfed wrote, and the folders that are empty then. Nothing else in kinfed deletes.
 
     Args:
         paths: Files below the folder; one that is gone is no error.
         folder: Theirs; it goes as well if nothing is left in it.
         own: What the paths of kinfed's files are, relative to the folder, in full. A path that is none is left alone.
+        keep: Whether the folder stays even if it is empty.
     """
     emptied = set()
     for path in paths:
@@ -230,6 +237,7 @@ def delete(paths: Iterable[Path], folder: Path, own: re.Pattern[str]) -> None:
         if own.fullmatch(name) and not path.is_symlink():
             path.unlink(missing_ok=True)
             emptied |= {parent for parent in path.parents if parent.is_relative_to(folder)}
+    emptied -= {folder} if keep else set()
     for parent in sorted(emptied, key=lambda parent: len(parent.parts), reverse=True):
         with contextlib.suppress(OSError):  # there is something left in it
             parent.rmdir()
