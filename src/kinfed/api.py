@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kinfed.cli.display import Display
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml, short
-from kinfed.files import remove_empty
+from kinfed.files import own_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -309,28 +308,13 @@ def _truths(**flags: Any) -> None:
 
 @contextlib.contextmanager
 def result_folder(out: str | Path | None, name: str) -> Iterator[Path]:
-    """The folder for results: the one that is named, or a new one of this process's own, ``runs/TIME-NAME``.
-
-    A new one has a number in the end if another process has just made one of that name, and goes again if it stays
-    empty.
-    """
+    """The folder for results: the one that is named, or a new one of this process's own, ``runs/TIME-NAME``."""
     if out is not None:
         yield _path("out", out)
         return
     stem = Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{name}"
-    for number in itertools.count(1):
-        path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
-        try:
-            path.mkdir(parents=True)
-            break
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise InputError(f"out: {str(path)!r} cannot be made: {error.strerror}") from error
-    try:
+    with own_folder(stem) as path:
         yield path
-    finally:
-        remove_empty(path)
 
 
 @contextlib.contextmanager

@@ -6,10 +6,11 @@ Nothing in a file is ever executed.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,22 @@ from safetensors import SafetensorError
 from kinfed.errors import InputError
 
 __all__ = [
-    "LOCK", "UNFINISHED", "NotSaved", "claimed", "clear_unfinished", "delete", "new_folder", "output", "read_json",
-    "read_json_lines", "remove_empty", "saving", "sync", "unfinished_name", "write_whole", "written",
+    "LOCK",
+    "UNFINISHED",
+    "NotSaved",
+    "claimed",
+    "clear_unfinished",
+    "delete",
+    "new_folder",
+    "output",
+    "own_folder",
+    "read_json",
+    "read_json_lines",
+    "saving",
+    "sync",
+    "unfinished_name",
+    "write_whole",
+    "written",
 ]  # fmt: skip
 
 UNFINISHED = ".unfinished"  # what a file is called until it is whole
@@ -110,6 +125,8 @@ def claimed(folder: Path, field: str = "out") -> Iterator[None]:
     made, before = _missing(folder), _names(folder)
     lock = FileLock(folder / LOCK, timeout=0, is_singleton=True)
     try:
+        if folder.is_file():
+            raise InputError(f"{field}: {str(folder)!r} is no folder")
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
@@ -122,9 +139,7 @@ def claimed(folder: Path, field: str = "out") -> Iterator[None]:
         lock.release()
         if LOCK not in before and _names(folder) == before | {LOCK}:
             delete([folder / LOCK], folder, re.compile(re.escape(LOCK)), keep=True)
-            for path in made:
-                with contextlib.suppress(OSError):  # something is in it by now
-                    path.rmdir()
+            _remove_empty(made)
 
 
 @contextlib.contextmanager
@@ -153,11 +168,34 @@ def _names(folder: Path) -> set[str]:
     return set()
 
 
-def remove_empty(folder: Path) -> None:
-    """Delete a folder in which there is nothing, or nothing but its lock."""
-    if not _names(folder) - {LOCK}:
-        delete([folder / LOCK], folder, re.compile(re.escape(LOCK)))
-        with contextlib.suppress(OSError):
+@contextlib.contextmanager
+def own_folder(path: Path) -> Iterator[Path]:
+    """A new folder that no other process has; it has a number in the end if the name is taken.
+
+    It goes again, with those that were made for it, if it stays empty.
+
+    Raises:
+        InputError: If it cannot be made.
+    """
+    made, stem = _missing(path.parent), path
+    for number in itertools.count(2):
+        try:
+            path.mkdir(parents=True)
+            break
+        except FileExistsError:
+            path = stem.with_name(f"{stem.name}-{number}")
+        except OSError as error:
+            raise InputError(f"out: {str(path)!r} cannot be made: {error.strerror}") from error
+    try:
+        yield path
+    finally:
+        _remove_empty([path, *made])
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Delete folders in which there is nothing, each in the next one."""
+    for folder in folders:
+        with contextlib.suppress(OSError):  # something is in it by now
             folder.rmdir()
 
 
@@ -238,9 +276,7 @@ def delete(paths: Iterable[Path], folder: Path, own: re.Pattern[str], *, keep: b
             path.unlink(missing_ok=True)
             emptied |= {parent for parent in path.parents if parent.is_relative_to(folder)}
     emptied -= {folder} if keep else set()
-    for parent in sorted(emptied, key=lambda parent: len(parent.parts), reverse=True):
-        with contextlib.suppress(OSError):  # there is something left in it
-            parent.rmdir()
+    _remove_empty(sorted(emptied, key=lambda parent: len(parent.parts), reverse=True))
 
 
 def clear_unfinished(folder: Path, own: re.Pattern[str]) -> None:
