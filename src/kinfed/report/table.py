@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
+from kinfed.errors import plain
 from kinfed.experiment.targets import Reach, SpeedUp, as_text, mean_text, reach, reference, speed_up, targets
 from kinfed.report.folders import Run
 from kinfed.report.style import REFERENCES
@@ -124,11 +125,13 @@ class Table:
         return shown
 
 
-def _shown(cell: Cell, room: str) -> str:
+def _shown(cell: Cell, room: str) -> Text:
     """A cell in a terminal; ``room`` is where others of its column have a star."""
-    text = escape(cell.text)
-    number = f"[bold green]{text}*[/]" if cell.best else f"{text}{room}"
-    return number + (f"\n[dim]{cell.spread.replace('±0.', '±.')}[/]{room}" if cell.spread else "")
+    text = plain(cell.text)
+    shown = Text(f"{text}*", "bold green") if cell.best else Text(f"{text}{room}")
+    if not cell.spread:
+        return shown
+    return Text.assemble(shown, "\n", (cell.spread.replace("±0.", "±."), "dim"), room)
 
 
 def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
