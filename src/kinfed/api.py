@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinfed.cli.display import Display
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, read_toml, short
+from kinfed.experiment.config import Config, is_text, read_toml, short
 from kinfed.files import own_folder
 
 if TYPE_CHECKING:
@@ -294,8 +294,8 @@ def _file(fields: Mapping[str, Any]) -> Path | None:
 
 
 def _path(name: str, value: Any) -> Path:
-    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
-        raise InputError(f"{name}: {short(value)} is not allowed; must be a path")
+    if not isinstance(value, str | os.PathLike) or "\0" in str(value) or not is_text(str(value)):
+        raise InputError(f"{name}: {short(value)} is not allowed; must be a path, in UTF-8")
     return Path(value)
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import kinfed
 from kinfed.errors import InputError
+from kinfed.experiment.participation import never_trained, of_trained
 from kinfed.experiment.targets import rounds_to
 from kinfed.report.folders import Run, read_runs
 from tests.worlds import same
@@ -71,6 +72,31 @@ def test_the_summary_tells_the_last_round_and_the_best_beside_it(out: Path) -> N
     assert metrics["global_acc_mean_of_last_10_rounds"] == pytest.approx(sum(series[-10:]) / 10)
     assert metrics["global_acc_best_on_test"] == max(series)
     assert metrics["initial_acc_weighted"] == metrics["personal_acc_weighted"] != metrics["fine_tuned_acc_weighted"]
+
+
+def test_the_summary_tells_who_was_never_drawn_and_the_means_without_them(tmp_path: Path) -> None:  # case 336
+    fields = {"clients": 10, "rounds": 2, "participation": 0.1, "ft_epochs": 0, "quiet": True}
+    (run,) = read_runs([kinfed.run("fedper", out=tmp_path / "fedper", **fields).path])
+    drawn = {id for line in run.lines for id in line["clients"]}
+    assert run.summary["never_trained"] == 10 - len(drawn) >= 8
+    accuracies, sizes = run.client_accuracies()[[*drawn]], np.array(run.federation["test"])[[*drawn]]
+    metrics = run.summary["metrics"]
+    assert metrics["personal_acc_mean_of_trained"] == pytest.approx(accuracies.mean())
+    assert metrics["personal_acc_weighted_of_trained"] == pytest.approx(np.average(accuracies, weights=sizes))
+    assert metrics["personal_acc_mean_of_trained"] != metrics["personal_acc_mean"]
+    everybody = kinfed.run("central", out=tmp_path / "central", **{n: v for n, v in fields.items() if n in SMALL})
+    assert everybody.summaries[0]["never_trained"] == 0
+    assert "personal_acc_mean_of_trained" not in everybody.summaries[0]["metrics"]
+
+
+def test_whose_work_was_always_refused_has_not_trained() -> None:
+    lines = [{"clients": [0, 1, 2], "refused": {"1": "late"}}, {"clients": [1, 3], "refused": {"1": "late"}}]
+    assert never_trained(lines, 5) == [1, 4]
+    assert of_trained([0.5, 0.0, None, 1.0, 0.0], [10, 9, 0, 30, 9], [1, 4]) == {
+        "personal_acc_weighted_of_trained": 0.875, "personal_acc_mean_of_trained": 0.75,
+    }  # fmt: skip
+    assert of_trained([0.5], [1], []) == {}
+    assert of_trained((), [1], [0]) == {}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def made(method: str, own: float | None, seed: int = 0, **more: Any) -> Run:
     } | more.pop("metrics", {})  # fmt: skip
     summary = {
         "method": method, "seed": seed, "tested": "global", "model": "mlp", "rounds": 3, "train_loss": 0.5,
-        "data": {"name": "digits", "clients": 2, "partition": "dirichlet", "alpha": 0.5, "train": 1200, "test": 9,
+        "data": {"name": "digits", "clients": 2, "partition": "dirichlet", "alpha": 0.5, "train": 1200, "test": 9000,
                  "probe": 0},
         "metrics": metrics, "communication": {"down_bytes": 1_000_000, "up_bytes": 500_000},
         "seconds": {"total": 1.26, "train": 1.0, "evaluate": 0.1}, "refused": 0, "skipped_samples": 0,
@@ -97,7 +98,7 @@ def test_runs_of_one_method_that_differ_in_more_than_the_seed_are_rows_of_their_
     wide = {"fedshibu": {"norm": "minmax", "kernel": "rbf"}}
     # Folders of two comparisons have the same names; a run that is given twice counts once.
     runs = [
-        *(made("fedshibu", a, seed, config=literal) for seed, a in ((0, 0.5), (1, 0.7))),
+        *(made("fedshibu", a, seed, config=literal) for seed, a in ((0, 0.4), (1, 0.6))),
         *(made("fedshibu", a, seed, config=wide) for seed, a in ((0, 0.8), (1, 0.8))),
         *(made("local", a, seed) for a, seed in ((0.9, 0), (0.7, 1), (0.9, 0))),
     ]
@@ -105,7 +106,7 @@ def test_runs_of_one_method_that_differ_in_more_than_the_seed_are_rows_of_their_
         "fedshibu kernel=linear norm=sum", "fedshibu kernel=rbf norm=minmax", "local",
     ]  # fmt: skip
     assert column(runs, "own test") == [
-        ("0.600", "±0.141", False), ("0.800", "±0.000", True), ("0.800", "±0.141", True),
+        ("0.500", "±0.141", False), ("0.800", "±0.000", True), ("0.800", "±0.141", True),
     ]  # fmt: skip
 
 
@@ -122,8 +123,105 @@ def test_the_verdict_says_so_when_training_alone_serves_best() -> None:
     assert verdict([made("fedavg", 0.5)]) == ""
 
 
+def test_rows_that_cannot_be_told_apart_are_a_tie() -> None:  # case 331
+    few = {"data": made("fedavg", 0.5).summary["data"] | {"test": 169}}
+    close = [made("fedper", 0.970, summary=few), made("fedavg", 0.959, summary=few), made("moon", 0.7, summary=few)]
+    assert verdict(close) == (
+        "fedper (0.970) and fedavg (0.959) cannot be told apart by one seed and 169 test samples (on their own test "
+        "samples, within two standard errors)."
+    )
+    assert [best for _, _, best in column(close, "own test")] == [True, True, False]
+    alone = made("local", 0.6, summary=few)
+    assert verdict([*close, alone]).endswith(", within two standard errors), against 0.600 when each trains alone.")
+    equal = [made("fedper", 0.9701), made("local", 0.9698), made("fedavg", 0.5)]
+    assert verdict(equal) == (
+        "fedper and local are a tie: 0.970 on their own test samples. Training alone is among them: nothing here says "
+        "that federation helps."
+    )
+    assert verdict([made("fedper", 0.970), made("fedavg", 0.959)]).startswith("fedper serves these clients best")
+
+
+def test_over_seeds_the_differences_of_the_same_seeds_count() -> None:  # case 331
+    def rows(**of_methods: tuple[float, ...]) -> list[Run]:
+        return [made(method, a, seed) for method, told in of_methods.items() for seed, a in enumerate(told)]
+
+    # the spread over the seeds is large, but one is always ahead by as much: 0.02 ± 0.0006
+    steady = rows(fedper=(0.52, 0.72, 0.921), fedavg=(0.5, 0.7, 0.9))
+    assert verdict(steady).startswith("fedper serves these clients best: 0.720")
+    assert [best for _, _, best in column(steady, "own test")] == [True, False]
+    # 0.01 ± 0.02
+    mixed = rows(fedper=(0.74, 0.71, 0.69), fedavg=(0.70, 0.70, 0.71))
+    assert verdict(mixed) == (
+        "fedper (0.713) and fedavg (0.703) cannot be told apart by these seeds (on their own test samples, within two "
+        "standard errors)."
+    )
+    # what two standard errors are: differences of 1, 2, 3 hundredths are 0.02 ± 0.01 / √3
+    differences = rows(fedper=(0.51, 0.52, 0.53), fedavg=(0.5, 0.5, 0.5))
+    assert [best for _, _, best in column(differences, "own test")] == [True, False]
+    assert [best for _, _, best in column(rows(a=(0.5, 0.53), b=(0.5, 0.5)), "own test")] == [True, True]
+
+
+def test_rows_over_different_seeds_say_so() -> None:  # case 334
+    runs = [*(made("fedavg", 0.5, seed) for seed in (0, 1, 2)), made("fedper", 0.9)]
+    assert table(runs).headings[:3] == ("method", "model tested", "seeds")
+    assert column(runs, "seeds") == [("3", "", False), ("1", "", False)]
+    assert notes(runs) == [
+        "The rows are over different seeds (fedavg: 0, 1, 2; fedper: 0): only the same seeds can be compared."
+    ]
+    assert "The rows are over different seeds (fedavg: 0; fedper: 1)" in notes([runs[0], made("fedper", 0.9, 1)])[0]
+    alike = [made(method, 0.5, seed) for method in ("fedavg", "fedper") for seed in (1, 0)]
+    assert "seeds" not in table(alike).headings
+    assert notes(alike) == []
+
+
+@pytest.mark.parametrize(
+    ("summary", "own"),
+    [
+        ({"train_cross_entropy": 0.7}, 0.97),  # the accuracy says otherwise
+        ({"train_cross_entropy": 538.0}, 0.97),
+        ({"train_loss": 5.0}, 0.5),  # it may hold the term of a method
+        ({"train_loss": 5.0, "train_cross_entropy": None}, 0.5),
+        ({"train_loss": 5.0, "train_cross_entropy": 0.3}, 0.5),
+        ({"train_cross_entropy": 5.0, "supervised": False}, 0.5),
+    ],
+)
+def test_nobody_is_said_not_to_have_learned_against_the_numbers(summary: dict[str, Any], own: float) -> None:
+    assert notes([made("fedcka", own, summary=summary)]) == []  # cases 332, 346
+
+
+def test_above_chance_is_above_the_commonest_class() -> None:
+    run = made("fedavg", 0.8, summary={"train_cross_entropy": 0.7})
+    run.federation["train"] = [[400, 0], [400, 200]]
+    assert "did not learn" in notes([run])[0]
+    run.federation["train"] = [[300, 0], [400, 300]]
+    assert notes([run]) == []
+
+
+def test_data_whose_answers_are_known_before_are_noted() -> None:  # case 346
+    run = made("fedavg", 1.0, summary={"train_cross_entropy": 0.0})
+    run.federation["classes"] = ["a"]
+    assert notes([run]) == ["The data have one class: every answer is right, and accuracies say nothing."]
+    skewed = made("local", 1.0)
+    skewed.federation["train"] = [[3, 0], [0, 5]]
+    assert notes([skewed]) == [
+        "Every client has samples of one class: a model of its own that always names it is always right."
+    ]
+
+
+def test_clients_that_were_never_drawn_are_told_of_with_the_mean_without_them() -> None:  # case 336
+    metrics = {"personal_acc_weighted_of_trained": 0.7, "personal_acc_mean_of_trained": 0.8}
+    assert notes([made("fedper", 0.2, summary={"never_trained": 1}, metrics=metrics)]) == [
+        "fedper, seed 0: 1 of 2 clients took part in no round: own test accuracy is 0.200 with them and 0.700 without "
+        "them; mean over clients 0.200 and 0.800."
+    ]
+
+
 def test_the_setting_names_data_clients_partition_rounds_and_model() -> None:
     said = setting([made("fedavg", 0.5)])
+    assert "Marked are" not in said
+    assert setting([made("fedavg", 0.5), made("fedper", 0.5)]).endswith(
+        " Marked are the best of each column and all that cannot be told from it."
+    )
     for part in ("digits", "1,200 training", "2 clients", "Dirichlet α=0.5", "mlp", "3 rounds", "seed 0", "last round"):
         assert part in said
 
@@ -134,7 +232,14 @@ def test_the_setting_names_data_clients_partition_rounds_and_model() -> None:
         ({"refused": 2}, "fedavg, seed 0: 2 uploads were refused"),
         ({"skipped_samples": 3}, "3 times a sample was left out"),
         ({"zero_step_clients": 1}, "1 times a client made no training step"),
-        ({"train_loss": 0.69}, "is that of guessing (0.69): it did not learn. More rounds or a smaller --lr may help."),
+        ({"train_cross_entropy": 0.69}, "0.69, is that of guessing (0.69): it did not learn. More rounds or a smaller"),
+        ({"train_cross_entropy": 1.0}, "1.00, is above that of guessing (0.69): it did not learn. More rounds or a"),
+        (
+            {"train_cross_entropy": 538.0},
+            "538.00, is far above that of guessing (0.69): it diverged. A smaller --lr may",
+        ),
+        ({"train_cross_entropy": math.inf}, "inf, is far above that of guessing (0.69): it diverged"),
+        ({"never_trained": 1}, "1 of 2 clients took part in no round."),
     ],
 )
 def test_what_a_reader_must_know_is_said(summary: dict[str, Any], note: str) -> None:

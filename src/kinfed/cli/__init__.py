@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_o
 import typer
 from pydantic import BaseModel
 
-from kinfed.errors import InputError, RunFailed
+from kinfed.errors import InputError, RunFailed, plain
 from kinfed.experiment.config import Config, parse_settings
 from kinfed.experiment.tables import TABLES
 from kinfed.experiment.training import Training
@@ -177,7 +177,7 @@ def report(
     from kinfed.report.terminal import show
 
     show(paths)
-    typer.echo(f"\n{write_report(paths, out or paths[0] / 'report.html')}")
+    typer.echo(f"\n{plain(write_report(paths, out or paths[0] / 'report.html'))}")
 
 
 @app.command()
@@ -203,12 +203,12 @@ def similarity(
     with api.result_folder(out, "similarity") as folder, new_folder(folder):
         result = compare_files(a, b, data=data, samples=samples, layers=layers, kernel=kernel, bandwidth=bandwidth)
         console = Console()
-        console.print(f"{provenance(result)}\n", highlight=False)
+        console.print(f"{plain(provenance(result))}\n", highlight=False, markup=False, emoji=False)
         for kind in ("biased", "debiased"):
             console.print(layer_table(result, kind))
             console.print()
         for path in save_layers(result, folder):
-            typer.echo(path)
+            typer.echo(plain(path))
 
 
 @app.command()
@@ -259,9 +259,9 @@ def vote(
                 **_asked(config, None, given),
             )
         console = Console()
-        console.print(f"\n{provenance(held)}\n", highlight=False, markup=False)
+        console.print(f"\n{plain(provenance(held))}\n", highlight=False, markup=False, emoji=False)
         console.print(ranking_table(held))
-        typer.echo(f"\n{folder / 'vote.json'}\n{folder / 'vote.png'}")
+        typer.echo(f"\n{plain(folder / 'vote.json')}\n{plain(folder / 'vote.png')}")
 
 
 @sources.command("train")
@@ -287,11 +287,11 @@ def list_sources(pool: Annotated[Path, typer.Argument(metavar="DIR", help="a poo
 
     rows = [
         (
-            source.name,
-            source.card.architecture,
+            plain(source.name),
+            plain(source.card.architecture),
             "×".join(map(str, source.card.shape)),
             f"{len(source.card.classes)} classes",
-            source.card.data or "–",
+            plain(source.card.data or "–"),
             "–" if source.card.accuracy is None else f"{source.card.accuracy:.3f}",
         )
         for source in open_pool(pool)
@@ -327,8 +327,9 @@ def models() -> None:
 
 def _list(told: Mapping[str, str]) -> None:
     """Names, and beside them in one column what they are."""
-    width = max(map(len, told), default=0) + 2
-    for name, what in told.items():
+    lines = [(plain(name), plain(what)) for name, what in told.items()]
+    width = max((len(name) for name, _ in lines), default=0) + 2
+    for name, what in lines:
         typer.echo(f"{name:<{width}}{what}")
 
 
@@ -353,7 +354,7 @@ def _resumable(command: str) -> Iterator[None]:
 
 def _show(result: Result) -> None:
     result.table()
-    typer.echo(f"\nresults  {result.path}\nreport   {result.report()}")
+    typer.echo(f"\nresults  {plain(result.path)}\nreport   {plain(result.report())}")
 
 
 def main() -> None:
@@ -370,4 +371,4 @@ def main() -> None:
 
 
 def _complain(text: str) -> None:
-    sys.stderr.write(f"kinfed: {' '.join(text.split())}\n")
+    sys.stderr.write(f"kinfed: {plain(text)}\n")

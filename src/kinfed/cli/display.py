@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kinfed.errors import plain
+
 __all__ = ["Display"]
 
 PLAIN_LINES = 5  # a run, where there is no terminal
@@ -17,12 +19,12 @@ class Display:
     """A bar for each run; a context manager that writes to standard error."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+        self.console = console or Console(stderr=True, highlight=False, emoji=False)
         self.bars = Progress(
-            TextColumn("{task.description:<18}"),
+            TextColumn("{task.description:<18}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[told]}", markup=False),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal,
@@ -50,8 +52,8 @@ class RunDisplay:
     def __init__(self, display: Display, name: str, rounds: int, unit: str = "round") -> None:
         self._unit = unit
         self._console, self._bars = display.console, display.bars
-        self._name, self._rounds = name, rounds
-        self._bar = self._bars.add_task(name, total=rounds, told="")
+        self._name, self._rounds = plain(name), rounds
+        self._bar = self._bars.add_task(self._name, total=rounds, told="")
         self._told = ""
         self._last = time.perf_counter()
         self._pace: float | None = None
@@ -84,16 +86,15 @@ class RunDisplay:
         if line["round"] % every == 0 or line["round"] == self._rounds:
             self._say(f"{self._unit} {line['round']:>4}/{self._rounds}  {self._told}")
         for client, reason in line["refused"].items():
-            self._console.print(
-                f"{self._name}: round {line['round']}, client {client} refused: {reason}", markup=False, highlight=False
-            )
+            self._print(f"{self._name}: round {line['round']}, client {client} refused: {plain(reason)}")
 
     def stopping(self, round: int) -> None:
         """What the first Ctrl-C does."""
-        self._console.print(
-            f"{self._name}: stops after round {round}; Ctrl-C again stops at once", markup=False, highlight=False
-        )
+        self._print(f"{self._name}: stops after round {round}; Ctrl-C again stops at once")
 
     def _say(self, text: str) -> None:
         if not self._console.is_terminal:
-            self._console.print(f"{self._name:<18} {text}", markup=False, highlight=False, soft_wrap=True)
+            self._print(f"{self._name:<18} {text}", soft_wrap=True)
+
+    def _print(self, text: str, *, soft_wrap: bool = False) -> None:
+        self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=soft_wrap)

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from kinfed.errors import plain
 from kinfed.experiment.config import Config
 
 __all__ = ["show_partition"]
@@ -39,10 +40,10 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
     sizes = f"{int(holdings.counts.sum()):,} training and {int(holdings.tests.sum()):,} test samples"
     new = f", {holdings.new:,} of them new ones that never train" if holdings.new else ""
     split = "; a fifth of every client's own samples is for tests" if federation.partition.pooled else ""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     console.print(
-        f"{holdings.about}: {sizes} over {len(holdings.names):,} clients{new}; {holdings.probe:,} withheld as the "
-        f"server's probe set{split}\n",
+        f"{plain(holdings.about)}: {sizes} over {len(holdings.names):,} clients{new}; {holdings.probe:,} withheld as "
+        f"the server's probe set{split}\n",
         markup=False,
     )
     console.print(summary_table(holdings))
@@ -51,7 +52,7 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
         console.print()
         console.print(client_table(holdings, terminal=terminal))
     for warning in holdings.warnings(config.batch_size):
-        console.print(f"\nwarning: {warning}", style="yellow", markup=False)
+        console.print(f"\nwarning: {plain(warning)}", style="yellow", markup=False)
     console.print()
     for path in save_holdings(holdings, federation, out, config.batch_size):
-        typer.echo(path)
+        typer.echo(plain(path))

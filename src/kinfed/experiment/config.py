@@ -39,6 +39,7 @@ __all__ = [
     "Config",
     "as_tuple",
     "available",
+    "is_text",
     "model_shares",
     "one_line",
     "parse_settings",
@@ -528,11 +529,18 @@ def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, bool) and kind.model_fields[name].annotation not in (bool, bool | None):
         raise InputError(f"{name}: {value} is not allowed; must not be true or false")
     value = str(value) if isinstance(value, Path) else value
-    try:
-        _ = value.encode() if isinstance(value, str) else b""
-    except UnicodeEncodeError as error:
-        raise InputError(f"{name}: {short(value)} is not allowed; must be text that UTF-8 can write") from error
+    if isinstance(value, str) and not is_text(value):
+        raise InputError(f"{name}: {short(value)} is not allowed; must be text that UTF-8 can write")
     return value
+
+
+def is_text(value: str) -> bool:
+    """Whether a text can be written; the names of some files cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def as_tuple(names: Any) -> Any:

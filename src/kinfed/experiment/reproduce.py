@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfed.errors import InputError, among
+from kinfed.errors import InputError, among, plain
 from kinfed.experiment.config import Config, short, tables
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
 from kinfed.experiment.identification import PAPER, another_setting, identify
@@ -244,7 +244,7 @@ def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]
     configs = [of_column[0].config for of_column in columns.values()]
     config = configs[0]
     data, partition, model = (
-        "/".join(dict.fromkeys(str(value) for value in values))
+        "/".join(dict.fromkeys(plain(value) for value in values))
         for values in zip(*((c.data, c.partition, c.models or c.model) for c in configs), strict=True)
     )
     others: dict[str, list[str]] = {}

@@ -46,6 +46,7 @@ from kinfed.experiment.folders import (
     new_run,
     run_folders,
 )
+from kinfed.experiment.participation import never_trained, of_trained
 from kinfed.experiment.targets import rounds_to
 from kinfed.experiment.trackers import Tracked
 from kinfed.experiment.uses import refuse_idle_bn
@@ -446,6 +447,9 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
     spreads = {name: value for name, value in lines[-1].items() if name.endswith(SPREAD)}
     metrics: dict[str, float | None] = dict.fromkeys(always) | spreads
     metrics["global_acc"] = lines[-1]["global_acc"]
+    never = [] if workshop.method.trains == "pooled" else never_trained(lines, len(federation))
+    sizes = [len(rows) for rows in federation.partition.test]
+    metrics |= of_trained(lines[-1]["client_acc"].get("personal", ()), sizes, never)
     metrics |= _by_architecture(workshop, lines[-1]["client_acc"])
     for name in ("personal_acc_weighted", "global_acc"):
         series = [line[name] for line in lines if line.get(name) is not None]
@@ -487,6 +491,7 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         "untested": sum(len(line["untested"]) for line in lines),
         "untested_reasons": _told(lines, "untested"),
         "skipped_samples": sum(line["skipped_samples"] for line in lines),
+        "never_trained": len(never),
         "zero_step_clients": sum(line["zero_step_clients"] for line in lines),
         "collapsed": _collapsed(lines),
     }

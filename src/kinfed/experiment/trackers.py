@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from kinfed.errors import InputError
+from kinfed.errors import InputError, plain
 from kinfed.files import delete, written
 
 if TYPE_CHECKING:
@@ -163,7 +163,10 @@ class Tracked:
                 reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
                 # Not warnings.warn, which adds a line of code, and ends the run where warnings are errors.
                 logging.getLogger(__name__).warning(
-                    "kinfed: %s no longer follows %s; metrics.jsonl does (%s)", name, self._folder.path, reason
+                    "kinfed: %s no longer follows %s; metrics.jsonl does (%s)",
+                    name,
+                    plain(self._folder.path),
+                    plain(reason),
                 )
 
 

@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kinfed.errors import InputError
+from kinfed.files import read_json
 from kinfed.models.batchnorm import BatchNorm
 
 __all__ = ["Card"]
@@ -68,10 +69,9 @@ class Card(BaseModel):
         Raises:
             InputError: If it is missing, damaged, or of another version.
         """
+        told = read_json(path)
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+            return cls.model_validate(told)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])

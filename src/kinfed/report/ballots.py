@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.colors import sample_colorscale
 
+from kinfed.errors import plain
 from kinfed.experiment.targets import reference
 from kinfed.report.folders import Run
+from kinfed.report.names import hypertext, labels
+from kinfed.report.picture import picture
 from kinfed.report.style import styled
 from kinfed.report.table import Cell, Table, in_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["LABELLED", "ballot_figure", "by_ballot", "outcomes", "save_ballots", "vote_table", "voted", "votes"]
 
@@ -94,7 +100,8 @@ def _picture(run: Run) -> tuple[list[str], list[str], NDArray[np.float64]]:
     for column, i in enumerate(order):
         for place, source in enumerate(ballots[i], start=1):
             places[ranking.index(source), column] = place
-    return [vote["sources"][i] for i in ranking], [run.client_name(line["clients"][i]) for i in order], places
+    sources, clients = [vote["sources"][i] for i in ranking], [run.client_name(line["clients"][i]) for i in order]
+    return labels(sources), labels(clients), places
 
 
 def ballot_figure(run: Run) -> go.Figure:
@@ -106,8 +113,8 @@ def ballot_figure(run: Run) -> go.Figure:
     figure = go.Figure(
         go.Heatmap(
             z=places,
-            x=clients,
-            y=sources,
+            x=[*map(hypertext, clients)],
+            y=[*map(hypertext, sources)],
             zmin=0.5,
             zmax=last + 0.5,
             colorscale=[(edge, shade) for i, shade in enumerate(shades) for edge in edges[i : i + 2]],
@@ -130,22 +137,24 @@ def ballot_figure(run: Run) -> go.Figure:
 
 def save_ballots(run: Run, path: Path) -> None:
     """The same as one PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    sources, clients, _ = _picture(run)
+    with picture(path, 4 + min(0.16 * len(clients), 20), 1.6 + 0.24 * len(sources)) as figure:
+        _draw(run, figure)
+
+
+def _draw(run: Run, figure: Figure) -> None:
     from matplotlib.colors import BoundaryNorm, ListedColormap
-    from matplotlib.figure import Figure
 
     sources, clients, places = _picture(run)
     last = int(np.nanmax(places))
     shades = ListedColormap(sample_colorscale("Greens_r", _darkness(last), colortype="tuple"))
-    figure = Figure(figsize=(4 + min(0.16 * len(clients), 20), 1.6 + 0.24 * len(sources)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.set_facecolor("#f4f4f4")
     mesh = axes.pcolormesh(
         places, cmap=shades, norm=BoundaryNorm(np.arange(0.5, last + 1), last), edgecolors="white", linewidth=0.5
     )
     axes.invert_yaxis()
-    axes.set_title(_outcome(run), fontsize=9, loc="left", wrap=True)
+    axes.set_title(plain(_outcome(run)), fontsize=9, loc="left", wrap=True)
     axes.set_yticks(np.arange(len(sources)) + 0.5, sources)
     shown = clients if len(clients) <= LABELLED else []
     axes.set_xticks(np.arange(len(shown)) + 0.5, shown, rotation=90, fontsize=6)
@@ -154,7 +163,6 @@ def save_ballots(run: Run, path: Path) -> None:
     bar = figure.colorbar(mesh, ax=axes, label="place on the ballot", ticks=range(1, last + 1))
     bar.ax.invert_yaxis()
     bar.ax.set_yticklabels([_ordinal(place) for place in range(1, last + 1)])
-    figure.savefig(path, dpi=110)
 
 
 def _darkness(places: int) -> list[float]:

@@ -5,9 +5,9 @@ Letters: ``N`` clients, ``K`` classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -17,10 +17,17 @@ from plotly.subplots import make_subplots
 from kinfed.experiment.targets import as_text, targets
 from kinfed.report.folders import Run
 from kinfed.report.kinship import kin_order
+from kinfed.report.names import hypertext, labels
+from kinfed.report.picture import picture
 from kinfed.report.style import REFERENCES, colours, styled
 from kinfed.report.table import in_rows
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = ["clients", "cost", "curves", "partition", "save_picture"]
+
+ROW = 60  # characters of the name of a row: it tells in which fields that differs from others
 
 
 def mean_series(group: Sequence[Run], name: str) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
@@ -45,10 +52,16 @@ def _curve_title(grouped: Mapping[str, Sequence[Run]]) -> str:
     return "Accuracy on own test samples" if "personal_acc_weighted" in kinds else "Accuracy by nearest neighbours"
 
 
+def _names(grouped: Iterable[str]) -> dict[str, str]:
+    """What plotly is told to call each row."""
+    rows = [*grouped]
+    return {row: hypertext(label) for row, label in zip(rows, labels(rows, ROW), strict=True)}
+
+
 def curves(runs: Sequence[Run]) -> go.Figure:
     """Own-test accuracy and training loss by round; the legend switches methods off in both."""
     grouped = in_rows(runs)
-    colour = colours([*grouped])
+    colour, names = colours([*grouped]), _names(grouped)
     figure = make_subplots(cols=2, subplot_titles=(_curve_title(grouped), "Training loss"), horizontal_spacing=0.08)
     for col in (1, 2):
         for method, group in grouped.items():
@@ -56,7 +69,7 @@ def curves(runs: Sequence[Run]) -> go.Figure:
             figure.add_scatter(
                 x=rounds,
                 y=mean,
-                name=method,
+                name=names[method],
                 mode="lines" if len(rounds) > 1 else "markers",
                 legendgroup=method,
                 showlegend=col == 1,
@@ -86,7 +99,7 @@ def partition(run: Run) -> go.Figure:
     figure = go.Figure(
         go.Heatmap(
             z=counts,
-            x=run.federation["classes"],
+            x=[*map(hypertext, labels(run.federation["classes"]))],
             y=[f"{i}" for i in range(len(counts))],
             colorscale="Blues",
             colorbar={"title": "samples"},
@@ -103,24 +116,24 @@ def partition(run: Run) -> go.Figure:
 def clients(runs: Sequence[Run]) -> go.Figure:
     """Accuracy of every client by method, each client a point; the box holds the middle half."""
     grouped = in_rows(runs)
-    colour = colours([*grouped])
+    colour, names = colours([*grouped]), _names(grouped)
     figure = go.Figure()
     for method, group in grouped.items():
         accuracies = np.concatenate([run.client_accuracies() for run in group])
-        labels = [
+        points = [
             f"client {i}, seed {run.summary['seed']}" for run in group for i in range(len(run.client_accuracies()))
         ]
         figure.add_box(
             y=accuracies,
-            name=method,
-            text=labels,
+            name=names[method],
+            text=points,
             boxpoints="all",
             jitter=0.5,
             pointpos=0,
             fillcolor="rgba(0,0,0,0.04)",
             line={"color": colour[method], "width": 1.5},
             marker={"color": colour[method], "size": 6, "opacity": 0.7},
-            hovertemplate="%{text}: %{y:.3f}<extra>" + method + "</extra>",
+            hovertemplate="%{text}: %{y:.3f}<extra>%{fullData.name}</extra>",
             showlegend=False,
         )
     figure.update_yaxes(title_text="accuracy on own test samples", range=[-0.02, 1.04])
@@ -130,7 +143,7 @@ def clients(runs: Sequence[Run]) -> go.Figure:
 def cost(runs: Sequence[Run]) -> go.Figure:
     """Megabytes sent and seconds taken by method, means over the seeds."""
     grouped = in_rows(runs)
-    methods = [*grouped]
+    names = _names(grouped)
     figure = make_subplots(cols=2, subplot_titles=("Megabytes sent, all rounds", "Seconds"), horizontal_spacing=0.12)
     bars: tuple[tuple[int, str, str, Callable[[dict[str, Any]], float]], ...] = (
         (1, "down", "#56B4E9", lambda s: s["communication"]["down_bytes"] / 1e6),
@@ -143,7 +156,7 @@ def cost(runs: Sequence[Run]) -> go.Figure:
     for col, name, colour, read in bars:
         values = [float(np.mean([read(run.summary) for run in group])) for group in grouped.values()]
         figure.add_bar(
-            y=methods,
+            y=[names[method] for method in grouped],
             x=values,
             name=name,
             orientation="h",
@@ -154,26 +167,34 @@ def cost(runs: Sequence[Run]) -> go.Figure:
         )
     figure.update_layout(barmode="stack")
     figure.update_yaxes(autorange="reversed")
-    return styled(figure, height=140 + 40 * len(methods))
+    return styled(figure, height=140 + 40 * len(grouped))
 
 
 def save_picture(runs: Sequence[Run], path: Path) -> None:
     """One PNG: curves, accuracy of every client, who holds what, and a CRSM if there is one."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with picture(path, 11, 8) as figure:
+        _draw(runs, figure)
+
+
+def _draw(runs: Sequence[Run], figure: Figure) -> None:
     from matplotlib.ticker import MaxNLocator
 
     grouped = in_rows(runs)
     colour = colours([*grouped])
+    shown_as = dict(zip(grouped, labels(grouped, ROW), strict=True))
     similar = next((run for run in runs if "crsm" in run.pictures), None)
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    FigureCanvasAgg(figure)
     (left, right), (below_left, below_right) = figure.subplots(2, 2)
     for method, group in grouped.items():
         rounds, mean, spread = mean_series(group, _curve(group))
         style = ":" if method in REFERENCES else "-"
         left.plot(
-            rounds, mean, style, color=colour[method], label=method, marker="" if len(rounds) > 1 else "o", markersize=4
+            rounds,
+            mean,
+            style,
+            color=colour[method],
+            label=shown_as[method],
+            marker="" if len(rounds) > 1 else "o",
+            markersize=4,
         )
         left.fill_between(rounds, mean - spread, mean + spread, color=colour[method], alpha=0.15, linewidth=0)
     for target in targets([run.summary for run in runs]):
@@ -196,7 +217,7 @@ def save_picture(runs: Sequence[Run], path: Path) -> None:
         if not np.isnan(accuracies).all():
             right.hlines(np.nanmean(accuracies), i - 0.3, i + 0.3, color=colour[method], linewidth=2)
     right.set(title="Own test accuracy of every client after the last round (line: mean)", ylim=(-0.02, 1.04))
-    right.set_xticks(range(len(grouped)), [*grouped], rotation=20)
+    right.set_xticks(range(len(grouped)), [*shown_as.values()], rotation=20)
     right.grid(alpha=0.25, axis="y")
 
     counts = np.array(runs[0].federation["train"])
@@ -204,7 +225,7 @@ def save_picture(runs: Sequence[Run], path: Path) -> None:
     below_left.set(title="Training samples of each client and class", xlabel="class", ylabel="client")
     below_left.yaxis.set_major_locator(MaxNLocator(integer=True))
     if counts.shape[1] <= 30:
-        below_left.set_xticks(range(counts.shape[1]), runs[0].federation["classes"])
+        below_left.set_xticks(range(counts.shape[1]), labels(runs[0].federation["classes"]), rotation=_slope(runs[0]))
     figure.colorbar(image, ax=below_left)
 
     if similar is None:
@@ -221,4 +242,8 @@ def save_picture(runs: Sequence[Run], path: Path) -> None:
             below_right.set_xticks(range(len(order)), order, fontsize=7)
             below_right.set_yticks(range(len(order)), order, fontsize=7)
         figure.colorbar(image, ax=below_right)
-    figure.savefig(path, dpi=110)
+
+
+def _slope(run: Run) -> int:
+    """Degrees by which the names of classes are turned: only where they are long."""
+    return 0 if max(map(len, run.federation["classes"])) <= 2 else 90

@@ -14,6 +14,8 @@ from plotly.subplots import make_subplots
 
 from kinfed.learning import class_overlap, rank_correlation
 from kinfed.report.folders import Run
+from kinfed.report.names import hypertext, labels
+from kinfed.report.picture import picture
 from kinfed.report.style import styled
 
 __all__ = ["kin_order", "kinship", "save_kinship"]
@@ -84,26 +86,23 @@ def kinship(run: Run) -> go.Figure:
 
 def save_kinship(run: Run, path: Path) -> None:
     """One PNG: the classes in common, and the similarity after some of the rounds, the last one among them."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     overlap, rounds = _overlap(run), _rounds(run)
     order = kin_order(overlap)
     chosen = [[*rounds][i] for i in np.unique(np.linspace(0, len(rounds) - 1, SHOWN).round().astype(int))]
-    figure = Figure(figsize=(3.6 * (1 + len(chosen)), 3.9), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = [("Classes in common", overlap, "Blues")]
     panels += [(_titled(round, rounds[round], overlap, "\n"), rounds[round], "viridis") for round in chosen]
-    for axes, (title, matrix, colours) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        low, high = _spread(matrix)
-        shown = matrix[np.ix_(order, order)].copy()
-        np.fill_diagonal(shown, np.nan)  # 1 by definition
-        image = axes.imshow(shown, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
-        axes.set_title(title, fontsize=10)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        figure.colorbar(image, ax=axes, shrink=0.75)
-    figure.savefig(path, dpi=110)
+    with picture(path, 3.6 * len(panels), 3.9) as figure:
+        for axes, (title, matrix, colours) in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+        ):
+            low, high = _spread(matrix)
+            shown = matrix[np.ix_(order, order)].copy()
+            np.fill_diagonal(shown, np.nan)  # 1 by definition
+            image = axes.imshow(shown, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+            axes.set_title(title, fontsize=10)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            figure.colorbar(image, ax=axes, shrink=0.75)
 
 
 def _overlap(run: Run) -> Matrix:
@@ -130,4 +129,5 @@ def _spread(matrix: Matrix) -> tuple[float, float]:
 def _held(run: Run, client: int) -> str:
     """The classes that a client has training samples of."""
     counts = run.federation["train"][client]
-    return "/".join(name for name, count in zip(run.federation["classes"], counts, strict=True) if count)
+    named = labels(run.federation["classes"])
+    return hypertext("/".join(name for name, count in zip(named, counts, strict=True) if count))

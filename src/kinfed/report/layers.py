@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
+from rich.text import Text
 
+from kinfed.errors import plain
+from kinfed.report.names import labels
+from kinfed.report.picture import picture
 from kinfed.similarity import LayerSimilarity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["layer_table", "provenance", "save_layers"]
 
@@ -35,10 +43,12 @@ def layer_table(result: LayerSimilarity, kind: str) -> Table:
     table.add_column(f"{kind} CKA", no_wrap=True)
     table.add_column("d", justify="right")
     for name in result.features_b:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(Text(plain(name)), justify="right", overflow="fold")
     matrix: NDArray[np.float64] = getattr(result, kind)
     for (name, features), row in zip(result.features_a.items(), matrix, strict=True):
-        table.add_row(name, f"{features:,}", *("–" if np.isnan(value) else f"{value:.3f}" for value in row))
+        table.add_row(
+            Text(plain(name)), f"{features:,}", *("–" if np.isnan(value) else f"{value:.3f}" for value in row)
+        )
     return table
 
 
@@ -52,13 +62,13 @@ def save_layers(result: LayerSimilarity, folder: Path) -> tuple[Path, Path]:
 
 
 def _save_picture(result: LayerSimilarity, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    size = 1.6 + 0.55 * max(len(result.features_a), len(result.features_b), 3)
+    with picture(path, 2 * size + 1, size + 0.6) as figure:
+        _draw(result, figure)
 
-    rows, columns = [*result.features_a], [*result.features_b]
-    size = 1.6 + 0.55 * max(len(rows), len(columns), 3)
-    figure = Figure(figsize=(2 * size + 1, size + 0.6), layout="constrained")
-    FigureCanvasAgg(figure)
+
+def _draw(result: LayerSimilarity, figure: Figure) -> None:
+    rows, columns = labels(result.features_a), labels(result.features_b)
     for axis, kind in zip(figure.subplots(1, 2), ("biased", "debiased"), strict=True):
         matrix = getattr(result, kind)
         image = axis.imshow(matrix, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
@@ -71,4 +81,3 @@ def _save_picture(result: LayerSimilarity, path: Path) -> None:
     figure.colorbar(image, ax=figure.axes, shrink=0.8)
     bandwidth = "" if result.bandwidth is None else f", bandwidth {result.bandwidth}"
     figure.suptitle(f"n = {result.n} examples, {result.kernel} kernel{bandwidth}", fontsize=10)
-    figure.savefig(path, dpi=110)

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import tomli_w
 from plotly.offline import get_plotlyjs
 
+from kinfed.errors import plain
 from kinfed.experiment.targets import targets
 from kinfed.files import output, write_whole
 from kinfed.report import figures
@@ -85,7 +86,7 @@ def _page(runs: Sequence[Run]) -> str:
             )
             sections.insert(2, _section(f"Who is kin to whom: {method}", caption, kinship(group[0])))
     configs = "".join(
-        f"<details><summary>{html.escape(str(run.path.name))}</summary><pre>{html.escape(tomli_w.dumps(run.config))}</pre></details>"
+        f"<details><summary>{_text(run.path.name)}</summary><pre>{html.escape(tomli_w.dumps(run.config))}</pre></details>"
         for run in runs
     )
     return f"""<!doctype html>
@@ -94,14 +95,14 @@ def _page(runs: Sequence[Run]) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
-<title>{html.escape(title)}</title>
+<title>{_text(title)}</title>
 <style>{STYLE}</style>
 <script>{get_plotlyjs()}</script>
 </head>
 <body>
-<h1>{html.escape(title)}</h1>
-<p class="setting">{html.escape(setting(runs))}</p>
-<p class="verdict">{html.escape(verdict(runs))}</p>
+<h1>{_text(title)}</h1>
+<p class="setting">{_text(setting(runs))}</p>
+<p class="verdict">{_text(verdict(runs))}</p>
 {_table(table(runs))}
 {_new_clients(runs)}
 {"".join(_target(runs, target) for target in targets([run.summary for run in runs]))}
@@ -114,6 +115,11 @@ def _page(runs: Sequence[Run]) -> str:
 </body>
 </html>
 """
+
+
+def _text(text: str) -> str:
+    """A line of text, whatever is in it."""
+    return html.escape(plain(text))
 
 
 def _neighbours(runs: Sequence[Run]) -> str:
@@ -131,31 +137,29 @@ def _new_clients(runs: Sequence[Run]) -> str:
     content = table(runs, new_clients=True)
     if not content.rows:
         return ""
-    return f'<h2>New clients</h2><p class="caption">{html.escape(NEW_CLIENTS)}</p>{_table(content)}'
+    return f'<h2>New clients</h2><p class="caption">{_text(NEW_CLIENTS)}</p>{_table(content)}'
 
 
 def _target(runs: Sequence[Run], target: float) -> str:
     """How soon a target was reached."""
     content = target_table(runs, target)
-    heading, caption = (html.escape(text.capitalize()) for text in (content.headings[2], content.meanings[2]))
+    heading, caption = (_text(text.capitalize()) for text in (content.headings[2], content.meanings[2]))
     return f'<h2>{heading}</h2><p class="caption">{caption}.</p>{_table(content)}'
 
 
 def _vote(row: str, group: Sequence[Run]) -> str:
     """What came of the votes, and the first seed's ballots."""
-    told = f"<h2>The vote: {html.escape(row)}</h2>" + "".join(f"<p>{html.escape(line)}</p>" for line in outcomes(group))
+    told = f"<h2>The vote: {_text(row)}</h2>" + "".join(f"<p>{_text(line)}</p>" for line in outcomes(group))
     first = group[0]
     if not voted(first):
         return told
     caption = f"Which sources each client names (seed {first.summary['seed']}); like ballots stand together."
-    return (
-        f'{told}{_table(vote_table(first))}<p class="caption">{html.escape(caption)}</p>{_drawn(ballot_figure(first))}'
-    )
+    return f'{told}{_table(vote_table(first))}<p class="caption">{_text(caption)}</p>{_drawn(ballot_figure(first))}'
 
 
 def _table(content: Table) -> str:
     head = "".join(
-        f'<th title="{html.escape(meaning)}">{html.escape(heading)}</th>'
+        f'<th title="{_text(meaning)}">{_text(heading)}</th>'
         for heading, meaning in zip(content.headings, content.meanings, strict=True)
     )
     rows = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in content.rows)
@@ -163,17 +167,17 @@ def _table(content: Table) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    spread = f" <small>{html.escape(cell.spread)}</small>" if cell.spread else ""
-    return f"<td{' class=best' if cell.best else ''}>{html.escape(cell.text)}{spread}</td>"
+    spread = f" <small>{_text(cell.spread)}</small>" if cell.spread else ""
+    return f"<td{' class=best' if cell.best else ''}>{_text(cell.text)}{spread}</td>"
 
 
 def _notes(runs: Sequence[Run]) -> str:
-    said = "".join(f"<p>{html.escape(note)}</p>" for note in notes(runs))
+    said = "".join(f"<p>{_text(note)}</p>" for note in notes(runs))
     return f'<div class="notes">{said}</div>' if said else ""
 
 
 def _section(heading: str, caption: str, figure: go.Figure) -> str:
-    return f'<h2>{html.escape(heading)}</h2><p class="caption">{html.escape(caption)}</p>{_drawn(figure)}'
+    return f'<h2>{_text(heading)}</h2><p class="caption">{_text(caption)}</p>{_drawn(figure)}'
 
 
 def _drawn(figure: go.Figure) -> str:

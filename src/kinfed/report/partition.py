@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,12 @@ from rich.text import Text
 
 from kinfed.data import Federation, save_rows
 from kinfed.data.skew import effective_classes, total_variation
+from kinfed.errors import plain
+from kinfed.report.names import labels
+from kinfed.report.picture import picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Holdings", "client_table", "save_holdings", "summary_table"]
 
@@ -163,14 +169,14 @@ def client_table(holdings: Holdings, *, terminal: bool) -> Group:
     table.add_column("client", no_wrap=True, max_width=16, overflow="ellipsis")
     for heading in ("train", "test", "classes", "TV"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column(f"classes {names}", no_wrap=True, max_width=SHOWN_CELLS, overflow="ellipsis")
+    table.add_column(Text(plain(f"classes {names}")), no_wrap=True, max_width=SHOWN_CELLS, overflow="ellipsis")
     measures = holdings.measures()
     top = cells.max()
     for i, name in enumerate(holdings.names):
         # A class that is there shows, however few its samples are.
         levels = np.ceil(cells[i] / max(top, 1e-12) * (len(marks) - 1)).astype(int)
         table.add_row(
-            Text(name),
+            Text(plain(name)),
             f"{measures['training samples'][i]:,}",
             f"{measures['test samples'][i]:,}",
             f"{measures['classes'][i]:,}",
@@ -202,25 +208,26 @@ def save_holdings(holdings: Holdings, federation: Federation, folder: Path, batc
 
 
 def _save_picture(holdings: Holdings, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with picture(path, 10, min(9, 3.2 + 0.16 * len(holdings.names))) as figure:
+        _draw(holdings, figure)
+
+
+def _draw(holdings: Holdings, figure: Figure) -> None:
     from matplotlib.ticker import MaxNLocator
 
     clients, classes = holdings.counts.shape
     few = clients <= SHOWN_CLIENTS
-    figure = Figure(figsize=(10, min(9, 3.2 + 0.16 * clients)), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
     image = left.imshow(holdings.counts, aspect="auto", cmap="Blues", interpolation="nearest", vmin=0)
     figure.colorbar(image, ax=left, location="left", shrink=0.8, label="training samples")
     left.set(xlabel="class", ylabel="client")
     if classes <= 30:
         upright = max(map(len, holdings.classes)) <= 2
-        left.set_xticks(range(classes), holdings.classes, rotation=0 if upright else 90)
+        left.set_xticks(range(classes), labels(holdings.classes), rotation=0 if upright else 90)
     else:
         left.xaxis.set_major_locator(MaxNLocator(integer=True))
     if few:
-        left.set_yticks(range(clients), holdings.names, fontsize=8)
+        left.set_yticks(range(clients), labels(holdings.names), fontsize=8)
     else:
         left.yaxis.set_major_locator(MaxNLocator(integer=True))
     edges = np.arange(clients + 1) - 0.5
@@ -236,5 +243,4 @@ def _save_picture(holdings: Holdings, path: Path) -> None:
         for axis in (left, right):
             axis.axhline(clients - holdings.new - 0.5, color="#D55E00", linewidth=1.5)
         left.set_title("below the line: new clients, which never train", fontsize=9)
-    figure.suptitle(holdings.about, fontsize=10)
-    figure.savefig(path, dpi=110)
+    figure.suptitle(plain(holdings.about), fontsize=10)

@@ -1,4 +1,4 @@
-"""The table of a comparison: a row a method, the best value of each column marked."""
+"""The table of a comparison: a row a method, the best of each column marked, and all that cannot be told from it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
+from kinfed.errors import plain
 from kinfed.experiment.targets import Reach, SpeedUp, as_text, mean_text, reach, reference, speed_up, targets
 from kinfed.report.folders import Run
 from kinfed.report.style import REFERENCES
+from kinfed.report.ties import ERRORS, Measured, alike
 
 __all__ = ["NEW_CLIENTS", "Cell", "Table", "notes", "setting", "table", "target_table", "verdict"]
 
@@ -27,19 +29,39 @@ NO_BEARING = (
 )  # fmt: skip
 SHARED = ("data", "rounds", "model")  # what runs must agree in to be compared
 ALONE = ("local", "local_ssl")
+DIVERGED = 2  # times the cross-entropy of guessing
 SIZES = ("train", "test")  # of the data
 NARROW = {"refreshed": "re-\nfreshed", "fine-tuned": "fine-\ntuned"}  # headings in a terminal
 
 
 @dataclass(frozen=True)
 class Column:
-    """One quantity: its heading, what it is, how it is read from a summary, and whether it is an accuracy."""
+    """One quantity.
+
+    Attributes:
+        heading: Its own.
+        meaning: What it is.
+        read: How it is read from a summary.
+        digits: With how many decimals it is shown.
+        accuracy: Whether it is one.
+        share: Of how much of the test samples, if it is.
+    """
 
     heading: str
     meaning: str
     read: Callable[[Summary], float | None]
     digits: int = 3
     accuracy: bool = True
+    share: Callable[[Summary], float] = lambda s: 1.0
+
+    def of(self, group: Sequence[Run]) -> Measured | None:
+        """What a row has, if all its runs have it."""
+        told = {run.summary["seed"]: self.read(run.summary) for run in group}
+        first = group[0].summary
+        known = {seed: value for seed, value in told.items() if value is not None}
+        return (
+            Measured(known, self.share(first) * first["data"]["test"], self.digits) if len(known) == len(told) else None
+        )
 
 
 COLUMNS = (
@@ -54,7 +76,7 @@ COLUMNS = (
     Column("sd over clients", "its spread over clients (population standard deviation)",
            lambda s: s["metrics"]["personal_acc_std"], accuracy=False),
     Column("worst tenth", "mean accuracy of the tenth of the clients served worst",
-           lambda s: s["metrics"]["personal_acc_worst_tenth"]),
+           lambda s: s["metrics"]["personal_acc_worst_tenth"], share=lambda s: 0.1),
     Column("refreshed", "own test accuracy after each client has fitted its head to the latest body once more",
            lambda s: s["metrics"].get("refreshed_acc_weighted")),
     Column("fine-tuned", "own test accuracy after each client has fine-tuned a copy of the model tested",
@@ -66,13 +88,19 @@ COLUMNS = (
     Column("s", "seconds of the whole run", lambda s: s["seconds"]["total"], 1, accuracy=False),
 )  # fmt: skip
 
+
+def _of_new(s: Summary) -> float:
+    """New clients for one that trains, and so about as many test samples."""
+    return float(s["data"].get("new_clients", 0) / s["data"]["clients"])
+
+
 NEW_COLUMNS = (
     Column("as it is", "accuracy of the model that it is given, weighted by the new clients' test samples",
-           lambda s: s["metrics"].get("new_global_acc_weighted")),
+           lambda s: s["metrics"].get("new_global_acc_weighted"), share=_of_new),
     Column("own head", "after each has fitted a head to its own training samples, on the body of that model, frozen",
-           lambda s: s["metrics"].get("new_head_acc_weighted")),
+           lambda s: s["metrics"].get("new_head_acc_weighted"), share=_of_new),
     Column("fine-tuned", "after each has fine-tuned that model on its own training samples",
-           lambda s: s["metrics"].get("new_fine_tuned_acc_weighted")),
+           lambda s: s["metrics"].get("new_fine_tuned_acc_weighted"), share=_of_new),
 )  # fmt: skip
 
 SECOND = (
@@ -85,6 +113,8 @@ LEFT_OUT = {  # by whether labels are read
     False: "in the last batch of an epoch, where that was not whole",
 }
 
+NO_GAIN = " Training alone is among them: nothing here says that federation helps."
+
 NEW_CLIENTS = (
     "Clients that took no part in training, on their own test samples: with the global model as it is, with a head of "
     "their own on its body, and with that model fine-tuned. Where a method has no global model, they are given the "
@@ -94,7 +124,7 @@ NEW_CLIENTS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A number as it is shown, its spread over the seeds if there are several, and whether it is its column's best."""
+    """A number as it is shown, its spread over the seeds if there are several, and whether none is better for sure."""
 
     text: str
     spread: str = ""
@@ -124,48 +154,57 @@ class Table:
         return shown
 
 
-def _shown(cell: Cell, room: str) -> str:
+def _shown(cell: Cell, room: str) -> Text:
     """A cell in a terminal; ``room`` is where others of its column have a star."""
-    text = escape(cell.text)
-    number = f"[bold green]{text}*[/]" if cell.best else f"{text}{room}"
-    return number + (f"\n[dim]{cell.spread.replace('±0.', '±.')}[/]{room}" if cell.spread else "")
+    text = plain(cell.text)
+    shown = Text(f"{text}*", "bold green") if cell.best else Text(f"{text}{room}")
+    if not cell.spread:
+        return shown
+    return Text.assemble(shown, "\n", (cell.spread.replace("±0.", "±."), "dim"), room)
 
 
 def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
     """One row a method; over several seeds mean ± sample standard deviation. Columns that nobody fills are left out.
+
+    Rows over different seeds say over how many.
 
     Args:
         runs: Finished ones.
         new_clients: Of the clients that took no part, instead of those that did; without rows if there are none.
     """
     grouped = in_rows(runs)
-    means: dict[Column, dict[str, float]] = {}
     second = _given if new_clients else lambda run: run.summary["tested"]
     cells: dict[str, list[Cell]] = {row: [Cell(row), Cell(second(group[0]))] for row, group in grouped.items()}
+    headings, meanings = ["method", SECOND[new_clients][0]], ["", SECOND[new_clients][1]]
+    if len({*_seeds(grouped).values()}) > 1:
+        headings, meanings = [*headings, "seeds"], [*meanings, "over how many the row is"]
+        for row, seeds in _seeds(grouped).items():
+            cells[row].append(Cell(f"{len(seeds)}"))
+    shown = False
     for column in NEW_COLUMNS if new_clients else COLUMNS:
-        values = {row: [column.read(run.summary) for run in group] for row, group in grouped.items()}
-        told = {row: [v for v in of_runs if v is not None] for row, of_runs in values.items() if None not in of_runs}
+        found = {row: column.of(group) for row, group in grouped.items()}
+        told = {row: measured for row, measured in found.items() if measured is not None}
         if not told:
             continue
-        means[column] = {row: round(statistics.fmean(of_runs), column.digits) for row, of_runs in told.items()}
-        for row in grouped:
-            if row not in told:
-                cells[row].append(Cell("–"))
-                continue
-            mean, several = means[column][row], column.accuracy and len(told[row]) > 1
-            cells[row].append(
-                Cell(
-                    f"{mean:.{column.digits}f}",
-                    f"±{statistics.stdev(told[row]):.{column.digits}f}" if several else "",
-                    column.accuracy and mean == max(means[column].values()),
-                )
-            )
-    what, meaning = SECOND[new_clients]
-    return Table(
-        ("method", what, *(column.heading for column in means)),
-        ("", meaning, *(column.meaning for column in means)),
-        tuple(tuple(row) for row in cells.values()) if means else (),
-    )
+        shown = True
+        headings.append(column.heading)
+        meanings.append(column.meaning)
+        best = alike(told) if column.accuracy else []
+        for row, measured in found.items():
+            cells[row].append(Cell("–") if measured is None else _number(measured, column, row in best))
+    return Table(tuple(headings), tuple(meanings), tuple(tuple(row) for row in cells.values()) if shown else ())
+
+
+def _number(measured: Measured, column: Column, best: bool) -> Cell:
+    """A mean with its spread."""
+    values = [*measured.by_seed.values()]
+    spread = f"±{statistics.stdev(values):.{column.digits}f}" if column.accuracy and len(values) > 1 else ""
+    return Cell(f"{measured.mean:.{column.digits}f}", spread, best)
+
+
+def _seeds(grouped: Mapping[str, Sequence[Run]]) -> dict[str, tuple[int, ...]]:
+    """Of each row, in order."""
+    return {row: tuple(sorted(run.summary["seed"] for run in group)) for row, group in grouped.items()}
 
 
 def target_table(runs: Sequence[Run], target: float) -> Table:
@@ -319,12 +358,14 @@ def setting(runs: Sequence[Run]) -> str:
     }
     seeds = sorted({run.summary["seed"] for run in runs})
     spread = "; ± is the sample standard deviation over the seeds" if len(seeds) > 1 else ""
+    several = len(in_rows(runs)) > 1
+    marked = " Marked are the best of each column and all that cannot be told from it." if several else ""
     new = f"{data['new_clients']} new clients held back, " if data.get("new_clients") else ""
     return (
         f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "
         f"({how.get(data['partition'], data['partition'])}), {new}{data['probe']} withheld as the server's probe set; "
         f"{first['model']}, {first['rounds']} rounds, seed{'s' if len(seeds) > 1 else ''} "
-        f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}."
+        f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}.{marked}"
     )
 
 
@@ -335,24 +376,41 @@ def verdict(runs: Sequence[Run]) -> str:
     clients' own test samples owe to labels that no client has.
     """
     labelled = all(_supervised(run) for run in runs)
-    quantity = "personal_acc_weighted" if labelled else "linear_global_acc_mean"
-    told = {row: [r.summary["metrics"].get(quantity) for r in group] for row, group in in_rows(runs).items()}
-    means = {row: statistics.fmean(accuracies) for row, accuracies in told.items() if None not in accuracies}
-    if len(means) < 2:
+    (column,) = (column for column in COLUMNS if column.heading == ("own test" if labelled else "linear probe"))
+    found = {row: column.of(group) for row, group in in_rows(runs).items()}
+    told = {row: measured for row, measured in found.items() if measured is not None}
+    if len(told) < 2:
         return ""
+    means = {row: measured.mean for row, measured in told.items()}
+    measured = "on their own test samples" if labelled else "under a linear probe"
+    first = alike(told)
+    alone = max((row for row in ALONE if row in means), key=lambda row: means[row], default=None)
+    against = f", against {means[alone]:.3f} when each trains alone" if alone and alone not in first else ""
+    if len(first) > 1:
+        return f"{_tie(told, first, measured)}{against}.{NO_GAIN if alone in first else ''}"
     order = sorted(means, key=lambda method: -means[method])
     federated = [row for row in order if row.split()[0] not in REFERENCES]
-    best, measured = order[0], "on their own test samples" if labelled else "under a linear probe"
-    alone = max((row for row in ALONE if row in means), key=lambda row: means[row], default=None)
+    best = order[0]
     if best.split()[0] not in ALONE or not federated:
         what = "serves these clients best" if labelled else "has the best representations"
-        text = f"{best} {what}: {means[best]:.3f} {measured}"
-        return f"{text}, against {means[alone]:.3f} when each trains alone." if alone else f"{text}."
+        return f"{best} {what}: {means[best]:.3f} {measured}{against}."
     what = "These clients are served best" if labelled else "Representations are best"
     return (
         f"{what} by training alone ({means[best]:.3f} {measured}); "
         f"the best federated method is {federated[0]} ({means[federated[0]]:.3f})."
     )
+
+
+def _tie(told: Mapping[str, Measured], rows: Sequence[str], measured: str) -> str:
+    """That some rows are equal, or cannot be told apart."""
+    best = told[rows[0]]
+    *others, last = rows
+    if all(told[row].mean == best.mean for row in rows):
+        return f"{', '.join(others)} and {last} are a tie: {best.mean:.3f} {measured}"
+    *others, last = (f"{row} ({told[row].mean:.3f})" for row in rows)
+    several = min(len(told[row].by_seed) for row in rows) > 1
+    by = "these seeds" if several else f"one seed and {best.samples:,.0f} test samples"
+    return f"{', '.join(others)} and {last} cannot be told apart by {by} ({measured}, within two standard errors)"
 
 
 def _supervised(run: Run) -> bool:
@@ -366,6 +424,10 @@ def notes(runs: Sequence[Run]) -> list[str]:
         for what in SHARED
         if any(_unlike(run.summary, runs[0].summary, what) for run in runs)
     ]
+    if len({*(seeds := _seeds(in_rows(runs))).values()}) > 1:
+        over = "; ".join(f"{row}: {', '.join(map(str, own))}" for row, own in seeds.items())
+        said.append(f"The rows are over different seeds ({over}): only the same seeds can be compared.")
+    said += _of_classes(runs[0])
     if len({_supervised(run) for run in runs}) > 1:
         said.append(
             "The own test accuracy of methods that read no labels is that of a classifier on their representations, "
@@ -402,13 +464,57 @@ def notes(runs: Sequence[Run]) -> list[str]:
                 "image. A smaller --lr, more samples a client or larger batches may help."
             )
         said += [f"{name}: {note}" for note in _of_vote(run)]
-        guessing = math.log(len(run.federation["classes"]))
-        if _supervised(run) and s["train_loss"] is not None and s["train_loss"] > 0.95 * guessing:
-            said.append(
-                f"{name}: the training loss of the last round, {s['train_loss']:.2f}, is that of guessing "
-                f"({guessing:.2f}): it did not learn. More rounds or a smaller --lr may help."
-            )
+        said += [f"{name}: {note}" for note in (_of_participation(run), _of_loss(run)) if note]
     return said
+
+
+def _of_classes(run: Run) -> list[str]:
+    """Where to know a client is to know the answer."""
+    held = [sum(count > 0 for count in of_client) for of_client in run.federation.get("train", ())]
+    if len(run.federation["classes"]) == 1:
+        return ["The data have one class: every answer is right, and accuracies say nothing."]
+    if held and max(held) == 1:
+        return ["Every client has samples of one class: a model of its own that always names it is always right."]
+    return []
+
+
+def _of_participation(run: Run) -> str:
+    """How many clients no round reached, and the accuracy without them."""
+    s, never = run.summary, run.summary.get("never_trained", 0)
+    if not never:
+        return ""
+    metrics, told = s["metrics"], f"{never} of {s['data']['clients']} clients took part in no round"
+    if metrics["personal_acc_weighted"] is None or metrics.get("personal_acc_weighted_of_trained") is None:
+        return f"{told}."
+    return (
+        f"{told}: own test accuracy is {metrics['personal_acc_weighted']:.3f} with them and "
+        f"{metrics['personal_acc_weighted_of_trained']:.3f} without them; mean over clients "
+        f"{metrics['personal_acc_mean']:.3f} and {metrics['personal_acc_mean_of_trained']:.3f}."
+    )
+
+
+def _of_loss(run: Run) -> str:
+    """Whether the training went nowhere: by the cross-entropy alone, and only if no accuracy says otherwise."""
+    loss, classes = run.summary.get("train_cross_entropy"), len(run.federation["classes"])
+    if not _supervised(run) or loss is None or classes < 2 or _above_chance(run):
+        return ""
+    guessing = math.log(classes)
+    told = f"the cross-entropy of the last round's training, {loss:.2f}, is {{}} of guessing ({guessing:.2f}): it {{}}"
+    if not loss <= DIVERGED * guessing:
+        return f"{told.format('far above that', 'diverged')}. A smaller --lr may help."
+    if loss > 0.95 * guessing:
+        where = "that" if loss < 1.05 * guessing else "above that"
+        return f"{told.format(where, 'did not learn')}. More rounds or a smaller --lr may help."
+    return ""
+
+
+def _above_chance(run: Run) -> bool:
+    """Whether an accuracy is more than that of naming the commonest class, by more than two standard errors."""
+    metrics, tested = run.summary["metrics"], run.summary["data"]["test"]
+    of_classes = np.array(run.federation.get("train", np.ones((1, len(run.federation["classes"]))))).sum(axis=0)
+    chance = float(of_classes.max() / of_classes.sum())
+    told = [metrics[name] for name in ("personal_acc_weighted", "global_acc") if metrics[name] is not None]
+    return max(told, default=0.0) > chance + ERRORS * math.sqrt(chance * (1 - chance) / max(tested, 1))
 
 
 def _of_vote(run: Run) -> list[str]:

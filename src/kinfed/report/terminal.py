@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kinfed.errors import plain
 from kinfed.experiment.targets import targets
 from kinfed.report.ballots import outcomes, vote_table, voted, votes
 from kinfed.report.folders import read_runs
@@ -43,4 +44,4 @@ def show(paths: Sequence[Path], console: Console | None = None) -> None:
 
 def _say(console: Console, *lines: str) -> None:
     """After an empty line, as they are: what is in brackets is no markup."""
-    console.print("", *lines, sep="\n", highlight=False, markup=False)
+    console.print("", *map(plain, lines), sep="\n", highlight=False, markup=False, emoji=False)

@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from kinfed.errors import plain
 from kinfed.report.ballots import LABELLED, by_ballot
+from kinfed.report.names import labels
+from kinfed.report.picture import picture
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from kinfed.experiment.vote import Ballots
 
 __all__ = ["provenance", "ranking_table", "save_picture"]
@@ -43,7 +48,7 @@ def ranking_table(vote: Ballots) -> Table:
         i = vote.sources.index(name)
         scores = told[:, i][~np.isnan(told[:, i])]
         numbers = [f"{f(scores):.3f}" if len(scores) else "–" for f in (np.mean, np.min, np.max)]
-        shown = f"[bold green]{escape(name)}*[/]" if place == 0 else escape(name)
+        shown = Text(f"{plain(name)}*", "bold green") if place == 0 else Text(plain(name))
         table.add_row(shown, str(vote.votes[i]), str(vote.points[i]), *numbers)
     return table
 
@@ -53,24 +58,31 @@ def save_picture(vote: Ballots, path: Path) -> Path:
 
     Beside it the votes. Hatched is where a score is not defined.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with picture(path, 6 + min(_wide(vote) * len(vote.clients), 20), 1.8 + 0.28 * len(vote.sources)) as figure:
+        _draw(vote, figure)
+    return path
+
+
+def _wide(vote: Ballots) -> float:
+    """Inches of a client."""
+    return 0.5 if len(vote.clients) * len(vote.sources) <= NUMBERED else 0.16
+
+
+def _draw(vote: Ballots, figure: Figure) -> None:
     from matplotlib.patches import Rectangle
 
     ranking = [vote.sources.index(name) for name in vote.ranking]
     order = by_ballot(vote.ballots, ranking)
     matrix = np.array(vote.scores, dtype=float)[np.ix_(order, ranking)].T
     sources, clients = matrix.shape
-    wide = 0.5 if matrix.size <= NUMBERED else 0.16  # inches of a client
-    figure = Figure(figsize=(6 + min(wide * clients, 20), 1.8 + 0.28 * sources), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis, beside = figure.subplots(1, 2, sharey=True, width_ratios=(max(3.0, wide * clients), 1.5))
+    axis, beside = figure.subplots(1, 2, sharey=True, width_ratios=(max(3.0, _wide(vote) * clients), 1.5))
+    voters, named = labels(vote.clients), labels(vote.ranking)
     axis.patch.set(facecolor="#eeeeee", edgecolor="#999999", hatch="xxxx")
     image = axis.imshow(matrix, cmap="viridis", interpolation="nearest", aspect="auto")
-    axis.set_title(f"{vote.ranking[0]} wins; \u25a1 is a client's first choice, hatched has no score", fontsize=10)
-    axis.set_yticks(range(sources), vote.ranking)
+    axis.set_title(f"{named[0]} wins; \u25a1 is a client's first choice, hatched has no score", fontsize=10)
+    axis.set_yticks(range(sources), named)
     shown = order if clients <= LABELLED else []
-    axis.set_xticks(range(len(shown)), [vote.clients[i] for i in shown], rotation=90, fontsize=7)
+    axis.set_xticks(range(len(shown)), [voters[i] for i in shown], rotation=90, fontsize=7)
     axis.set_xlabel("client")
     axis.tick_params(length=0)
     middle = np.nanmean([np.nanmin(matrix), np.nanmax(matrix)])
@@ -91,5 +103,3 @@ def save_picture(vote: Ballots, path: Path) -> Path:
     beside.tick_params(length=0)
     beside.spines[["top", "right", "bottom"]].set_visible(False)
     figure.colorbar(image, ax=beside, label=f"{vote.measure} of {vote.taps}")
-    figure.savefig(path, dpi=110)
-    return path
