@@ -6,7 +6,15 @@ from kinfed.models.catalogue import ARCHITECTURES, Architecture, build, suited
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
 from kinfed.models.own import factory, from_module
 from kinfed.models.pool import Source, open_pool
-from kinfed.models.saved import checksum, load_weights, open_saved, refuse_pickle, saved_about, weights_for
+from kinfed.models.saved import (
+    checksum,
+    load_weights,
+    open_saved,
+    refuse_pickle,
+    restored,
+    saved_about,
+    weights_for,
+)
 from kinfed.models.siamese import ONLINE, PREDICTOR, PROJECTOR, TARGET, Siamese, Target
 
 __all__ = [
@@ -36,6 +44,7 @@ __all__ = [
     "open_pool",
     "open_saved",
     "refuse_pickle",
+    "restored",
     "saved_about",
     "select",
     "set_batchnorm",
