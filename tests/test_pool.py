@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
-from kinfed.models import BODY, build, load_weights, open_pool, select
+from kinfed.models import BODY, build, load_weights, open_pool, save_tensors, select, weights_for
 from tests.test_models import noise
+from tests.worlds import same
 
 pytestmark = pytest.mark.usefixtures("global_generators")
 
@@ -91,6 +92,17 @@ def rewritten(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, Any
     save_file(load_file(path) | tensors, path, {"about": json.dumps(about)} if about else None)
 
 
+def nested(path: Path) -> None:
+    """An ``about`` a hundred thousand deep."""
+    save_file(load_file(path), path, {"about": "[" * 100_000 + "]" * 100_000})
+
+
+def header(path: Path, told: dict[str, Any], length: int | None = None) -> None:
+    """A header that says this, of however many bytes, before 40 bytes of numbers."""
+    text = json.dumps(told).encode()
+    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + bytes(40))
+
+
 ABOUT = {"architecture": "tiny_cnn", "bn": "track", "shape": [1, 8, 8], "classes": [str(k) for k in range(10)]}
 
 
@@ -110,11 +122,28 @@ ABOUT = {"architecture": "tiny_cnn", "bn": "track", "shape": [1, 8, 8], "classes
             lambda p: rewritten(p, {"head.bias": torch.full((10,), torch.nan)}),
             "a number that is not finite in head.bias",
         ),
+        (
+            lambda p: rewritten(p, {"head.bias": torch.full((10,), 1e300, dtype=torch.float64)}),
+            "not finite in head.bias",
+        ),
+        (lambda p: rewritten(p, {"head.bias": torch.zeros(10, dtype=torch.int64)}), "has the type torch.int64"),
+        (lambda p: rewritten(p, {"head.bias": torch.zeros(10, dtype=torch.complex64)}), "has the type torch.complex64"),
         (lambda p: save_file(select(load_file(p), BODY), p), "is a body without a head"),
+        (lambda p: p.with_suffix(".json").write_text('{"a":' + "[" * 5000), r"Invalid JSON: recursion limit exceeded"),
+        (lambda p: p.with_suffix(".json").write_text(" " * 2**24 + "{}"), "it has more than 16,777,216 bytes"),
+        (
+            lambda p: header(p, {"head.bias": {"dtype": "F32", "shape": [2**60], "data_offsets": [0, 40]}}),
+            "as safetensors",
+        ),
+        (lambda p: header(p, {"head.bias": {"dtype": "F4", "shape": [80], "data_offsets": [0, 40]}}), "m.safetensors"),
+        (lambda p: header(p, {}, length=2**62), "as safetensors"),
+        (lambda p: (p.unlink(), p.mkdir()), "as safetensors"),
+        (lambda p: (p.unlink(), p.symlink_to(p.parent / "gone")), "as safetensors"),
+        (lambda p: changed(p, shape=[1, 2**20, 2**20], classes=["a"] * 2**18), "has the shape"),
         (lambda p: changed(p, architecture="lenet"), "architecture: 'lenet' is not known; allowed: tiny_cnn, "),
         (lambda p: changed(p, architecture="os:system"), "'os:system' is not known, which a file may not import"),
         (lambda p: changed(p, architecture="mlp"), "has a strange tensor body.conv1.0.bias"),
-        (lambda p: changed(p, architecture="vgg16"), r"m\.json: model: vgg16 needs images of 32×32"),
+        (lambda p: changed(p, architecture="vgg16"), r"m\.safetensors: .*: model: vgg16 needs images of 32×32"),
         (lambda p: changed(p, classes=["a", "b"]), r"head.bias in .* \(10,\), and the model's is \(2,\)"),
         (lambda p: changed(p, shape=[1, 2**15, 2**15]), "has the shape"),
         (lambda p: changed(p, shape=[1, 2**60, 2**60]), "shape is of more than 1,099,511,627,776 values"),
@@ -197,3 +226,14 @@ def test_pickles_are_refused_as_start_weights_before_anything_is_read(tmp_path: 
     ):
         with pytest.raises(InputError, match=r"may be a pickle, which can run code; convert it .*'w.safetensors'"):
             refused()
+
+
+@pytest.mark.parametrize("harm", [nested, lambda p: save_file(load_file(p), p, {"about": " " * 2**26 + "{}"})])
+def test_what_another_program_says_in_a_file_is_no_matter_however_deep_or_long(
+    harm: Callable[[Path], object], tmp_path: Path
+) -> None:  # case 311
+    path = tmp_path / "m.safetensors"
+    model = build("tiny_cnn", (1, 8, 8), 10, 0)
+    save_tensors(path, model.tensors(), {})
+    harm(path)
+    assert same(weights_for(build("tiny_cnn", (1, 8, 8), 10, 1), path), model.tensors())

@@ -256,6 +256,18 @@ def test_shards_fewer_than_clients_are_refused() -> None:  # case 39
         shards(balanced(10, 10), [0], 60, 2, rng())
 
 
+def test_which_shard_of_a_class_a_client_gets_is_random() -> None:
+    labels = balanced(2, 40)
+    orders = []
+    for seed in range(60):
+        cut = shards(labels, labels, 8, 1, rng(seed))
+        firsts = [[rows.min() for rows in split if labels[rows[0]] == 0] for split in (cut.train, cut.test)]
+        orders += [tuple(np.argsort(first).tolist()) for first in firsts]  # of the four clients that hold class 0
+    assert len({*orders}) == 24  # every order of the four shards occurs
+    assert max(Counter(orders).values()) < 15  # of 120, and none is preferred
+    assert any(train != test for train, test in zip(orders[::2], orders[1::2], strict=True))
+
+
 def test_the_two_groups_of_fedshibus_figure() -> None:  # METHODS.md F.7
     train, test = balanced(10, 50), balanced(10, 10, 1)
     cut = groups(train, test, 10, rng())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -159,7 +159,16 @@ def test_the_mean_is_of_the_saved_models_by_training_samples(tmp_path: Path, mon
     assert close(given, by_hand)  # type: ignore[arg-type]
 
 
-def test_the_head_of_a_new_client_is_fitted_on_a_frozen_body_from_the_initial_head() -> None:
+def test_the_head_of_a_new_client_is_fitted_on_a_frozen_body_from_the_initial_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained: list[Tensors] = []
+
+    def recorded(model: Model, *given: Any) -> None:
+        train(model, *given)
+        trained.append(model.tensors())
+
+    monkeypatch.setattr("kinfed.engine.workshop.train", recorded)
     sgd = SGD(lr=0.05, batch_size=8)
     shop = workshop("fedavg", federation(new=2), sgd=sgd, lr_schedule="step:0.5")
     given = build("tiny_cnn", (1, 8, 8), 10, 7).tensors()
@@ -169,6 +178,7 @@ def test_the_head_of_a_new_client_is_fitted_on_a_frozen_body_from_the_initial_he
     order = torch_stream(0, "new head", 5, 3)
     train(model, own, Phase(train=HEAD, epochs=10, lr=0.05), sgd, order)  # at the rate of the first round
     assert same(model.tensors(BODY), select(given, BODY))
+    assert same(trained[0], model.tensors())
     assert torch.equal(verdicts["new_head"].hits, hits(model, shop.federation.test(5)))
     model.load(given)
     assert torch.equal(verdicts["new_global"].hits, hits(model, shop.federation.test(5)))

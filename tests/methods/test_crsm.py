@@ -262,24 +262,34 @@ def test_mean_predictions_are_compared_by_their_cosine() -> None:
 # -- every stage by its own similarity ------------------------------------------------------------------------------
 
 
-def test_each_stage_is_mixed_by_the_similarity_of_its_own_outputs() -> None:
-    method = FedSHIBU(layers="each", norm="power", gamma=8.0)
-    shop, state, uploads = first_round(method)
-    after = method.aggregate(shop.server(1), state, uploads)
+def similarities(shop: Workshop, uploads: dict[int, Message], stage: str) -> Tensor:
+    """Of client 1 to each of the clients, by hand."""
     probe = shop.federation.probe
     assert probe is not None
+    seen = []
+    for id, upload in uploads.items():
+        model = shop.client(id, 1).model
+        model.load(upload.tensors)
+        seen.append(activations(model, probe, [stage])[0])
+    return torch.stack([cka(seen[1], other) for other in seen]).double()
+
+
+@pytest.mark.parametrize("norm", ["power", "distance"])
+def test_each_stage_is_mixed_by_the_similarity_of_its_own_outputs(norm: crsm.Norm) -> None:
+    fields: dict[str, Any] = {"norm": norm, "gamma": 8.0, "reach": 0.5}
+    method = FedSHIBU(layers="each", **fields)
+    shop, state, uploads = first_round(method)
+    after = method.aggregate(shop.server(1), state, uploads)
+    representation = similarities(shop, uploads, "fc64")
+    scale = (1 - representation).sum() / 3  # mean over the three others; of the last stage, whichever is mixed
     for stage in ("conv1", "conv2", "fc64"):
-        seen = []
-        for id, upload in uploads.items():
-            model = shop.client(id, 1).model
-            model.load(upload.tensors)
-            seen.append(activations(model, probe, [stage])[0])
-        row = torch.stack([cka(seen[1], other) for other in seen]).double() ** 8
+        row = similarities(shop, uploads, stage)
+        row = row**8 if norm == "power" else (-(1 - row) / (0.5 * scale)).exp()
         name = next(name for name in uploads[0].tensors if name.startswith(f"body.{stage}."))
         tensors = torch.stack([upload.tensors[name] for upload in uploads.values()]).double()
         expected = torch.tensordot(row / row.sum(), tensors, dims=1)
         assert torch.allclose(mixture(after, 1)[name].double(), expected, atol=1e-5)
-    plain = FedSHIBU(layers="last", norm="power", gamma=8.0).aggregate(shop.server(1), state, uploads)
+    plain = FedSHIBU(layers="last", **fields).aggregate(shop.server(1), state, uploads)
     for name in MATRICES:  # the picture is that of the representation
         assert torch.allclose(after.tensors[name], plain.tensors[name])
     assert not close(mixture(after, 1), mixture(plain, 1))

@@ -140,7 +140,7 @@ def test_a_body_alone_is_refused_by_load(tmp_path: Path) -> None:
     run = kinfed.run(
         "fedbyol", out=tmp_path / "out", settings={"fedbyol": NARROW}, model="tiny_cnn", linear_probe=False, **SMALL
     ).path
-    with pytest.raises(InputError, match="is a body without a head and predicts nothing"):
+    with pytest.raises(InputError, match="is a body without a head, no whole model"):
         kinfed.load(run)
 
 

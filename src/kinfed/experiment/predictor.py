@@ -20,8 +20,8 @@ from kinfed.models import (
     HEAD,
     Card,
     Model,
-    build,
     from_module,
+    restored,
     saved_about,
     select,
     set_batchnorm,
@@ -110,10 +110,6 @@ def load(path: Path, client: int | None = None, module: nn.Module | None = None)
     if about is not None:
         card.check(about, path)
     model = _built(path, card, module)
-    tensors = weights_for(model, path)
-    if not select(tensors, HEAD):
-        raise InputError(f"{path}: is a body without a head and predicts nothing; it can be start weights: --weights")
-    model.load(tensors)
     model.prefer_channels_last()
     return Predictor(model, card)
 
@@ -136,15 +132,19 @@ def _file(path: Path, client: int | None) -> Path:
 
 
 def _built(path: Path, card: Card, module: nn.Module | None) -> Model:
-    """A model of the card's architecture, with any weights."""
-    if module is None and card.architecture not in ARCHITECTURES:
+    """The model of a file."""
+    if module is None:
+        if card.architecture in ARCHITECTURES:
+            return restored(card, path)
         raise InputError(
             f"{path}: its architecture is {card.architecture!r}, which a file may not import; give it: "
             "kinfed.load(…, module=…)"
         )
-    if module is None:
-        return build(card.architecture, card.shape, len(card.classes), seed=0, bn=card.bn)
     own = copy.deepcopy(module)
     model = own if isinstance(own, Model) else from_module(own, card.head)
     set_batchnorm(model, card.bn)
+    tensors = weights_for(model, path)
+    if not select(tensors, HEAD):
+        raise InputError(f"{path}: is a body without a head, no whole model; it can be start weights: --weights")
+    model.load(tensors)
     return model

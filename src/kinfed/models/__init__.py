@@ -6,7 +6,7 @@ from kinfed.models.catalogue import ARCHITECTURES, Architecture, build, suited
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
 from kinfed.models.own import factory, from_module
 from kinfed.models.pool import Source, open_pool
-from kinfed.models.saved import load_weights, open_saved, refuse_pickle, saved_about, weights_for
+from kinfed.models.saved import load_weights, open_saved, refuse_pickle, restored, saved_about, weights_for
 from kinfed.models.siamese import ONLINE, PREDICTOR, PROJECTOR, TARGET, Siamese, Target
 from kinfed.models.tensor_files import apart, checksum, read_tensors, save_tensors, told_in
 
@@ -39,6 +39,7 @@ __all__ = [
     "open_saved",
     "read_tensors",
     "refuse_pickle",
+    "restored",
     "save_tensors",
     "saved_about",
     "select",

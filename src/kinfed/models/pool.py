@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from kinfed.errors import InputError
 from kinfed.models.card import Card
-from kinfed.models.catalogue import ARCHITECTURES, build
-from kinfed.models.model import HEAD, Model, select
-from kinfed.models.saved import refuse_pickle, saved_about, weights_for
+from kinfed.models.catalogue import ARCHITECTURES
+from kinfed.models.model import Model
+from kinfed.models.saved import refuse_pickle, restored, saved_about
 
 __all__ = ["Source", "open_pool"]
 
@@ -66,17 +64,4 @@ def _open(path: Path) -> Source:
     about = saved_about(path)
     if about is not None:
         card.check(about, path)
-    try:
-        # Without memory: whatever the JSON says of shapes, no more is taken than the file has.
-        with torch.device("meta"):
-            model = build(card.architecture, card.shape, len(card.classes), seed=0, bn=card.bn)
-    except InputError as error:
-        raise InputError(f"{beside}: {error}") from error
-    tensors = weights_for(model, path)
-    if not select(tensors, HEAD):
-        raise InputError(f"sources: {path} is a body without a head; a source is a whole model")
-    for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
-            raise InputError(f"sources: {path} has a number that is not finite in {name}")
-    model.load_state_dict(tensors, assign=True)
-    return Source(path.stem, model.eval().requires_grad_(False), card)
+    return Source(path.stem, restored(card, path).requires_grad_(False), card)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from torch import Tensor, uint8
 from kinfed.files import saving, sync, unfinished_name
 from kinfed.models.model import Tensors
 
-__all__ = ["apart", "checksum", "open_tensors", "read_tensors", "save_tensors", "told_in"]
+__all__ = ["apart", "checked", "checksum", "open_tensors", "opened", "read_tensors", "save_tensors", "told_in"]
 
 # The one entry of the metadata, whose order would not be the same in each process: a JSON list of a JSON text, what is
 # said, and the checksum of that and the tensors. Older files have an object here, with a checksum of the tensors alone.
 ABOUT = "about"
+LONGEST = 2**26  # characters of it
 
 
 def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, lasting: bool = True) -> None:
@@ -65,22 +67,44 @@ def open_tensors(path: Path) -> tuple[Tensors, dict[str, Any] | None]:
     Raises:
         ValueError: If the file cannot be read, or has a checksum of kinfed's and was changed since it was written.
     """
+    with opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        return tensors, checked(file, tensors)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file that is being read.
+
+    Raises:
+        ValueError: If it cannot be read.
+    """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
+            yield file
+    except ValueError:
+        raise
+    except (OSError, SafetensorError, TypeError, RuntimeError, AttributeError) as error:
+        # A type that torch does not know may be any of them.
         raise ValueError(f"it cannot be read as safetensors: {error}") from error
-    match _parsed(metadata.get(ABOUT, "")):
+
+
+def checked(file: Any, tensors: Tensors) -> dict[str, Any] | None:
+    """What an open file says of all of its tensors; None where kinfed did not write it.
+
+    Raises:
+        ValueError: If it has a checksum of kinfed's and was changed since it was written.
+    """
+    match _parsed((file.metadata() or {}).get(ABOUT, "")):
         case [str(text), int(crc)]:
             about, whole = _parsed(text), crc == _crc(text, tensors)
         case {"crc32": int(crc), **rest}:
             about, whole = {str(name): value for name, value in rest.items()}, crc == checksum(tensors)
         case _:
-            return tensors, None
+            return None
     if not whole:
         raise ValueError("it is damaged: its contents do not have the checksum that was written with them")
-    return tensors, about
+    return dict(about)
 
 
 def told_in(path: Path) -> dict[str, Any]:
@@ -89,19 +113,16 @@ def told_in(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: If the file cannot be read.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            told = _parsed((file.metadata() or {}).get(ABOUT, ""))
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"it cannot be read as safetensors: {error}") from error
+    with opened(path) as file:
+        told = _parsed((file.metadata() or {}).get(ABOUT, ""))
     about = _parsed(told[0]) if isinstance(told, list) and told and isinstance(told[0], str) else told
     return about if isinstance(about, dict) else {}
 
 
 def _parsed(text: str) -> Any:
-    """What a file says of itself; None where that is no JSON, since it is then of another program."""
+    """What a file says of itself; None where that is no JSON, or endless, since it is then of another program."""
     try:
-        return json.loads(text)
+        return json.loads(text) if len(text) <= LONGEST else None
     except (ValueError, RecursionError):
         return None
 
