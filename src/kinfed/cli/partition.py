@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def show_partition(fields: Mapping[str, Any], out: Path) -> None:
         out: A folder that is not there yet, or empty.
 
     Raises:
-        InputError: If a field is wrong, the data do not allow the partition, or the folder has something in it.
+        InputError: If a field is wrong, the data do not allow the partition, the folder has something in it, or it
+            cannot be written.
     """
     from rich.console import Console
 
@@ -30,9 +32,12 @@ def show_partition(fields: Mapping[str, Any], out: Path) -> None:
     from kinfed.report.partition import SHOWN_CLIENTS, Holdings, client_table, save_holdings, summary_table
 
     config = Config.checked(fields)
-    if out.exists() and (out.is_file() or any(out.iterdir())):
-        raise InputError(f"out: {str(out)!r} exists; name another one")
+    with _one_line(out):
+        if out.exists() and (out.is_file() or any(out.iterdir())):
+            raise InputError(f"out: {str(out)!r} exists; name another one")
     federation = federation_of(config)
+    with _one_line(out):
+        out.mkdir(parents=True, exist_ok=True)
     own = OWN_FIELD.get(config.partition)
     given = f" ({own} {getattr(config, own)})" if own and getattr(config, own) is not None else ""
     holdings = Holdings.of(federation, f"{config.data}, partition {config.partition}{given}, seed {config.seed}")
@@ -53,5 +58,14 @@ def show_partition(fields: Mapping[str, Any], out: Path) -> None:
     for warning in holdings.warnings(config.batch_size):
         console.print(f"\nwarning: {warning}", style="yellow", markup=False)
     console.print()
-    for path in save_holdings(holdings, federation, out, config.batch_size):
-        typer.echo(path)
+    with _one_line(out):
+        for path in save_holdings(holdings, federation, out, config.batch_size):
+            typer.echo(path)
+
+
+@contextlib.contextmanager
+def _one_line(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"out: {str(out)!r} cannot be written: {error.strerror or error}") from error
