@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import kinfed as package
 from kinfed.data import Federation, Partition, iid
@@ -15,7 +18,7 @@ from kinfed.data.skew import effective_classes, total_variation
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import federation_of
 from kinfed.report.folders import read_runs
-from kinfed.report.partition import Holdings
+from kinfed.report.partition import Holdings, client_table, save_holdings, summary_table
 from tests.test_cli import kinfed  # noqa: F401 - the fixture
 from tests.worlds import dataset
 
@@ -136,6 +139,45 @@ def test_wrong_input_gets_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
 
 
+@pytest.mark.parametrize("out", ["afile/x", "afile", "x" * 300, "dangling", "/proc/x", "dangling/x"])
+def test_a_place_that_cannot_be_written_is_told(kinfed: Command, tmp_path: Path, out: str) -> None:  # noqa: F811 - case 314
+    (tmp_path / "afile").write_text("mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    code, told, err = kinfed("partition", "--out", out)
+    assert (code, told, err.count("\n")) == (2, "", 1)
+    assert err.startswith("kinfed: out: ")
+    assert {path.name for path in tmp_path.iterdir()} == {"afile", "dangling"}
+
+
+def test_names_that_are_no_markup_and_no_formula_are_shown_as_they_are(tmp_path: Path) -> None:  # case 312
+    names = (r"$\foo$", "[/b]", "from $5{ to $10", "\x1b[31m", "\udcff", "", "a\nb", "[bold]", "x", "y")
+    data = replace(dataset(), classes=names, left_out=("train/\x1b[2J",))
+    cut = Partition([np.arange(100), np.arange(100, 240)], [np.arange(60), np.arange(60, 120)], names=names[:2])
+    federation = Federation(data, cut, np.arange(0))
+    holdings = Holdings.of(federation, r"about $\bar$")
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary_table(holdings), client_table(holdings, terminal=False))
+    assert r"classes $\foo$ … y" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert r"left out of the data: 1 (train/\x1b[2J)" in holdings.warnings(1)
+    paths = [*save_holdings(holdings, federation, tmp_path, 1)]
+    assert [path.name for path in paths] == ["partition.json", "partition.png", "rows.json"]
+    assert told(tmp_path)["classes"][:5] == [r"$\foo$", "[/b]", "from $5{ to $10", r"\x1b[31m", r"\udcff"]
+
+
+def test_test_samples_of_classes_that_a_client_never_trains_on_are_counted(tmp_path: Path) -> None:  # case 329
+    data = dataset()
+    labels, test = (split.labels.numpy() for split in (data.train, data.test))  # type: ignore[union-attr]
+    cut = Partition([np.flatnonzero(labels < 5), np.flatnonzero(labels >= 5)], [np.arange(60), np.arange(60, 120)])
+    federation = Federation(data, cut, np.arange(0))
+    holdings = Holdings.of(federation, "hand-made")
+    expected = [int((test[:60] >= 5).sum()), int((test[60:] < 5).sum())]
+    assert holdings.untrained().tolist() == expected
+    assert holdings.warnings(1) == [
+        f"clients with test samples of classes that they never train on, {sum(expected)} of 120 test samples: all 2"
+    ]
+    assert [client["untrained_test_samples"] for client in holdings.json(1)["clients"]] == expected
+
+
 def test_warnings_name_who_will_be_hurt() -> None:
     data = dataset()
     labels = data.train.labels.numpy()  # type: ignore[union-attr]
@@ -146,6 +188,7 @@ def test_warnings_name_who_will_be_hurt() -> None:
         "clients without test samples, whose accuracy is n/a: 1 of 3 (0)",
         "clients with samples of one class only, who learn nothing of the others: 1 of 3 (0)",
         "clients with fewer training samples than a batch of 16, who train on a smaller one: 1 of 3 (0)",
+        "clients with test samples of classes that they never train on, 11 of 120 test samples: 2 of 3 (1, 2)",
         "samples that belong to nobody: 82",
     ]
     assert Holdings.of(federate(data, iid, clients=3, probe=0, seed=0), "").warnings(16) == []

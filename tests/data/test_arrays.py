@@ -171,3 +171,74 @@ def test_columns_come_along_and_must_fit() -> None:
         data(x, columns={"ward": (range(4), range(3))})
     with pytest.raises(InputError, match="column 'ward' holds numbers in one split and text in the other"):
         data(x, columns={"ward": (range(4), ["a", "b", "a", "b"])})
+
+
+@pytest.mark.parametrize("kind", ["<u2", ">u2"])
+@pytest.mark.parametrize("shape", [(6, 2, 2), (6, 1, 2, 2), (6, 2, 2, 3)])
+def test_uint16_images_are_scaled_as_image_files_of_16_bits_are(kind: str, shape: tuple[int, ...]) -> None:  # case 339
+    values = np.array([0, 128, 129, 257, 32768, 65535], dtype=kind).reshape(6, *[1] * (len(shape) - 1))
+    loaded = data(np.broadcast_to(values, shape), [0, 1] * 3)
+    assert loaded.train.inputs.dtype == torch.uint8
+    assert loaded.train.inputs[:, 0, 0, 0].tolist() == [0, 0, 1, 1, 128, 255]
+    assert loaded.shape == ((3 if shape[-1] == 3 else 1), 2, 2)
+    assert loaded.train.batch(slice(None)).mean().item() == pytest.approx(0, abs=1e-6)
+
+
+def test_uint16_images_of_12_bits_are_warned_of() -> None:
+    x = np.array([0, 4095, 4095, 0], dtype=np.uint16).reshape(4, 1, 1)
+    with pytest.warns(UserWarning, match="uint16 images below 4096 keep 16 shades in uint8"):
+        assert data(x).train.inputs.flatten().tolist() == [0, 16, 16, 0]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        images(4, 3, 5, 5).astype(np.float32),
+        images(4, 5, 5, 1).astype(np.int64),
+        images(4, 5, 5).astype(float),
+        images(4, 5, 5).tolist(),
+        RNG.normal(size=(4, 3, 5, 5)),
+        np.full((4, 1, 2, 2), 1.5),
+    ],
+    ids=["bytes", "integers", "grey bytes", "lists", "standardised", "a little more"],
+)
+def test_images_as_floats_beyond_0_to_1_are_warned_of(x: object) -> None:  # case 339
+    with pytest.warns(UserWarning, match=r"'arrays' has images from .* are used as they are"):
+        loaded = data(x)
+    assert np.array_equal(loaded.train.inputs.numpy(), np.asarray(x, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    "x", [RNG.random((4, 1, 5, 5)), RNG.random((4, 5, 5)), images(4, 5, 5) > 9, 300 * RNG.random((4, 9))]
+)
+def test_floats_between_0_and_1_and_tables_are_not_warned_of(x: np.ndarray) -> None:
+    assert data(x).train.inputs.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.array([2**63, 0, 0, 0], dtype=np.uint64), "the label 9223372036854775808 is no class"),
+        ([1e300, 0, 0, 0], r"the label 1e\+300 is no class"),
+        ([b"\xff", b"a", b"a", b"a"], "a label is no text"),
+        (np.ma.array([0, 1, 0, 1], mask=[0, 0, 0, 1]), "an array has masked values"),
+        (torch.zeros(4, device="meta"), "no array can be made of it"),
+        (torch.eye(4).to_sparse(), "no array can be made of it"),
+    ],
+    ids=["unsigned", "large", "bytes", "masked", "meta", "sparse"],
+)
+def test_labels_of_odd_kinds_are_refused(labels: object, message: str) -> None:  # cases 339, 342
+    with pytest.raises(InputError, match=message):
+        data(images(4, 2, 2), labels)
+
+
+def test_the_largest_label_is_one() -> None:
+    assert data(images(2, 2, 2), np.array([2**63 - 1, 0], dtype=np.uint64)).classes == ("0", str(2**63 - 1))
+    assert data(images(2, 2, 2), [b"a", b"\xc3\xbc"]).classes == ("a", "ü")
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (4, 3, 0, 5), (4, 0, 2)])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_samples_without_a_value_are_refused(shape: tuple[int, ...], kind: type) -> None:
+    with pytest.raises(InputError, match="leaves no value for a sample"):
+        data(np.zeros(shape, dtype=kind))

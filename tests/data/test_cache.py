@@ -5,13 +5,16 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
-from kinfed.data import Dataset, load, sources, splits
+from kinfed.data import Dataset, cache, load, sources, splits
+from kinfed.data.arrays import keep_arrays
 from kinfed.data.cache import cache_folder
 from kinfed.errors import InputError
 from tests.data.test_sources import SHARED, grey, write
@@ -101,7 +104,8 @@ def test_a_damaged_entry_is_made_anew(folder: Path, decodings: list[str], damage
         (entry / "test_labels.npy").unlink()
     else:
         (entry / "about.json").write_text("")
-    assert values(load(str(folder))) == [1, 2]
+    with pytest.warns(UserWarning, match="is damaged and is made anew"):
+        assert values(load(str(folder))) == [1, 2]
     assert len(decodings) == 4
     assert values(load(str(folder))) == [1, 2]
     assert len(decodings) == 4
@@ -159,8 +163,9 @@ def test_a_kill_while_writing_leaves_no_entry(folder: Path) -> None:
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
     child.join()
-    assert [path.name.split("-")[0] for path in entries()] == [".unfinished"]
+    assert {path.name.split("-")[0] for path in entries()} == {".unfinished"}
     assert values(load(str(folder))) == [1, 2]
+    assert len(entries()) == 1  # what it left is gone
 
 
 @pytest.mark.skipif(not (SHARED / "mnist").is_dir(), reason="the shared data sets are not here")
@@ -173,3 +178,166 @@ def test_mnist_is_there_at_once_the_second_time(decodings: list[str]) -> None:
     assert data.train.inputs.shape == (60000, 1, 28, 28)
     assert len(np.unique(data.columns["writer_id"][0])) == 539
     assert len(np.unique(data.columns["writer_id"][1])) == 297
+
+
+# -- what is read from the cache is not trusted -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize(
+    "text", ["", ".", "..", "foreign", "../outside", "{outside}", "{key}\n", "\x00", "\udcff", "x" * 9999]
+)
+def test_a_note_that_names_no_entry_is_no_reason_to_delete_anything(  # case 301
+    folder: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINFED_CACHE", str(tmp_path / "cache"))
+    load(str(folder))
+    (entry,) = entries()
+    outside = cache_folder().parent / "outside"
+    for own in (outside, cache_folder() / "foreign"):
+        own.mkdir()
+        for name in ("about.json", "train_inputs.npy", "thesis.tex"):
+            (own / name).write_text("mine")
+    (note,) = (cache_folder() / "seen").iterdir()
+    note.write_bytes(os.fsencode(text.format(outside=outside, key=entry.name)))
+    assert values(load(str(folder))) == [1, 2]
+    assert [path.name for own in (outside, cache_folder() / "foreign") for path in sorted(own.iterdir())] == [
+        "about.json", "thesis.tex", "train_inputs.npy",
+    ] * 2  # fmt: skip
+    assert note.read_text() == entry.name
+    assert entry.is_dir()
+
+
+@pytest.mark.usefixtures("settled")
+def test_what_kinfed_did_not_write_stays_in_a_damaged_entry(folder: Path) -> None:  # case 301
+    load(str(folder))
+    (entry,) = entries()
+    (entry / "thesis.tex").write_text("mine")
+    (entry / "about.json").write_text("[]")
+    with pytest.warns(UserWarning, match="damaged"):
+        assert values(load(str(folder))) == [1, 2]
+    assert [path.name for path in entry.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_damaged_entry_that_is_a_link_is_not_emptied(folder: Path, tmp_path: Path) -> None:  # case 301
+    load(str(folder))
+    (entry,) = entries()
+    entry.rename(tmp_path / "elsewhere")
+    entry.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "about.json").write_text("[]")
+    before = sorted(path.name for path in (tmp_path / "elsewhere").iterdir())
+    with pytest.warns(UserWarning, match="damaged"):
+        assert values(load(str(folder))) == [1, 2]
+    assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == before
+
+
+@pytest.mark.usefixtures("settled")
+def test_each_flipped_bit_of_an_entry_is_found(folder: Path) -> None:  # case 305
+    load(str(folder))
+    (entry,) = entries()
+    whole = {path: path.read_bytes() for path in sorted(entry.iterdir())}
+    for path, content in whole.items():
+        for at in (0, 10, len(content) // 2, len(content) - 1):
+            for file, right in whole.items():
+                entry.mkdir(exist_ok=True)
+                file.write_bytes(right)
+            damaged = bytearray(content)
+            damaged[at] ^= 1 << at % 8
+            path.write_bytes(damaged)
+            with pytest.warns(UserWarning, match="is damaged and is made anew"):
+                data = load(str(folder))
+            assert (values(data), data.train.labels.tolist(), data.classes) == ([1, 2], [0, 1], ("0", "1"))  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("about", ["[]", "3", "{}", '{"checksum": 0}', "[" * 100_000, "\x00"])
+def test_about_json_may_hold_anything(folder: Path, about: str) -> None:  # cases 305, 311
+    load(str(folder))
+    (entry,) = entries()
+    (entry / "about.json").write_text(about)
+    with pytest.warns(UserWarning, match="is damaged and is made anew"):
+        assert values(load(str(folder))) == [1, 2]
+    assert values(load(str(folder))) == [1, 2]
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_whole_entry_is_read_once_a_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(str(folder))
+    monkeypatch.setattr(cache.zlib, "crc32", lambda _: pytest.fail("a file was read again"))
+    assert values(load(str(folder))) == [1, 2]
+
+
+def test_a_note_that_cannot_be_written_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(str(folder))
+    monkeypatch.setattr(sources, "RACY_SECONDS", -60)
+    (cache_folder() / "seen").write_text("in the way")
+    assert values(load(str(folder))) == [1, 2]
+
+
+def test_only_what_nobody_is_writing_any_more_is_cleaned_up(folder: Path) -> None:
+    dead, alive, foreign = (
+        cache_folder() / name for name in (f".unfinished-{'a' * 32}", f".unfinished-{'b' * 32}", ".unfinished-x")
+    )
+    for left in (dead, alive, foreign):
+        left.mkdir(parents=True)
+        (left / "train_inputs.npy").write_text("half")
+    (dead / "thesis.tex").write_text("mine")
+    with FileLock(f"{alive}.lock"):
+        load(str(folder))
+        assert [path.name for path in dead.iterdir()] == ["thesis.tex"]
+        assert [path.name for path in alive.iterdir()] == ["train_inputs.npy"]
+    load(str(folder), channels=3)
+    assert not alive.exists()
+    assert [path.name for path in foreign.iterdir()] == ["train_inputs.npy"]
+
+
+# -- arrays from Python ------------------------------------------------------------------------------------------------
+
+
+def kept() -> Path:
+    x = np.arange(8, dtype=np.uint8).reshape(2, 2, 2)
+    return keep_arrays(x, ["a", "b"], x, ["a", "b"])
+
+
+@pytest.mark.parametrize("at", [0, 40, 150, 300, -200, -1])
+def test_arrays_that_the_disk_has_damaged_are_written_anew(at: int) -> None:  # case 305
+    whole = kept().read_bytes()
+    damaged = bytearray(whole)
+    damaged[at] ^= 16
+    kept().write_bytes(damaged)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        path = kept()
+    with np.load(path, allow_pickle=False) as arrays:
+        assert arrays["x_train"].tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+        assert arrays["y_test"].tolist() == ["a", "b"]
+    if path.read_bytes() != damaged:  # some bits of an archive mean nothing
+        assert [str(warning.message) for warning in told] == [f"cache: {str(path)!r} is damaged and is written anew"]
+
+
+def test_damaged_arrays_are_not_used_by_a_run_that_goes_on() -> None:  # case 305
+    path = kept()
+    content = path.read_bytes()
+    at = content.index(bytes(range(8)))
+    path.write_bytes(content[:at] + b"\x09" + content[at + 1 :])
+    with pytest.raises(InputError, match=r"arrays/[0-9a-f]{32}\.npz cannot be read.*CRC"):
+        load(str(path))
+
+
+def test_arrays_that_no_run_could_use_are_refused_before_they_are_kept() -> None:
+    x = np.zeros((2, 3))
+    assert keep_arrays(x, np.array(["a", "b"], dtype=object), x, ["a", "b"]).is_file()
+    for odd in (np.array([[None], [{}]], dtype=object), np.array([["a"], [None]], dtype=object)):
+        with pytest.raises(InputError, match="x_train: object of the shape"):
+            keep_arrays(odd, [0, 1], x, [0, 1])
+    with pytest.raises(InputError, match=r"y_test: the label 0.5 is no class"):
+        keep_arrays(x, [0, 1], x, [0, 0.5])
+    assert not [*(cache_folder() / "arrays").glob(".unfinished-*")]
+
+
+def test_a_cache_that_cannot_keep_arrays_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("KINFED_CACHE", str(tmp_path / "file"))
+    with pytest.raises(InputError, match=r"cache: .*cannot be written: Not a directory; \$KINFED_CACHE"):
+        kept()

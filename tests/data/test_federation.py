@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kinfed.data import Federation, Partition, dirichlet_clients, federate, iid, load, natural
+from kinfed.data import Federation, Partition, dirichlet_clients, federate, fewer, iid, load, natural
 from kinfed.errors import InputError
 from tests.worlds import dataset, federation
 
@@ -148,3 +148,21 @@ def test_a_client_without_training_samples_is_refused() -> None:
     nobody = lambda *_: Partition([np.arange(3), np.arange(0)], [np.arange(0)] * 2)  # noqa: E731
     with pytest.raises(InputError, match="client 1 of 2 gets no training sample"):
         federate(dataset(), nobody, clients=2, probe=0, seed=0)
+
+
+@pytest.mark.parametrize(("field", "value"), [("clients", 0), ("probe", -1), ("new_clients", -1)])
+def test_numbers_of_clients_and_images_are_checked(field: str, value: int) -> None:  # case 339
+    with pytest.raises(InputError, match=f"^{field}: {value} is not allowed; {value + 1} or more"):
+        federate(dataset(), iid, **{"clients": 2, "probe": 0, "seed": 0, field: value})
+    with pytest.raises(InputError, match=r"^train_images: 0 is not allowed"):
+        fewer(dataset(), 0, seed=0)
+
+
+def test_clients_by_a_column_that_are_split_locally_are_tested_on_classes_that_they_train_on() -> None:  # case 329
+    who = (np.arange(240) % 40, np.full(120, -1))
+    fed = federate(replace(dataset(), columns={"who": who}), natural, clients=40, probe=0, seed=0, by="who")
+    trained, tested = fed.class_counts(), fed.test_class_counts()
+    assert tested.sum(axis=1).tolist() == [1] * 40
+    twice = (trained + tested).max(axis=1) > 1
+    assert twice.sum() > 20
+    assert not np.where(trained == 0, tested, 0)[twice].any()

@@ -312,3 +312,70 @@ def test_cifar100_has_its_coarse_labels_in_a_column() -> None:
 @pytest.mark.skipif(not (SHARED / "tiny_imagenet_small").is_dir(), reason="the shared data sets are not here")
 def test_grey_files_of_tiny_imagenet_have_three_channels() -> None:
     assert load(str(SHARED / "tiny_imagenet_small")).shape == (3, 64, 64)
+
+
+# -- files that vanish -------------------------------------------------------------------------------------------------
+
+
+def test_what_lies_beside_the_images_is_counted_and_named(tmp_path: Path) -> None:  # case 338
+    pictures(tmp_path, "train/a/1.png", "train/b/1.png", "test/a/1.png", "test/b/1.png")
+    for name in ("train/a/noending", "train/a/x.heic", "train/labels.csv", "test/b/deep/Thumbs.db"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("no image")
+    (tmp_path / "train/empty/deeper").mkdir(parents=True)
+    expected = (
+        "train/a/noending", "train/a/x.heic", "train/empty (no images)", "train/labels.csv", "test/b/deep/Thumbs.db",
+    )  # fmt: skip
+    for _ in range(2):  # as it was read, and as the cache has it
+        data = load(str(tmp_path))
+        assert data.left_out == expected
+        assert data.classes == ("a", "b")
+    (tmp_path / "train/a/noending").unlink()
+    assert load(str(tmp_path)).left_out == expected[1:]
+
+
+@pytest.mark.parametrize("ending", ["jfif", "jpe", "tga", "JFIF", "pnm", "pbm"])
+def test_images_with_a_less_common_ending_are_read(tmp_path: Path, ending: str) -> None:  # case 338
+    form = {"tga": "TGA", "pnm": "PPM", "pbm": "PPM"}.get(ending, "JPEG")
+    pictures(tmp_path, "train/a/1.png", "train/b/1.png", "test/a/1.png")
+    Image.fromarray(grey(200)).save(tmp_path / f"train/b/2.{ending}", form)
+    data = load(str(tmp_path))
+    assert data.train.inputs[:, 0, 0, 0].tolist() == [1, 2, 200]
+    assert data.left_out == ()
+
+
+def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:  # case 338
+    pictures(tmp_path, "train/a/1.png", "train/.ipynb_checkpoints/1.png", "train/b/.cache/1.png", "train/b/1.png")
+    pictures(tmp_path, "test/a/1.png", "test/.hidden/1.png")
+    data = load(str(tmp_path))
+    assert (data.classes, len(data.train), data.left_out) == (("a", "b"), 2, ())
+
+
+def test_one_class_alone_is_refused_with_what_was_found(tmp_path: Path) -> None:  # case 338
+    pictures(tmp_path, "train/images/1.png", "test/images/1.png")
+    (tmp_path / "train" / "dog.heic").write_text("no image")
+    with pytest.raises(
+        InputError,
+        match=r"train' holds one class, 'images'; an image is train/CLASS/NAME.*; left out: train/dog\.heic$",
+    ):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize("parts", [["images"], ["one", "two"]])
+def test_class_folders_that_hold_folders_are_refused_with_what_was_found(tmp_path: Path, parts: list[str]) -> None:
+    for part in parts:  # case 338
+        pictures(
+            tmp_path, *(f"{split}/{part}/{label}/1.png" for split in ("train", "test") for label in ("cat", "dog"))
+        )
+    with pytest.raises(InputError, match=rf"train/{parts[0]}' holds several folders of images, cat, dog; an image is"):
+        load(str(tmp_path))
+
+
+def test_a_class_may_hold_one_folder_and_a_client_one_class(tmp_path: Path) -> None:  # as Tiny-ImageNet has it
+    pictures(tmp_path / "one", "train/cat/images/1.png", "train/dog/images/1.png", "test/cat/images/1.png")
+    pictures(tmp_path / "two", "train/cat/1.png", "test/cat/1.png")
+    (tmp_path / "two" / "train" / "cat" / "boxes.txt").write_text("no image")
+    assert load(str(tmp_path / "one")).classes == ("cat", "dog")
+    data = load(str(tmp_path))
+    assert data.columns["client"][0].tolist() == ["one", "one", "two"]
+    assert data.left_out == ("two/train/cat/boxes.txt",)

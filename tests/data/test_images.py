@@ -23,9 +23,9 @@ def class_folders(root: Path, images: dict[str, Image.Image | bytes], split: str
 
 
 def only(image: Image.Image, root: Path, suffix: str = "png", **how: object) -> np.ndarray:
-    """One image, c×h×w, after loading it as a data set of its own."""
+    """One image, c×h×w, after loading a data set of nothing else."""
     for split in ("train", "test"):
-        class_folders(root, {f"a/x.{suffix}": image}, split)
+        class_folders(root, {f"a/x.{suffix}": image, f"b/x.{suffix}": image}, split)
     return load(str(root), **how).train.inputs[0].numpy()  # type: ignore[arg-type]
 
 
@@ -67,7 +67,7 @@ def test_a_palette_is_looked_up(tmp_path: Path) -> None:  # case 47
     image.putpalette([10, 20, 30, 40, 50, 60])
     image.putpixel((1, 0), 1)
     assert only(image, tmp_path).tolist() == [[[10, 40]], [[20, 50]], [[30, 60]]]
-    assert load(str(tmp_path), channels=1).train.inputs.reshape(-1).tolist() == [18, 48]
+    assert load(str(tmp_path), channels=1).train.inputs[0].reshape(-1).tolist() == [18, 48]
 
 
 def test_black_and_white_is_0_and_255(tmp_path: Path) -> None:
@@ -87,8 +87,9 @@ def test_a_photograph_is_turned_as_its_exif_says(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter, clockwise: bright at the bottom
     for split in ("train", "test"):
-        (tmp_path / split / "a").mkdir(parents=True)
-        image.save(tmp_path / split / "a" / "x.png", exif=exif)
+        for label in "ab":
+            (tmp_path / split / label).mkdir(parents=True)
+            image.save(tmp_path / split / label / "x.png", exif=exif)
     seen = load(str(tmp_path)).train.inputs[0, 0]
     assert seen.shape == (6, 3)
     assert seen[:, 0].tolist() == [0, 0, 0, 255, 255, 255]
@@ -97,7 +98,7 @@ def test_a_photograph_is_turned_as_its_exif_says(tmp_path: Path) -> None:
 def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
     image = Image.new("CMYK", (1, 1), (0, 255, 255, 0))
     assert only(image, tmp_path, "tif").reshape(-1).tolist() == [255, 0, 0]
-    assert load(str(tmp_path), channels=1).train.inputs.reshape(-1).tolist() == [76]
+    assert load(str(tmp_path), channels=1).train.inputs[0].reshape(-1).tolist() == [76]
 
 
 def test_floating_point_images_are_refused_by_name(tmp_path: Path) -> None:  # case 46: file and mode
@@ -170,7 +171,7 @@ def test_a_truncated_jpeg_can_be_skipped_and_is_counted_and_named(tmp_path: Path
 
 
 def test_nothing_that_can_be_decoded_is_an_error_even_when_skipping(tmp_path: Path) -> None:
-    class_folders(tmp_path, {"a/x.png": b"no image"})
+    class_folders(tmp_path, {"a/x.png": b"no image", "b/x.png": b"no image"})
     class_folders(tmp_path, {"a/x.png": grey([[1]])}, "test")
     with pytest.raises(InputError, match=r"a/x\.png: the image cannot be decoded: it is no image that PIL knows"):
         load(str(tmp_path))

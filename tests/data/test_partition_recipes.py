@@ -120,6 +120,61 @@ def test_it_is_fast(name: str, samples: int, clients: int, allowed: float) -> No
     raise AssertionError(spent)
 
 
+GOLDEN = {  # rows that must not change, whatever else does
+    "iid": "efc19e73af5a",
+    "shards": "992b59de014a",
+    "dirichlet": "fbbf74de6593",
+    "disjoint": "08c6684a35de",
+    "sort": "11aa6906183c",
+    "groups": "bd1d92741b99",
+    "quantity": "a7ce2bb9848b",
+    "natural": "30bde73df3a9",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_recipe_gives_the_rows_that_it_always_gave(name: str) -> None:
+    assert digest(RECIPES[name](balanced(10, 40), balanced(10, 9), 10, rng(3))).startswith(GOLDEN[name])
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "natural"])
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (["cat", "dog"] * 20, "'cat'"),
+        (np.arange(-1, 9).repeat(4), "-1 to 8"),
+        ([0, 10**9] * 20, "0 to 1000000000"),
+    ],
+    ids=["text", "negative", "large"],
+)
+def test_labels_that_are_not_numbered_are_refused(name: str, labels: object, told: str) -> None:  # case 339
+    with pytest.raises(
+        InputError, match=f"^labels: {told} is not allowed; recipes take the numbers of classes, 0..K-1$"
+    ):
+        RECIPES[name](labels, [0], 4, rng())
+    with pytest.raises(InputError, match=f"^labels: {told} is not allowed"):
+        RECIPES[name]([0, 1] * 20, labels, 4, rng())
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "natural"])
+def test_labels_that_are_fractions_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"training labels: the label 0\.5 is no class"):
+        RECIPES[name]([0.5, 1.0] * 20, [0], 4, rng())
+
+
+@every
+@pytest.mark.parametrize("clients", [0, -3])
+def test_less_than_one_client_is_refused(name: str, clients: int) -> None:  # case 339
+    with pytest.raises(InputError, match=f"^clients: {clients} is not allowed; 1 or more$"):
+        RECIPES[name](balanced(10, 40), [0], clients, rng())
+
+
+@pytest.mark.parametrize("per_client", [0, -2])
+def test_less_than_one_shard_is_refused(per_client: int) -> None:
+    with pytest.raises(InputError, match=f"shards: {per_client} is not allowed; 1 or more"):
+        shards(balanced(10, 40), [0], 5, per_client, rng())
+
+
 # -- Dirichlet --------------------------------------------------------------------------------------------------------
 
 
@@ -154,6 +209,18 @@ def test_per_client_dirichlet_has_equal_sizes_and_a_fifth_to_test(
     sizes = [len(a) + len(b) for a, b in zip(cut.train, cut.test, strict=True)]
     assert max(sizes) - min(sizes) <= 1
     assert [len(rows) for rows in cut.test] == [max(1, round(0.2 * size)) for size in sizes]
+
+
+def test_clients_of_their_own_proportions_are_tested_on_what_they_train_on() -> None:  # case 329
+    train, test = balanced(100, 500), balanced(100, 100, 1)
+    pool = np.concatenate([train, test])
+    cut = dirichlet_clients(train, test, 100, 0.5, rng())
+    trained, tested = counts_of(pool, cut.train, 100), counts_of(pool, cut.test, 100)
+    assert not tested[trained == 0].any()
+    assert tested.sum(axis=1).tolist() == [120] * 100
+    assert np.abs(tested - 0.2 * (trained + tested)).max() < 1.5  # and every class in its proportion
+    other = dirichlet_clients(train, test, 100, 0.5, rng(1))
+    assert digest(cut) == digest(dirichlet_clients(train, test, 100, 0.5, rng())) != digest(other)
 
 
 def test_per_client_dirichlet_reaches_its_proportions() -> None:  # METHODS.md J.11
@@ -220,11 +287,55 @@ def test_five_clients_with_two_classes_each_hold_at_most_two_labels() -> None:  
 
 @pytest.mark.parametrize(
     ("clients", "each", "allowed"),
-    [(4, 3, "each has a multiple of 5, 10 at most"), (7, 2, "each has 10$"), (5, 12, "each has a multiple of 2, 10")],
+    [(4, 2, "each has 3 to 10$"), (7, 2, "each has 3 to 10$"), (5, 12, "each has 2 to 10$"), (3, 0, "4 to 10$")],
 )
-def test_classes_that_would_be_shared_unequally_are_refused(clients: int, each: int, allowed: str) -> None:  # case 36
+def test_classes_that_cannot_be_shared_equally_are_refused(clients: int, each: int, allowed: str) -> None:  # case 36
     with pytest.raises(InputError, match=f"classes_per_client: {each} is not allowed; {clients} clients .*{allowed}"):
         disjoint(balanced(10, 100), [0], clients, each, rng())
+
+
+@pytest.mark.parametrize(("clients", "each", "size", "pieces"), [(5, 3, 60, [30, 30, 60]), (4, 3, 100, [50, 100, 100])])
+def test_classes_that_not_all_have_as_often_are_dealt_in_unequal_parts(
+    clients: int, each: int, size: int, pieces: list[int]
+) -> None:  # cases 36, 340
+    labels, test = balanced(10, size), balanced(10, size // 2, 1)
+    cut = disjoint(labels, test, clients, each, rng())
+    for split, of in ((cut.train, labels), (cut.test, test)):
+        counts = counts_of(of, split)
+        for mine in counts:
+            held = np.sort(mine[mine > 0])
+            assert (held * size * 10 // len(of)).tolist() == pieces
+        assert_cover(split, len(of))
+    assert np.array_equal(counts_of(labels, cut.train) > 0, counts_of(test, cut.test) > 0)
+    others = {digest(disjoint(labels, test, clients, each, rng(seed))) for seed in range(5)}
+    assert len(others) == 5
+    assert digest(cut) in others
+
+
+@given(classes=st.integers(2, 12), clients=st.integers(1, 15), seed=st.integers(0, 99), data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_every_number_of_classes_that_is_not_refused_is_dealt(
+    classes: int, clients: int, seed: int, data: st.DataObject
+) -> None:  # case 340
+    each = data.draw(st.integers(1, classes))
+    labels = balanced(classes, 60, seed)
+    groups = np.gcd(classes, clients)  # of clients that share classes among themselves
+    if clients * each < clients + classes - groups:
+        with pytest.raises(InputError, match=r"share .* classes equally if each has"):
+            disjoint(labels, [0], clients, each, rng(seed))
+        return
+    cut = disjoint(labels, [0], clients, each, rng(seed))
+    assert_cover(cut.train, len(labels))
+    assert ((counts_of(labels, cut.train, classes) > 0).sum(axis=1) == each).all()
+    sizes = [len(rows) for rows in cut.train]
+    assert max(sizes) - min(sizes) <= (2 if clients * each % classes else 60)
+
+
+def test_unequal_classes_are_cut_in_equal_shares() -> None:  # case 340
+    sizes = np.array([60, 600, 60, 60, 120, 60, 60, 240, 60, 60])
+    labels = rng().permutation(np.repeat(np.arange(10), sizes))
+    shares = counts_of(labels, disjoint(labels, [0], 5, 3, rng()).train) / sizes
+    assert shares.sum(axis=1) == pytest.approx([2] * 5)  # each has two classes' worth
 
 
 def test_a_class_with_fewer_samples_than_clients_is_refused() -> None:
@@ -337,6 +448,30 @@ def test_natural_clients_that_the_test_set_does_not_know_are_split_locally() -> 
     assert Counter(map(len, cut.train)) == Counter([46, 1, 16])
     assert [len(rows) for rows in cut.test] == [11, 0, 4]
     assert_cover([*cut.train, *cut.test], 78)  # the official test samples go to nobody
+
+
+def test_natural_clients_are_tested_on_what_they_train_on() -> None:  # cases 50, 329
+    column = np.repeat([1, 2, 3], [10, 9, 5])
+    labels = np.concatenate([[0] * 9 + [1], [0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2, 3, 4]])
+    for seed in range(10):
+        cut = natural(column, np.zeros(4, int), 9, rng(seed), labels=np.append(labels, [0] * 4))
+        tested = [sorted(labels[rows].tolist()) for rows in cut.test]
+        assert tested[0] == [0, 0]  # train 8, test 2, and the only sample of class 1 is trained on
+        assert len(set(tested[1])) == 2
+        assert len(tested[2]) == 1  # of this one no class has two samples
+    assert len({digest(natural(column, [0], 9, rng(seed), labels=np.append(labels, 0))) for seed in range(5)}) == 5
+
+
+def test_a_class_with_many_samples_makes_up_for_those_with_one() -> None:  # case 329
+    labels = np.append(np.zeros(20, int), np.arange(1, 21))
+    cut = natural(np.zeros(40, int), [1], 9, rng(), labels=np.append(labels, 0))
+    assert np.bincount(labels[cut.test[0]]).tolist() == [8]
+
+
+def test_a_column_without_values_is_refused() -> None:
+    for column in (np.full(3, np.nan), np.zeros(0)):
+        with pytest.raises(InputError, match=r"partition: the column .* has no value in the training set"):
+            natural(column, [1.0], 3, rng())
 
 
 def test_natural_clients_by_values_of_mixed_kind() -> None:

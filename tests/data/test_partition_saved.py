@@ -79,3 +79,38 @@ def test_a_file_that_does_not_fit_gets_one_line(text: Any, message: str, tmp_pat
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read: No such file"):
         open_rows(dataset(), tmp_path / "rows.json")
+
+
+def test_what_would_not_be_read_is_not_written(tmp_path: Path) -> None:  # case 350
+    nobody, some = np.arange(0), np.arange(3)
+    for cut, new, message in (
+        (Partition([some, nobody], [some, some[:0]], names=("a", "b")), Partition([], []), r"client 1 \(b\)$"),
+        (Partition([some], [nobody]), Partition([nobody], [nobody]), "new client 0$"),
+    ):
+        path = tmp_path / "rows.json"
+        with pytest.raises(InputError, match=message):
+            save_rows(Federation(dataset(), cut, nobody, new), path)
+        assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            {"clients": [{"name": "a", "train": [1], "test": []}, {"name": "b", "train": [], "test": []}]},
+            r"client 1 \(b\)$",
+        ),
+        ({"new_clients": [{"train": [], "test": []}]}, "without training samples: new client 0$"),
+        ({"pooled": "no"}, "pooled is neither true nor false"),
+        ({"clients": [{"train": [10**30], "test": []}]}, "must list clients as"),
+        ({"clients": [{"train": [[1]], "test": []}]}, "must list clients as"),
+        ("[" * 100_000, "is no JSON"),
+        ("\udcff", "is no JSON"),
+    ],
+    ids=["empty client", "empty new client", "pooled", "large", "nested", "deep", "no text"],
+)
+def test_what_is_wrong_with_a_file_is_named(text: Any, message: str, tmp_path: Path) -> None:  # case 350
+    path = tmp_path / "rows.json"
+    path.write_text(text if isinstance(text, str) else json.dumps({**MINIMAL, **text}), errors="surrogateescape")
+    with pytest.raises(InputError, match=message):
+        open_rows(dataset(), path)

@@ -279,6 +279,9 @@ def test_images_that_were_left_out_are_counted_and_named() -> None:  # case 48
     ]
     run.federation.update(skipped=0, skipped_names=[])
     assert notes([run]) == []
+    run.federation.update(left_out=1, left_out_names=["train/a/x.heic"])  # case 338
+    said = "fedavg, seed 0: 1 files or folders beside the images were left out; the first: train/a/x.heic."
+    assert notes([run]) == [said]
 
 
 def test_runs_on_other_data_are_no_comparison() -> None:

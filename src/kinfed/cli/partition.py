@@ -10,6 +10,7 @@ import typer
 
 from kinfed.errors import plain
 from kinfed.experiment.config import Config
+from kinfed.files import output
 
 __all__ = ["show_partition"]
 
@@ -24,7 +25,8 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
         out: A folder that is not there yet, or empty.
 
     Raises:
-        InputError: If a field is wrong, the data do not allow the partition, or the folder has something in it.
+        InputError: If a field is wrong, the data do not allow the partition, the folder has something in it, or it
+            cannot be written.
     """
     from rich.console import Console
 
@@ -54,5 +56,6 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
     for warning in holdings.warnings(config.batch_size):
         console.print(f"\nwarning: {plain(warning)}", style="yellow", markup=False)
     console.print()
-    for path in save_holdings(holdings, federation, out, config.batch_size):
-        typer.echo(plain(path))
+    with output(out):
+        for path in save_holdings(holdings, federation, out, config.batch_size):
+            typer.echo(plain(path))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from kinfed.data.cache import cache_folder, digest
+from kinfed.data.cache import KEPT, cache_folder, digest, unfinished
+from kinfed.data.classes import as_labels
 from kinfed.data.images import Decoding
-from kinfed.data.npz import KEYS
+from kinfed.data.npz import KEYS, read_npz
 from kinfed.data.samples import Dataset
 from kinfed.data.splits import Split, assemble
 from kinfed.errors import InputError
@@ -37,7 +38,8 @@ def from_arrays(
 
     uint8 of three or four dimensions are images, standardised by the training set's mean and deviation per channel:
     n×h×w (grey), n×c×h×w, or n×h×w×c; of four dimensions the second is the channels if it is 1 or 3, else the last.
-    All other numbers are features, n×p or n×…, kept as they are in float32.
+    uint16 of three or four dimensions likewise, brought to 8 bits. All other numbers are features, n×p or n×…, kept as
+    they are in float32.
 
     Args:
         x_train: Training inputs, samples first.
@@ -76,23 +78,50 @@ def keep_arrays(x_train: Array, y_train: Array, x_test: Array, y_test: Array) ->
 
     Returns:
         A ``.npz`` in the cache folder.
+
+    Raises:
+        InputError: If an array is none of numbers or text, or the cache folder cannot be written.
     """
-    arrays = dict(zip(KEYS[0], map(_numpy, (x_train, y_train, x_test, y_test)), strict=True))
-    content = [(array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).hexdigest()) for array in arrays.values()]
-    path = cache_folder() / "arrays" / f"{digest(content)}.npz"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        Path(file.name).replace(path)
+    arrays = [_numpy(values) for values in (x_train, y_train, x_test, y_test)]
+    arrays[1::2] = [as_labels(labels, which) for labels, which in zip(arrays[1::2], KEYS[0][1::2], strict=True)]
+    for array, which in zip(arrays, KEYS[0], strict=True):
+        if array.dtype.hasobject:
+            raise InputError(f"data: {which}: {array.dtype} of the shape {array.shape}; inputs are numbers")
+    content = _content(arrays)
+    path = cache_folder() / "arrays" / f"{content}.npz"
+    if not _holds(path, content):
+        with unfinished(path.parent) as folder:
+            np.savez(folder / KEPT, allow_pickle=False, **dict(zip(KEYS[0], arrays, strict=True)))
+            (folder / KEPT).replace(path)
     return path
 
 
-def _numpy(values: Array) -> NDArray[Any]:
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
-        return np.atleast_1d((values.float() if values.dtype == torch.bfloat16 else values).numpy())
+def _holds(path: Path, content: str) -> bool:
+    """Whether a file has this content; warns of one that has another."""
+    if not path.is_file():
+        return False
     try:
+        whole = _content(read_npz(path)[1]) == content
+    except InputError:
+        whole = False
+    if not whole:
+        warnings.warn(f"cache: {str(path)!r} is damaged and is written anew", stacklevel=2)
+    return whole
+
+
+def _content(arrays: Sequence[NDArray[Any]]) -> str:
+    return digest([(array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).hexdigest()) for array in arrays])
+
+
+def _numpy(values: Array) -> NDArray[Any]:
+    if np.ma.is_masked(values):
+        raise InputError("data: an array has masked values; leave these samples out, or fill them in")
+    try:
+        if isinstance(values, torch.Tensor):
+            values = values.detach().cpu()
+            return np.atleast_1d((values.float() if values.dtype == torch.bfloat16 else values).numpy())
         return np.atleast_1d(np.asarray(values))
+    except (TypeError, RuntimeError) as error:
+        raise InputError(f"data: {type(values).__name__}: no array can be made of it: {error}") from error
     except ValueError as error:
         raise InputError(f"data: the samples of an array must all have one shape: {error}") from error

@@ -1,33 +1,45 @@
 """Decoded data sets on disk: decoded once, memory-mapped ever after, so that all processes share one copy.
 
-An entry is a folder named after the content that it was made from and how that was decoded. It is written under another
-name and renamed, so that a kill, or a second process that does the same, never leaves half of one. To look an entry up,
-not everything must be read again: a note in ``seen/`` says which entry files of these paths, sizes and times had.
+An entry is a folder named after the content that it was made from and how that was decoded: 32 hex digits. Its
+``about.json`` has the checksum of every array and of itself; an entry that does not fit them is made anew. It is
+written under another name and renamed, so that a kill, or a second process that does the same, never leaves half of
+one. To look an entry up, not everything must be read again: a note in ``seen/`` says which entry files of these paths,
+sizes and times had. What is neither of these is nobody's business here, and stays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable
+import re
+import uuid
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from kinfed.data.samples import Dataset, Normalisation, Samples
 from kinfed.errors import InputError
+from kinfed.files import delete, read_json, write_whole, written
 
-__all__ = ["cache_folder", "cached", "digest"]
+__all__ = ["KEPT", "cache_folder", "cached", "digest", "unfinished"]
 
-VERSION = 3  # of what an entry holds; another one has other names
+VERSION = 4  # of what an entry holds; another one has other names
 ABOUT = "about.json"
+KEPT = "arrays.npz"  # what arrays from memory are called until they have their own name
+KEY = re.compile(r"[0-9a-f]{32}")
+FILES = re.compile(r"(?:train|test)_(?:inputs|labels|column_\d+)\.npy|about\.json|arrays\.npz")
+UNFINISHED = re.compile(rf"\.unfinished-{KEY.pattern}")
+LEFT = re.compile(rf"{UNFINISHED.pattern}(?:\.lock|/(?:{FILES.pattern}))")
 
 
 def cache_folder() -> Path:
@@ -43,7 +55,7 @@ def digest(*parts: object) -> str:
 
 
 def cached(sight: str | None, content: Callable[[], str], make: Callable[[], Dataset]) -> Dataset:
-    """The entry of a content, made if it is not there.
+    """The entry of a content, made if it is not there or damaged.
 
     Args:
         sight: A digest of what is seen without reading the content; None if that cannot be trusted.
@@ -55,39 +67,70 @@ def cached(sight: str | None, content: Callable[[], str], make: Callable[[], Dat
     """
     folder = cache_folder()
     note = None if sight is None else folder / "seen" / sight
-    key = _read_note(note) if note is not None else None
+    key = _noted(note) if note is not None else None
     if key is not None and (found := _open(folder / key)) is not None:
         return found
     entry = folder / content()
     dataset = _open(entry)
-    made = make() if dataset is None else None
-    try:
-        if made is not None:
-            _store(entry, made)
-            dataset = _open(entry)
-        if note is not None:
-            _write_note(note, entry.name)
-    except OSError as error:
-        raise InputError(
-            f"cache: {str(folder)!r} cannot be written: {error.strerror}; $KINFED_CACHE names another folder"
-        ) from error
-    assert dataset is not None
+    if dataset is None:
+        made = make()
+        _store(entry, made)
+        dataset = _open(entry) or made  # the latter where a damaged entry cannot be replaced
+    if note is not None:
+        with contextlib.suppress(OSError):  # without a note, the content is read again
+            note.parent.mkdir(exist_ok=True)
+            write_whole(note, entry.name, lasting=False)
     return dataset
 
 
-def _read_note(note: Path) -> str | None:
+@contextlib.contextmanager
+def unfinished(folder: Path) -> Iterator[Path]:
+    """A new folder in another, to write into until what is written gets its name; what is left in it is deleted.
+
+    It is locked while it is in use: those that are not were left by a process that was killed, and are deleted as well.
+
+    Raises:
+        InputError: If something cannot be written.
+    """
+    path = folder / f".unfinished-{uuid.uuid4().hex}"
     try:
-        return note.read_text()
-    except OSError:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".unfinished-*"):
+            if UNFINISHED.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+                with contextlib.suppress(OSError), _locked(left):
+                    _discard(left)
+        with _locked(path):
+            path.mkdir()
+            try:
+                yield path
+            finally:
+                _discard(path)
+    except OSError as error:
+        raise InputError(
+            f"cache: {str(folder)!r} cannot be written: {error.strerror or error}; $KINFED_CACHE names another folder"
+        ) from error
+
+
+def _locked(path: Path) -> FileLock:
+    return FileLock(_lock(path), timeout=0)
+
+
+def _lock(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
+def _discard(path: Path) -> None:
+    # `delete` is told of one file whether or not it is there, so that a folder that is empty goes as well.
+    delete([*written(path, FILES), path / ABOUT, _lock(path)], path.parent, LEFT)
+
+
+def _noted(note: Path) -> str | None:
+    """Which entry a note names; None if there is no note, or it names none."""
+    try:
+        key = note.read_text()
+    except (OSError, ValueError):
         return None
-
-
-def _write_note(note: Path, key: str) -> None:
-    note.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=note.parent, prefix=".unfinished-")
-    with os.fdopen(handle, "w") as file:
-        file.write(key)
-    Path(unfinished).replace(note)
+    return key if KEY.fullmatch(key) else None
 
 
 def _store(entry: Path, dataset: Dataset) -> None:
@@ -97,56 +140,75 @@ def _store(entry: Path, dataset: Dataset) -> None:
         arrays |= {f"{split}_inputs": samples.inputs.numpy(), f"{split}_labels": samples.labels.numpy()}
     for i, (train, test) in enumerate(dataset.columns.values()):
         arrays |= {f"train_column_{i}": train, f"test_column_{i}": test}
-    about = {
-        "classes": dataset.classes,
-        "columns": [*dataset.columns],  # their names need not be names of files
-        "mean": dataset.train.normalise.mean,
-        "std": dataset.train.normalise.std,
-        "skipped": dataset.skipped,
-        "skipped_names": dataset.skipped_names,
-    }
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=entry.parent, prefix=".unfinished-"))
-    try:
+    with unfinished(entry.parent) as folder:
         for name, array in arrays.items():
-            np.save(unfinished / f"{name}.npy", array, allow_pickle=False)
-        (unfinished / ABOUT).write_text(json.dumps(about))
-        unfinished.rename(entry)
-    except OSError:
-        if not entry.is_dir():  # otherwise another process was first, with the same content
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+            np.save(folder / f"{name}.npy", array, allow_pickle=False)
+        about = {
+            "classes": dataset.classes,
+            "columns": [*dataset.columns],  # their names need not be names of files
+            "mean": dataset.train.normalise.mean,
+            "std": dataset.train.normalise.std,
+            "skipped": dataset.skipped,
+            "skipped_names": dataset.skipped_names,
+            "checksums": {name: _checksum(folder / f"{name}.npy") for name in arrays},
+        }
+        (folder / ABOUT).write_text(json.dumps({**about, "checksum": digest(json.dumps(about))}))
+        try:
+            folder.rename(entry)
+        except OSError:
+            if not entry.is_dir():  # otherwise another process was first, with the same content
+                raise
 
 
 def _open(entry: Path) -> Dataset | None:
-    """The data set in an entry; None if there is none, or one that the disk has not kept whole, which is removed."""
+    """The data set in an entry; None if there is none, or a damaged one, whose files are deleted."""
     if not entry.is_dir():
         return None
     try:
-        about = json.loads((entry / ABOUT).read_text())
-        normalise = Normalisation(tuple(about["mean"]), tuple(about["std"]))
-        train, test = (
-            Samples(
-                torch.from_numpy(_mapped(entry, f"{split}_inputs")),
-                torch.from_numpy(_mapped(entry, f"{split}_labels")),
-                normalise,
-            )
-            for split in ("train", "test")
-        )
-        columns = {
-            name: (_mapped(entry, f"train_column_{i}"), _mapped(entry, f"test_column_{i}"))
-            for i, name in enumerate(about["columns"])
-        }
-        return Dataset(
-            "", train, test, tuple(about["classes"]), columns, about["skipped"], tuple(about["skipped_names"])
-        )
-    except (OSError, EOFError, ValueError, KeyError):
-        with contextlib.suppress(OSError):
-            shutil.rmtree(entry)
+        return _read(entry)
+    except (OSError, ValueError, RecursionError) as error:
+        if not entry.is_symlink():
+            with contextlib.suppress(OSError):
+                delete(written(entry, FILES), entry, FILES)
+        warnings.warn(f"cache: {str(entry)!r} is damaged and is made anew: {error}", stacklevel=2)
         return None
+
+
+def _read(entry: Path) -> Dataset:
+    about = read_json(entry / ABOUT)
+    if not isinstance(about, dict) or about.pop("checksum", None) != digest(json.dumps(about)):
+        raise ValueError(f"{ABOUT} does not fit its checksum")
+    for name, checksum in about["checksums"].items():
+        if _checksum(entry / f"{name}.npy") != checksum:
+            raise ValueError(f"{name}.npy does not fit its checksum")
+    normalise = Normalisation(tuple(about["mean"]), tuple(about["std"]))
+    train, test = (
+        Samples(
+            torch.from_numpy(_mapped(entry, f"{split}_inputs")),
+            torch.from_numpy(_mapped(entry, f"{split}_labels")),
+            normalise,
+        )
+        for split in ("train", "test")
+    )
+    columns = {
+        name: (_mapped(entry, f"train_column_{i}"), _mapped(entry, f"test_column_{i}"))
+        for i, name in enumerate(about["columns"])
+    }
+    return Dataset("", train, test, tuple(about["classes"]), columns, about["skipped"], tuple(about["skipped_names"]))
 
 
 def _mapped(entry: Path, name: str) -> NDArray[Any]:
     # Copy on write: torch wants memory that can be written to, and the file must never be.
     return np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False)  # type: ignore[no-any-return]
+
+
+def _checksum(path: Path) -> int:
+    stat = path.stat()
+    return _crc32(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+@functools.cache
+def _crc32(path: Path, state: tuple[int, ...]) -> int:
+    """Of a whole file, read once a process while it is in the same state."""
+    del state
+    return zlib.crc32(np.memmap(path, mode="r").data) if path.stat().st_size else 0

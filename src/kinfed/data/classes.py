@@ -26,15 +26,20 @@ def as_labels(values: ArrayLike, where: str) -> NDArray[Any]:
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array):
         array = array.astype(str)
     if array.dtype.kind == "S":
-        array = np.char.decode(array, "utf-8")
-    if array.dtype.kind == "f":
-        fractions = array[array != np.trunc(array)]  # NaN too
-        if len(fractions) or not np.isfinite(array).all():
-            odd = fractions[0] if len(fractions) else array[~np.isfinite(array)][0]
-            raise InputError(f"data: {where}: the label {odd} is no class; labels are whole numbers or text")
+        try:
+            array = np.char.decode(array, "utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"data: {where}: a label is no text: {error}") from error
     if array.dtype.kind not in "buifU":
         raise InputError(f"data: {where}: labels of type {array.dtype} are no classes; they are whole numbers or text")
-    return array if array.dtype.kind == "U" else array.astype(np.int64)
+    if array.dtype.kind == "U":
+        return array
+    with np.errstate(invalid="ignore"):
+        whole = array.astype(np.int64)
+    odd = array[whole != array]  # fractions, NaN, and what is too large
+    if len(odd):
+        raise InputError(f"data: {where}: the label {odd[0]} is no class; labels are whole numbers or text")
+    return whole
 
 
 def number(

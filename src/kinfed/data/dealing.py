@@ -5,25 +5,46 @@ Letters: ``n`` samples, ``N`` clients, ``K`` classes. Owners are 0..N-1, or `NOB
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kinfed.data.classes import as_labels
 from kinfed.data.partition import NOBODY, Indices, Partition, rows_by
 from kinfed.errors import InputError
 
 __all__ = [
-    "classes_of", "dealt", "even", "in_proportion", "owned", "parts", "read_labels", "shuffled", "split_locally",
+    "apportioned", "classes_of", "dealt", "even", "fewest_classes", "in_proportion", "overlapping", "owned", "parts",
+    "read_labels", "several", "shuffled", "split_locally",
 ]  # fmt: skip
 
 LOCAL_TEST = 0.2  # of a client's own samples (FedCRC)
+MOST_CLASSES = 1 << 20  # a larger number was meant for something else
 
 
 def read_labels(train: ArrayLike, test: ArrayLike, clients: int) -> tuple[Indices, Indices]:
-    """Labels of any container as int64 arrays; refuses more clients than training samples."""
-    arrays = np.asarray(train, dtype=np.int64), np.asarray(test, dtype=np.int64)
-    if clients > len(arrays[0]):
-        raise InputError(f"clients: {clients} is more than the {len(arrays[0])} training samples")
-    return arrays
+    """Labels of any container as int64 arrays.
+
+    Raises:
+        InputError: If there are fewer clients than one or more than training samples, or labels are not 0..K-1.
+    """
+    several(clients)
+    before, after = as_labels(train, "training labels"), as_labels(test, "test labels")
+    for labels in (before, after):
+        text = labels.dtype.kind == "U"
+        if text or labels.min(initial=0) < 0 or labels.max(initial=0) >= MOST_CLASSES:
+            told = repr("".join(labels[:1])) if text else f"{labels.min()} to {labels.max()}"
+            raise InputError(f"labels: {told} is not allowed; recipes take the numbers of classes, 0..K-1")
+    if clients > len(before):
+        raise InputError(f"clients: {clients} is more than the {len(before)} training samples")
+    return before, after
+
+
+def several(clients: int) -> None:
+    """Refuse less than one client."""
+    if clients < 1:
+        raise InputError(f"clients: {clients} is not allowed; 1 or more")
 
 
 def classes_of(train: Indices, test: Indices) -> int:
@@ -65,17 +86,83 @@ def in_proportion(counts: Indices, test: Indices) -> Indices:
     return counted
 
 
+def fewest_classes(classes: int, clients: int) -> int:
+    """How many classes each client must have so that all can have as much of them as the others, ⌈1 + (K − g)/N⌉.
+
+    Clients and classes of which the ones share the others fall into at most g groups, g being the greatest common
+    divisor of K and N, and a group of a clients and b classes takes a + b − 1 pairs or more.
+    """
+    return -(-(clients + classes - math.gcd(classes, clients)) // clients)
+
+
+def overlapping(classes: int, clients: int, each: int) -> NDArray[np.float64]:
+    """Shares of the classes, K×N: every client has ``each`` of them, not equally, and in all as much as the others.
+
+    The classes lie on a circle, 1 apart. An arc of K/N is a client's part of them, and the arcs of all, end to end,
+    cover the circle. A client's share is the mean over all turns of the arcs by 0 to D = each − 1 − (K − g)/N: it then
+    reaches into ``each`` classes, wherever the arc begins.
+    """
+    common = math.gcd(classes, clients)
+    arc, step = classes // common, clients // common  # in units of which a class has `step`
+    turns = step * (each - 1) - arc + 2
+    length = arc + turns - 1
+    unit = np.arange(length)
+    weights = np.minimum(np.minimum(unit + 1, length - unit), min(arc, turns))
+    before = np.append(0, weights.cumsum())
+    first = np.arange(clients) * arc // step
+    edges = (first[:, None] + np.arange(each + 1)) * step - np.arange(clients)[:, None] * arc
+    shares = np.zeros((clients, classes))
+    np.put_along_axis(
+        shares, (first[:, None] + np.arange(each)) % classes, np.diff(before[edges.clip(0, length)], axis=1), axis=1
+    )
+    return shares.T / (turns * step)
+
+
+def apportioned(shares: NDArray[np.float64], sizes: Indices) -> Indices:
+    """Classes of the given sizes cut in the given shares, K×N: whole numbers, one at least where there are so many.
+
+    What rounding gives or takes in one class is made up for in the next, so that clients stay as equal as they are.
+    """
+    counts = np.zeros(shares.shape, dtype=np.int64)
+    owed = np.zeros(shares.shape[1])
+    for k, size in enumerate(sizes):
+        holders = np.flatnonzero(shares[k])
+        owed[holders] += shares[k, holders] * size
+        least = int(size >= len(holders))
+        got = np.floor(owed[holders]).clip(min=least).astype(np.int64)
+        while (rest := size - got.sum()) != 0:
+            able = np.flatnonzero((got > least) | (rest > 0))
+            gap = (owed[holders] - got)[able] * np.sign(rest)
+            got[able[np.argsort(-gap, kind="stable")[: abs(rest)]]] += np.sign(rest)
+        counts[k, holders] = got
+        owed[holders] -= got
+    return counts
+
+
 def owned(train: Indices, test: Indices, clients: int) -> Partition:
     """The partition of two arrays of owners."""
     return Partition(rows_by(train, clients), rows_by(test, clients))
 
 
-def split_locally(owner: Indices, clients: int, rng: np.random.Generator, names: tuple[str, ...] = ()) -> Partition:
-    """Keep a fifth of each client's pooled samples, one at least, to be tested on; a single sample is trained on."""
-    order = rng.permutation(len(owner))
-    order = order[np.argsort(owner[order], kind="stable")]
+def split_locally(
+    owner: Indices, labels: Indices, clients: int, rng: np.random.Generator, names: tuple[str, ...] = ()
+) -> Partition:
+    """Keep a fifth of each client's pooled samples, one at least, to be tested on; a single sample is trained on.
+
+    Of a client's classes as much is kept as their sizes say, rounded as Sainte-Laguë rounds, and of none the last
+    sample, as long as there are others to keep: a client is tested on what it trains on.
+    """
+    shuffle = rng.permutation(len(owner))
+    place = np.lexsort((labels[shuffle], owner[shuffle]))  # by client and class, in each at random
+    order = shuffle[place]
+    first = np.append(True, (np.diff(owner[order]) != 0) | (np.diff(labels[order]) != 0))
+    sizes = np.diff(np.flatnonzero(first), append=len(order))  # of every client's classes
+    rank = np.arange(len(order)) - np.repeat(np.flatnonzero(first), sizes)
+    of_class = np.repeat(sizes, sizes)
+    turn = np.where(rank < of_class - 1, (rank + 0.5) / of_class, 1.0)
+    order = order[np.lexsort((place, turn, owner[order]))]  # where turns are equal, at random
     sizes = np.bincount(owner + 1, minlength=clients + 1)
-    rank = np.arange(len(owner)) - np.repeat(sizes.cumsum() - sizes, sizes)
+    rank = np.arange(len(order)) - np.repeat(sizes.cumsum() - sizes, sizes)
     kept = np.where(sizes > 1, np.round(LOCAL_TEST * sizes).clip(min=1), 0)
     tested = np.empty(len(owner), dtype=bool)
     tested[order] = rank < np.repeat(kept, sizes)

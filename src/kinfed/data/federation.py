@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kinfed.data.partition import Indices, Partition
+from kinfed.data.partition import Cut, Indices, Partition
 from kinfed.data.samples import Dataset, Samples
 from kinfed.errors import InputError
 from kinfed.streams import numpy_stream
 
 __all__ = ["Federation", "Recipe", "balanced", "federate", "fewer", "of_classes"]
 
-Recipe = Callable[[NDArray[Any], NDArray[Any], int, np.random.Generator], Partition]
+Recipe = Callable[..., Partition]
 
 
 @dataclass(frozen=True)
@@ -124,19 +123,27 @@ class Federation:
 
     def class_counts(self) -> NDArray[np.int64]:
         """Training samples of each client and class, N×K."""
-        return self._class_counts(self.partition)
+        return self._counts(self.partition.train, self.dataset.train)
 
     def new_class_counts(self) -> NDArray[np.int64]:
         """Training samples of each new client and class."""
-        return self._class_counts(self.new_clients)
+        return self._counts(self.new_clients.train, self.dataset.train)
 
-    def _class_counts(self, partition: Partition) -> NDArray[np.int64]:
-        labels = _labels(self.dataset.train)
+    def test_class_counts(self) -> NDArray[np.int64]:
+        """Test samples of each client and class, N×K."""
+        return self._counts(self.partition.test, self.dataset.test)
+
+    def new_test_class_counts(self) -> NDArray[np.int64]:
+        """Test samples of each new client and class."""
+        return self._counts(self.new_clients.test, self.dataset.test)
+
+    def _counts(self, cut: Cut, split: Samples) -> NDArray[np.int64]:
+        labels = _labels(split)
         if self.partition.pooled:
-            labels = np.concatenate([labels, _labels(self.dataset.test)])
-        clients, classes = len(partition), len(self.dataset.classes)
-        client = np.repeat(np.arange(clients), [len(rows) for rows in partition.train])
-        cells = client * classes + labels[np.concatenate([np.arange(0), *partition.train])]
+            labels = np.concatenate([_labels(self.dataset.train), _labels(self.dataset.test)])
+        clients, classes = len(cut), len(self.dataset.classes)
+        client = np.repeat(np.arange(clients), [len(rows) for rows in cut])
+        cells = client * classes + labels[np.concatenate([np.arange(0), *cut])]
         return np.bincount(cells, minlength=clients * classes).reshape(clients, classes)
 
 
@@ -157,7 +164,8 @@ def federate(
 
     Args:
         dataset: What to share out.
-        recipe: ``(train labels, test labels, clients, rng) -> Partition``.
+        recipe: ``(train labels, test labels, clients, rng) -> Partition``; with ``by`` it is given the column's values,
+            and as ``labels`` those of both splits, one after the other.
         clients: N, the new ones among them.
         probe: How many training images the server holds.
         seed: Of the run.
@@ -168,12 +176,19 @@ def federate(
         InputError: If there are fewer samples than asked for, or the recipe cannot be met.
     """
     labels = _labels(dataset.train)
+    for field, count, least in (("clients", clients, 1), ("probe", probe, 0), ("new_clients", new_clients, 0)):
+        if count < least:
+            raise InputError(f"{field}: {count} is not allowed; {least} or more")
     if probe >= len(labels):
         raise InputError(f"probe: {probe} leaves none of the {len(labels)} training samples for the clients")
     withheld = balanced(labels, probe, numpy_stream(seed, "probe"))
     rest = np.setdiff1d(np.arange(len(labels)), withheld)
-    before, after = (labels, _labels(dataset.test)) if by is None else dataset.columns[by]
-    cut = recipe(before[rest], after, clients, numpy_stream(seed, "partition"))
+    after, rng = _labels(dataset.test), numpy_stream(seed, "partition")
+    if by is None:
+        cut = recipe(labels[rest], after, clients, rng)
+    else:
+        train, test = dataset.columns[by]
+        cut = recipe(train[rest], test, clients, rng, labels=np.concatenate([labels[rest], after]))
     if cut.pooled:
         rest = np.concatenate([rest, len(labels) + np.arange(len(dataset.test))])
         cut = replace(cut, test=[rest[rows] for rows in cut.test])
@@ -198,7 +213,7 @@ def fewer(dataset: Dataset, count: int, seed: int) -> Dataset:
     Raises:
         InputError: If there are not so many.
     """
-    if count > len(dataset.train):
+    if not 1 <= count <= len(dataset.train):
         raise InputError(f"train_images: {count} is not allowed; {dataset.name} has {len(dataset.train)}")
     rows = balanced(_labels(dataset.train), count, numpy_stream(seed, "train images"))
     columns = {name: (train[rows], test) for name, (train, test) in dataset.columns.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -12,15 +12,16 @@ import numpy as np
 
 from kinfed.data.idx import IdxFiles
 from kinfed.data.images import Encoded
+from kinfed.data.listing import Listing, list_images
 from kinfed.data.npz import NpzFile
 from kinfed.data.parquet import ParquetFiles
 from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.errors import InputError
 
-__all__ = ["ClassFolders", "ClientFolders", "Files", "find_files"]
+__all__ = ["ClassFolders", "ClientFolders", "Files", "find_files", "left_out"]
 
 CLIENT = "client"  # the column that names the folder
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+NAMED = 5  # of what is left out: how many a message names
 
 
 class Files(Protocol):
@@ -35,28 +36,57 @@ class Files(Protocol):
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """``train/CLASS/…`` and ``test/CLASS/…`` with image files at any depth; other files are no part of it."""
+    """``train/CLASS/…`` and ``test/CLASS/…`` with image files at any depth; what else lies there is left out."""
 
-    train: Path
-    test: Path
+    path: Path
+    test: str  # what the folder of the test split is called
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
         """Those in a folder; None if it has no folder ``train``."""
         if not (path / "train").is_dir():
             return None
-        test = next((path / name for name in TEST_NAMES if (path / name).is_dir()), None)
+        test = next((name for name in TEST_NAMES if (path / name).is_dir()), None)
         if test is None:
             raise InputError(f"data: {str(path)!r} has a folder train, but no folder test (nor val, valid, validation)")
-        return cls(path / "train", test)
+        return cls(path, test)
 
     def paths(self) -> list[Path]:
         """All image files, training split first, by class and name."""
-        return [Path(file) for split in (self.train, self.test) for _, file in _images(split)]
+        return [Path(file) for split in self.listings for _, file in split.images]
 
     def read(self) -> tuple[list[Split], list[Split]]:
         """The training and the test split."""
-        return [_of_classes(self.train)], [_of_classes(self.test)]
+        train, test = (
+            Split(
+                str(self.path / name),
+                Encoded([file for _, file in split.images], [Path(file) for _, file in split.images]),
+                np.array([label for label, _ in split.images], dtype=np.str_),
+            )
+            for name, split in zip(("train", self.test), self.listings, strict=True)
+        )
+        return [train], [test]
+
+    def refuse_one_class(self) -> None:
+        """Refuse a training split with one class or none; a client's may be like that, a whole data set may not.
+
+        Raises:
+            InputError: If it is; it says what was found.
+        """
+        train, _ = self.listings
+        classes = {label for label, _ in train.images}
+        if len(classes) < 2:
+            found = f"one class, {min(classes)!r}" if classes else "no images"
+            left = f"; left out: {', '.join(train.left_out[:NAMED])}" if train.left_out else ""
+            raise InputError(
+                f"data: {str(self.path / 'train')!r} holds {found}; an image is train/CLASS/NAME, of two classes or "
+                f"more{left}"
+            )
+
+    @cached_property
+    def listings(self) -> tuple[Listing, Listing]:
+        """What lies in the folders of the training and of the test split."""
+        return list_images(self.path, "train"), list_images(self.path, self.test)
 
 
 @dataclass(frozen=True)
@@ -79,6 +109,8 @@ class ClientFolders:
                 f"data: {str(path)!r} has a folder a client, as {next(iter(clients))!r}, but {missing[0]!r} has no "
                 f"training and test split"
             )
+        if links := [folder.name for folder in folders if folder.is_symlink()]:
+            raise InputError(f"data: {str(path)!r} has a folder a client, and {links[0]!r} is a link")
         return cls(clients)
 
     def paths(self) -> list[Path]:
@@ -111,19 +143,14 @@ def find_files(path: Path) -> Files | None:
     return find_one(path) or ClientFolders.find(path)
 
 
-def _images(split: Path) -> list[tuple[str, str]]:
-    """Class and path of every image below the folder of a split, sorted."""
-    images = []
-    for folder, _, names in os.walk(split, followlinks=True):
-        inside = [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
-        label = next(iter(Path(folder).relative_to(split).parts), None)
-        if inside and label is None:
-            raise InputError(f"data: {folder}/{inside[0]} lies in no class folder; an image is {split.name}/CLASS/NAME")
-        images += [(str(label), os.path.join(folder, name)) for name in inside]
-    return sorted(images)
+def left_out(files: Files) -> list[str]:
+    """What lies in the folders of images and is no part of the data, below the folder that was given.
 
-
-def _of_classes(split: Path) -> Split:
-    images = _images(split)
-    names = [file for _, file in images]
-    return Split(str(split), Encoded(names, [Path(name) for name in names]), np.array([label for label, _ in images]))
+    Files with another ending, links that lead out, upwards or to what is there already, and classes without images.
+    What is hidden is not meant to be seen.
+    """
+    if isinstance(files, ClassFolders):
+        return [name for split in files.listings for name in split.left_out]
+    if isinstance(files, ClientFolders):
+        return [f"{name}/{left}" for name, own in files.clients.items() for left in left_out(own)]
+    return []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from kinfed.data.parquet import split_of
@@ -79,10 +81,18 @@ class Fetched:
     def read(self) -> tuple[list[Split], list[Split]]:
         """The training and the test split, not decoded."""
         train, test = (
-            split_of(split.with_format("arrow")[:], f"{self.name}, {name}")  # as stored: the images stay encoded
+            split_of(split.with_format("arrow")[:], f"{self.name}, {name}", _downloads())  # the images stay encoded
             for name, split in (("train", self.train), ("test", self.test))
         )
         return [train], [test]
+
+
+def _downloads() -> list[Path]:
+    """Where the packages of the hub put what they download."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = os.environ.get("HF_HOME") or caches / "huggingface"
+    own = (os.environ.get(name) for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE"))
+    return [Path(home), *(Path(folder) for folder in own if folder)]
 
 
 HUB = {

@@ -10,8 +10,9 @@ import math
 import re
 import zlib
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 from kinfed.data.splits import Split
 from kinfed.errors import InputError
 
-__all__ = ["IdxFiles", "read_idx"]
+__all__ = ["IdxFiles", "at_most", "read_idx"]
 
 NAME = re.compile(r"(?:.+-)?(train|t10k|test)-(images|labels)[-.]idx\d-ubyte(?:\.gz)?")
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+CHUNK = 1 << 20  # bytes that are read at a time
 PARTS = tuple((split, part) for split in ("train", "test") for part in ("images", "labels"))
 
 
@@ -38,7 +40,7 @@ class IdxFiles:
         folder = path.parent if NAME.fullmatch(path.name) and path.is_file() else path
         found: dict[tuple[str, str], dict[str, Path]] = {}
         for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if name := NAME.fullmatch(file.name):
+            if (name := NAME.fullmatch(file.name)) and file.is_file():
                 part = (name[1].replace("t10k", "test"), name[2])
                 # A file and its compressed copy are one; of the two, the first in order is the plain one.
                 found.setdefault(part, {}).setdefault(file.name.removesuffix(".gz"), file)
@@ -76,18 +78,28 @@ def read_idx(path: Path) -> NDArray[Any]:
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read()
-    except (OSError, EOFError, zlib.error) as error:
+            magic = file.read(4)
+            if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or not magic[3]:
+                raise InputError(f"data: {path} is no IDX file; it begins with {magic.hex(' ') or 'nothing'}")
+            kind = np.dtype(TYPES[magic[2]])
+            shape = tuple(np.frombuffer(file.read(4 * magic[3]), ">u4", count=magic[3]).tolist())
+            size = math.prod(shape) * kind.itemsize
+            values = at_most(size + 1, file)
+        if len(values) == size:
+            return np.frombuffer(values, kind).reshape(shape).astype(kind.newbyteorder("="), copy=False)
+    except InputError:
+        raise
+    except (OSError, EOFError, MemoryError, ValueError, zlib.error) as error:
         raise InputError(f"data: {path} cannot be read: {error}") from error
-    start = 4 + 4 * content[3] if len(content) > 3 else 0
-    if len(content) < max(start, 4) or content[:2] != b"\0\0" or content[2] not in TYPES:
-        raise InputError(f"data: {path} is no IDX file; it begins with {content[:4].hex(' ') or 'nothing'}")
-    kind = np.dtype(TYPES[content[2]])
-    shape = tuple(np.frombuffer(content, ">u4", count=content[3], offset=4).tolist())
-    if len(content) - start != math.prod(shape) * kind.itemsize:
-        raise InputError(
-            f"data: {path} says that it holds {'×'.join(map(str, shape))} values of {kind.itemsize} bytes, and "
-            f"{len(content) - start} bytes follow"
-        )
-    values = np.frombuffer(content, kind, offset=start).reshape(shape)
-    return values.astype(kind.newbyteorder("="))  # a copy that can be written to, in the machine's order
+    raise InputError(
+        f"data: {path} says that it holds {'×'.join(map(str, shape))} values of {kind.itemsize} bytes, and "
+        f"{len(values)} bytes follow{' or more' if len(values) > size else ''}"
+    )
+
+
+def at_most(size: int, file: BufferedIOBase | IO[bytes]) -> bytearray:
+    """What is left of a file, up to a size; memory is used as bytes come, whatever the size."""
+    values = bytearray()
+    while more := file.read(min(CHUNK, size - len(values))):
+        values += more
+    return values

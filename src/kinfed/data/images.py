@@ -8,8 +8,10 @@ the size becomes the configured one (bilinear, with antialiasing; the aspect is 
 
 from __future__ import annotations
 
+import functools
 import io
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,6 +32,9 @@ OnError = Literal["stop", "skip"]
 Pixels = NDArray[np.uint8]
 
 CHUNK = 256  # images that a thread decodes at a time
+FORMATS = (  # of what PIL reads: others start programs (PostScript), or nobody keeps photographs in them
+    "AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP",
+)  # fmt: skip
 GREY = ("1", "L", "LA")  # modes of PIL
 WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # grey of 16 bits; PIL reads some files of 16 bits as 32
 
@@ -83,25 +88,29 @@ def decode(encoded: Encoded, decoding: Decoding) -> Decoded:
     Raises:
         InputError: If one cannot be decoded and is not to be skipped, or sizes differ and none is configured.
     """
+    from PIL.Image import DecompressionBombWarning
+
     pixels: Pixels | None = None
     first = ""  # an image of the common size, for a message
     rows: list[int] = []
     skipped: list[str] = []
-    for row, image in enumerate(_decoded(encoded, decoding)):
-        if isinstance(image, str):
-            skipped.append(encoded.names[row])
-            continue
-        if pixels is None:
-            first, pixels = encoded.names[row], np.empty((len(encoded), *image.shape), dtype=np.uint8)
-        if image.shape[1:] != pixels.shape[2:]:
-            raise InputError(
-                f"data: {encoded.names[row]} and {first} are images of different sizes, {_size(image)} and "
-                f"{_size(pixels)} (h×w); image_size brings all to one"
-            )
-        if len(image) > pixels.shape[1]:  # the first one with colour
-            pixels = repeat_grey(pixels)
-        pixels[len(rows)] = image  # a grey one fills all channels
-        rows.append(row)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DecompressionBombWarning)
+        for row, image in enumerate(_decoded(encoded, decoding)):
+            if isinstance(image, str):
+                skipped.append(encoded.names[row])
+                continue
+            if pixels is None:
+                first, pixels = encoded.names[row], np.empty((len(encoded), *image.shape), dtype=np.uint8)
+            if image.shape[1:] != pixels.shape[2:]:
+                raise InputError(
+                    f"data: {encoded.names[row]} and {first} are images of different sizes, {_size(image)} and "
+                    f"{_size(pixels)} (h×w); image_size brings all to one"
+                )
+            if len(image) > pixels.shape[1]:  # the first one with colour
+                pixels = repeat_grey(pixels)
+            pixels[len(rows)] = image  # a grey one fills all channels
+            rows.append(row)
     if pixels is None:
         pixels = np.empty((0, 1, 1, 1), dtype=np.uint8)
     return Decoded(pixels[: len(rows)], np.array(rows, dtype=np.int64), tuple(skipped))
@@ -123,16 +132,24 @@ def _decoded(encoded: Encoded, decoding: Decoding) -> Iterator[Pixels | str]:
         threads.shutdown(cancel_futures=True)  # after an error, the rest need not be decoded
 
 
+@functools.cache
+def _formats() -> list[str]:
+    from PIL import Image
+
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
 def _one(name: str, file: bytes | Path | None, decoding: Decoding) -> Pixels | str:
     from PIL import Image, UnidentifiedImageError
 
     try:
         if file is None:
             raise ValueError("it is empty")
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+        if isinstance(file, Path) and not file.is_file():
+            raise ValueError("there is no such file")
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_formats()) as image:
             return _fit(image, decoding)
-    except MemoryError:
-        raise
     except Exception as error:  # PIL's readers raise whatever a broken file leads them to
         reason = "it is no image that PIL knows" if isinstance(error, UnidentifiedImageError) else str(error)
         if decoding.on_error == "skip":
@@ -150,6 +167,8 @@ def _fit(image: Image, decoding: Decoding) -> Pixels:
     """
     from PIL import Image, ImageOps
 
+    if image.width * image.height == 0:
+        raise ValueError("it has no pixels")
     image.load()
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode in WIDE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfed.data.images import Encoded
+from kinfed.data.listing import SUFFIXES
 from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.errors import InputError
 
@@ -17,6 +20,7 @@ __all__ = ["ParquetFiles", "split_of"]
 
 IMAGE = ("image", "img")  # the first that is there counts
 LABEL = ("label", "fine_label", "labels")
+LONGEST = 256  # characters of a class or of a group: NumPy gives every text of a column the room of the longest
 
 
 @dataclass(frozen=True)
@@ -41,25 +45,25 @@ class ParquetFiles:
         return cls(path, train, test)
 
     def paths(self) -> list[Path]:
-        """The files, training split first."""
-        return [*self.train, *self.test]
+        """The files, training split first, and the images that are named in them."""
+        return [*self.train, *self.test, *(image for file in (*self.train, *self.test) for image in _named(file))]
 
     def read(self) -> tuple[list[Split], list[Split]]:
         """The training and the test split, a share a file."""
         return [_read(file) for file in self.train], [_read(file) for file in self.test]
 
 
-def split_of(table: Any, name: str, folder: Path = Path()) -> Split:
+def split_of(table: Any, name: str, folders: Sequence[Path]) -> Split:
     """A table of pyarrow as a split: images, labels, and every other column of whole numbers or text without gaps.
 
     Args:
         table: With a column ``image`` or ``img`` and a column ``label``, ``fine_label`` or ``labels``. An image is the
             bytes of a file, or a struct of ``bytes`` and ``path`` as Hugging Face ``datasets`` has it.
         name: What a message calls it.
-        folder: What relative paths are relative to.
+        folders: Where images may lie that are only named; relative paths are relative to the first.
 
     Raises:
-        InputError: If a column is missing or has gaps.
+        InputError: If a column is missing or has gaps, or an image lies elsewhere.
     """
     import pyarrow as pa
 
@@ -74,44 +78,91 @@ def split_of(table: Any, name: str, folder: Path = Path()) -> Split:
         raise InputError(f"data: {name} has several labels a sample in {label!r}; a sample has one class")
     if table.column(label).null_count:
         raise InputError(f"data: {name} has {table.column(label).null_count} samples without a label")
-    files = [_file(cell, folder) for cell in table.column(image).to_pylist()]
+    labels = table.column(label).to_pylist()
+    if _longest(labels) > LONGEST:
+        raise InputError(f"data: {name} has a label of {_longest(labels):,} characters; {LONGEST} at most make a class")
+    called = [f"{name}, row {row}" for row in range(len(labels))]
+    cells = table.column(image).to_pylist()
+    files = [_file(cell, folders, row) for cell, row in zip(cells, called, strict=True)]
     others = {other: _values(table.column(other)) for other in names if other not in (image, label)}
     return Split(
         name,
-        Encoded([f"{name}, row {row}" for row in range(len(files))], files),
-        np.asarray(table.column(label).to_pylist()),
+        Encoded(called, files),
+        np.asarray(labels),
         {other: values for other, values in others.items() if values is not None},
     )
 
 
 def _files(folder: Path, split: str) -> tuple[Path, ...]:
-    return tuple(sorted({*folder.glob(f"{split}.parquet"), *folder.glob(f"{split}-*.parquet")}))
+    found = {*folder.glob(f"{split}.parquet"), *folder.glob(f"{split}-*.parquet")}
+    return tuple(sorted(file for file in found if file.is_file()))
 
 
 def _read(path: Path) -> Split:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    with _one_line(path):
+        rows, size = pq.read_metadata(path).num_rows, path.stat().st_size
+        if rows > size:  # thousands of millions of equal rows can be said in a few bytes
+            raise InputError(f"data: {path} says that it has {rows:,} rows, in {size:,} bytes")
+        return split_of(pq.read_table(path, partitioning=None), str(path), [path.parent])
+
+
+def _named(path: Path) -> list[Path]:
+    """The images beside a file that it names."""
+    import pyarrow.parquet as pq
+
+    if all(other.is_file() and not other.name.lower().endswith(SUFFIXES) for other in path.parent.iterdir()):
+        return []  # there is none that it could name
+    with _one_line(path):
+        schema = pq.read_schema(path)
+        image = next((name for name in IMAGE if name in schema.names), None)
+        if image is None or f"{image}.path" not in [field.name for field in schema.field(image).flatten()]:
+            return []
+        cells = pq.read_table(path, columns=[f"{image}.path"], partitioning=None).column(0).to_pylist()
+        names = (cell.get("path") if isinstance(cell, dict) else cell for cell in cells)
+        files = (path.parent / name for name in names if name)
+        return [file for file in files if file.is_file() and _lies_in([path.parent], file)]
+
+
+@contextlib.contextmanager
+def _one_line(path: Path) -> Iterator[None]:
     try:
-        return split_of(pq.read_table(path, partitioning=None), str(path), path.parent)
-    except (pa.ArrowException, OSError) as error:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # pyarrow raises whatever a broken file leads it to
         raise InputError(f"data: {path} cannot be read as parquet: {error}") from error
 
 
-def _file(cell: Any, folder: Path) -> bytes | Path | None:
+def _file(cell: Any, folders: Sequence[Path], name: str) -> bytes | Path | None:
     """The bytes of an image, or its path where only that is there."""
     if not isinstance(cell, dict):
         return cell if isinstance(cell, bytes) else None
     encoded, path = cell.get("bytes"), cell.get("path")
-    return encoded if encoded is not None or path is None else folder / path
+    if encoded is not None or not isinstance(path, str):
+        return encoded if isinstance(encoded, bytes) else None
+    file = folders[0] / path
+    if not _lies_in(folders, file):
+        raise InputError(f"data: {name} names the image {path!r}, which lies outside of {str(folders[0])!r}")
+    return file
+
+
+def _lies_in(folders: Sequence[Path], file: Path) -> bool:
+    return any(file.resolve().is_relative_to(folder.resolve()) for folder in folders)
 
 
 def _values(column: Any) -> NDArray[Any] | None:
-    """A column of whole numbers, booleans or text as an array that needs no pickle; None for any other."""
+    """A column of whole numbers, booleans or short text as an array that needs no pickle; None for any other."""
     import pyarrow as pa
 
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if column.null_count or not (text or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         return None
-    return np.asarray(column.to_pylist(), dtype=np.str_ if text else None)
+    values = column.to_pylist()
+    return np.asarray(values, dtype=np.str_ if text else None) if _longest(values) <= LONGEST else None
+
+
+def _longest(values: Sequence[Any]) -> int:
+    return max((len(value) for value in values if isinstance(value, str)), default=0)

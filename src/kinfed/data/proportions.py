@@ -18,6 +18,7 @@ from kinfed.data.dealing import (
     owned,
     parts,
     read_labels,
+    several,
     shuffled,
     split_locally,
 )
@@ -58,11 +59,12 @@ def dirichlet_clients(
 
     The pool is the training and the test set together. Clients take turns in random order; what a class cannot give any
     more is drawn from the classes that are left, in the client's proportions. Then each client keeps a fifth of its
-    samples to be tested on. Sizes differ by one at most, and every sample is used.
+    samples of each class to be tested on. Sizes differ by one at most, and every sample is used.
 
     Raises:
         InputError: If alpha is not positive, or a client would get fewer than two samples.
     """
+    several(clients)
     train, test = read_labels(train, test, clients=1)
     _positive(alpha)
     pool = np.concatenate([train, test])
@@ -83,7 +85,7 @@ def dirichlet_clients(
             counts[client] += found
             left -= found
             missing -= int(found.sum())
-    return split_locally(dealt(pool, counts.T, rng), clients, rng)
+    return split_locally(dealt(pool, counts.T, rng), pool, clients, rng)
 
 
 def quantity(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator) -> Partition:

@@ -6,12 +6,23 @@ clients; where some go to nobody, the recipe says so. The same stream gives the 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kinfed.data.dealing import classes_of, dealt, even, in_proportion, owned, read_labels, shuffled, split_locally
+from kinfed.data.dealing import (
+    apportioned,
+    classes_of,
+    dealt,
+    even,
+    fewest_classes,
+    in_proportion,
+    overlapping,
+    owned,
+    read_labels,
+    several,
+    shuffled,
+    split_locally,
+)
 from kinfed.data.partition import NOBODY, Indices, Partition, rows_by
 from kinfed.errors import InputError
 
@@ -40,6 +51,8 @@ def shards(train: ArrayLike, test: ArrayLike, clients: int, per_client: int, rng
     """
     train, test = read_labels(train, test, clients)
     classes = classes_of(train, test)
+    if per_client < 1:
+        raise InputError(f"shards: {per_client} is not allowed; 1 or more")
     if clients * per_client % classes:
         raise InputError(
             f"shards: {clients} clients × {per_client} shards = {clients * per_client} is no multiple of the "
@@ -70,40 +83,48 @@ def disjoint(
     """Every client gets some classes and no others; the test set is cut by the same classes (METHODS.md F.4).
 
     Without ``classes_per_client`` and with N < K, the shuffled classes are shared out, each whole, and the numbers of
-    classes differ by one at most. Otherwise clients take the classes that were taken least, at random among these, and
-    a class is cut into equal parts among those that took it; the default then is a fifth of the classes, as in EasyFL.
+    classes differ by one at most. Otherwise every client has c classes; the default then is a fifth of them, as in
+    EasyFL. If N·c is a multiple of K, clients take the classes that were taken least, at random among these, and each
+    class is cut into equal parts among those that took it. If it is not, the parts differ, so that nevertheless all
+    clients get as much of the classes together (`kinfed.data.dealing.overlapping`).
 
     Raises:
-        InputError: If N·c is no multiple of K, so that classes would be shared unequally; if a class has fewer samples
-            than clients; or if there are fewer classes than a client shall have.
+        InputError: If c classes are too few to share all of them equally, or more than there are; or if a class has
+            fewer samples than clients.
     """
     train, test = read_labels(train, test, clients)
     classes = classes_of(train, test)
     if classes_per_client is None and clients < classes:
         owner = shuffled(even(classes, clients), rng)
         return owned(owner[train], owner[test], clients)
-    each = classes_per_client or max(classes // 5, 1)
-    step = classes // math.gcd(classes, clients)
-    if each > classes or each % step:
-        allowed = f"1 to {classes}" if step == 1 else f"a multiple of {step}, {classes} at most"
+    each = max(classes // 5, 1) if classes_per_client is None else classes_per_client
+    least = fewest_classes(classes, clients)
+    if not least <= each <= classes:
+        allowed = f"{least} to {classes}" if least < classes else classes
         raise InputError(
             f"classes_per_client: {each} is not allowed; {clients} clients share {classes} classes equally if each has "
-            f"{classes if step == classes else allowed}"
+            f"{allowed}"
         )
-    taken = np.zeros(classes, dtype=np.int64)
-    has = np.zeros((classes, clients), dtype=bool)
-    for client in range(clients):
-        mine = np.lexsort((rng.random(classes), taken))[:each]
-        has[mine, client] = True
-        taken[mine] += 1
+    equal = clients * each % classes == 0
+    if equal:
+        has = np.zeros((classes, clients), dtype=bool)
+        for client in range(clients):
+            has[np.lexsort((rng.random(classes), has.sum(axis=1)))[:each], client] = True
+    else:
+        shares = overlapping(classes, clients, each)[rng.permutation(classes)][:, rng.permutation(clients)]
+        has = shares > 0
+    holders = has.sum(axis=1)
     for k, size in enumerate(np.bincount(train, minlength=classes)):
-        if size < taken[k]:
-            raise InputError(f"partition: disjoint: class {k} has {size} training samples for {taken[k]} clients")
+        if size < holders[k]:
+            raise InputError(f"partition: disjoint: class {k} has {size} training samples for {holders[k]} clients")
 
     def owners(labels: Indices) -> Indices:
+        sizes = np.bincount(labels, minlength=classes)
+        if not equal:
+            return dealt(labels, apportioned(shares, sizes), rng)
         counts = np.zeros(has.shape, dtype=np.int64)
-        for k, size in enumerate(np.bincount(labels, minlength=classes)):
-            counts[k, has[k]] = rng.permutation(even(size, taken[k]))
+        for k, size in enumerate(sizes):
+            counts[k, has[k]] = rng.permutation(even(size, holders[k]))
         return dealt(labels, counts, rng)
 
     return owned(owners(train), owners(test), clients)
@@ -158,23 +179,32 @@ def groups(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Gener
     return owned(owners(train), owners(test), clients)
 
 
-def natural(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
+def natural(
+    train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator, labels: ArrayLike | None = None
+) -> Partition:
     """One client for each distinct value of a column, sorted: each writer, each hospital (``by:COLUMN``).
 
     If there are more values than ``clients``, so many are drawn at random and the other samples are not used; if there
     are fewer, that is how many clients there are. The test set is cut by the same values. Where it has none of them,
-    it is not used, and a fifth of each client's own samples is kept to be tested on; a client with one sample has no
-    test sample.
+    it is not used, and a fifth of each client's own samples, of each class, is kept to be tested on; a client with one
+    sample has no test sample.
 
     Args:
         train: The column's values in the training set.
         test: The column's values in the test set.
         clients: N at most.
         rng: The recipe's stream.
+        labels: Of the training samples and the test samples after them; without them all are of one class.
+
+    Raises:
+        InputError: If the training set has no value.
     """
+    several(clients)
     before, after = _values(train), _values(test)
     values = np.unique(before)
     values = values[values == values]  # noqa: PLR0124 - NaN, which belongs to nobody, is not itself
+    if not len(values):
+        raise InputError("partition: the column that says who the clients are has no value in the training set")
     shared = np.isin(after, values)
     if len(values) > clients:
         values = values[np.sort(rng.choice(len(values), clients, replace=False))]
@@ -182,7 +212,9 @@ def natural(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Gene
     owner, test_owner = (_places(column, values) for column in (before, after))
     if shared.any():
         return Partition(rows_by(owner, len(values)), rows_by(test_owner, len(values)), names=names)
-    return split_locally(np.concatenate([owner, test_owner]), len(values), rng, names)
+    owner = np.concatenate([owner, test_owner])
+    classes = np.zeros_like(owner) if labels is None else np.asarray(labels, dtype=np.int64)
+    return split_locally(owner, classes, len(values), rng, names)
 
 
 def _places(column: NDArray[np.generic], values: NDArray[np.generic]) -> Indices:

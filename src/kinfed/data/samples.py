@@ -100,6 +100,8 @@ class Dataset:
             (``writer_id``, say), by which a federation can be cut.
         skipped: How many images could not be decoded and were left out, as was asked for.
         skipped_names: What the first few of them are.
+        left_out: Names of what lies among its image files and is no part of it: other files, links that are not
+            followed, classes without images.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Dataset:
     columns: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict)
     skipped: int = 0
     skipped_names: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

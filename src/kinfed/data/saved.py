@@ -13,6 +13,7 @@ from kinfed.data.federation import Federation
 from kinfed.data.partition import Indices, Partition
 from kinfed.data.samples import Dataset
 from kinfed.errors import InputError
+from kinfed.files import write_whole
 
 __all__ = ["open_rows", "save_rows"]
 
@@ -25,7 +26,12 @@ def save_rows(federation: Federation, path: Path) -> None:
     The fields: ``train_samples`` and ``test_samples``, the size of the data set that the rows belong to; ``pooled``,
     see `Partition`; ``clients`` and ``new_clients``, a list of ``{"name": text or null, "train": rows, "test": rows}``
     each; ``probe``, the rows that the server holds. Rows count from 0.
+
+    Raises:
+        InputError: If there are no clients, or one has no training sample; `open_rows` would refuse them.
+        NotSaved: If the file cannot be written.
     """
+    _refuse_idle(path, federation.partition, federation.new_clients)
     rows = {
         **_sizes(federation.dataset),
         "pooled": federation.partition.pooled,
@@ -33,7 +39,7 @@ def save_rows(federation: Federation, path: Path) -> None:
         "new_clients": _listed(federation.new_clients),
         "probe": federation.probe_rows.tolist(),
     }
-    path.write_text(json.dumps(rows) + "\n")
+    write_whole(path, json.dumps(rows) + "\n", lasting=False)
 
 
 def open_rows(dataset: Dataset, path: Path) -> Federation:
@@ -46,12 +52,14 @@ def open_rows(dataset: Dataset, path: Path) -> Federation:
     """
     told = _read(path)
     try:
-        pooled = bool(told.get("pooled", False))
+        if not isinstance(pooled := told.get("pooled", False), bool):
+            raise ValueError("pooled is neither true nor false")
         clients, new = (_partition(told.get(name, []), pooled) for name in ("clients", "new_clients"))
         probe = _rows(told.get("probe", []))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise InputError(
-            f"partition: {str(path)!r} must list clients as {{'train': rows, 'test': rows}}, rows being integers"
+            f"partition: {str(path)!r} must list clients as {{'train': rows, 'test': rows}}, rows being integers: "
+            f"{error}"
         ) from error
     sizes = _sizes(dataset)
     if any(told[name] != size for name, size in sizes.items()):
@@ -60,8 +68,7 @@ def open_rows(dataset: Dataset, path: Path) -> Federation:
             f"partition: {str(path)!r} belongs to {belongs} training and test samples; {dataset.name} has "
             f"{' and '.join(map(str, sizes.values()))}"
         )
-    if not len(clients) or not all(len(rows) for rows in clients.train):
-        raise InputError(f"partition: {str(path)!r} has no clients, or one without training samples")
+    _refuse_idle(path, clients, new)
     try:
         return Federation(dataset, clients, probe, new)
     except ValueError as error:
@@ -73,12 +80,22 @@ def _read(path: Path) -> dict[str, Any]:
         told = json.loads(path.read_text())
     except OSError as error:
         raise InputError(f"partition: {str(path)!r} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"partition: {str(path)!r} is no JSON: {error}") from error
     missing = [name for name in FIELDS if not isinstance(told, dict) or name not in told]
     if missing:
         raise InputError(f"partition: {str(path)!r} lacks {', '.join(missing)}; kinfed partition writes such a file")
     return dict(told)
+
+
+def _refuse_idle(path: Path, clients: Partition, new: Partition) -> None:
+    if not len(clients):
+        raise InputError(f"partition: {str(path)!r} has no clients")
+    for which, held in (("client", clients), ("new client", new)):
+        idle = next((i for i, rows in enumerate(held.train) if not len(rows)), None)
+        if idle is not None:
+            name = f" ({held.names[idle]})" if held.names else ""
+            raise InputError(f"partition: {str(path)!r} has one without training samples: {which} {idle}{name}")
 
 
 def _sizes(dataset: Dataset) -> dict[str, int]:

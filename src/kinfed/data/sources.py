@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import importlib.util
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 
 from kinfed.data.cache import cache_folder, cached, digest
-from kinfed.data.folders import Files, find_files
+from kinfed.data.folders import ClassFolders, Files, find_files, left_out
 from kinfed.data.hub import HUB, Fetched, HubSet
 from kinfed.data.images import Decoding, OnError, adapt
 from kinfed.data.samples import Dataset, Normalisation, Samples
@@ -66,7 +68,12 @@ class _OnDisk:
         return digest(contents, decoding, named)
 
     def read(self) -> tuple[list[Split], list[Split]]:
+        if isinstance(self.files, ClassFolders):
+            self.files.refuse_one_class()
         return self.files.read()
+
+    def left_out(self) -> tuple[str, ...]:
+        return tuple(left_out(self.files))
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,9 @@ class _OnHub:
 
     def read(self) -> tuple[list[Split], list[Split]]:
         return self._fetched.read()
+
+    def left_out(self) -> tuple[str, ...]:
+        return ()
 
     @cached_property
     def _fetched(self) -> Fetched:
@@ -101,7 +111,7 @@ def known() -> dict[str, str]:
         try:
             if find_files(path) is not None:
                 names.setdefault(path.stem if path.is_file() else path.name, str(path))
-        except InputError as error:
+        except (InputError, OSError) as error:
             names.setdefault(path.name, str(error))
     return names
 
@@ -118,7 +128,8 @@ def find(data: str) -> _OnDisk | _OnHub | None:
     if data == EMBEDDED:
         return None
     hub = HubSet.parse(data)
-    path = _named(data) if data in HUB else next((p for p in (Path(data), _named(data)) if p and p.exists()), None)
+    with _readable(data):
+        path = _named(data) if data in HUB else next((p for p in (Path(data), _named(data)) if p and p.exists()), None)
     if hub is None and path is None:
         hub = HUB.get(data)
     if hub is not None:
@@ -130,7 +141,8 @@ def find(data: str) -> _OnDisk | _OnHub | None:
             f"data: {data!r} is neither a name ({', '.join([EMBEDDED, *HUB])}), nor a path, nor in $KINFED_DATA "
             f"({where}), nor hub:OWNER/NAME{f'; did you mean {near[0]}?' if near else ''}"
         )
-    files = find_files(path)
+    with _readable(data):
+        files = find_files(path)
     if files is None:
         raise InputError(
             f"data: {str(path)!r} holds no data; a folder of data has train.parquet and test.parquet, or train/CLASS "
@@ -160,15 +172,24 @@ def load(
         raise InputError(f"on_error: {on_error!r} would do nothing; {data!r} holds no image files to decode")
     if source is None:
         return _digits(decoding)
-    try:
+    with _readable(data):
         dataset = cached(
             source.sight(decoding),
             lambda: source.content(decoding),
             lambda: assemble(data, *source.read(), decoding),
         )
+        return replace(dataset, name=data, left_out=source.left_out())
+
+
+@contextlib.contextmanager
+def _readable(data: str) -> Iterator[None]:
+    """Turn what keeps data from being read into one line."""
+    try:
+        yield
     except OSError as error:
-        raise InputError(f"data: {error.filename} cannot be read: {error.strerror}") from error
-    return replace(dataset, name=data)
+        raise InputError(f"data: {error.filename or data} cannot be read: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise InputError(f"data: {data} needs more memory than there is: {error}") from error
 
 
 def _digits(decoding: Decoding) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,6 +60,8 @@ def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding:
     inputs = _alike([share.inputs for share in whole], [f"{name!r} for {split}" for split in ("training", "test")])
     classes, *labels = number(name, whole[0].labels, whole[1].labels)
     of_train, of_test = (torch.from_numpy(split) for split in inputs)
+    if of_train.dtype != torch.uint8:
+        _warn_of_unscaled(name, inputs[0])
     normalise = Normalisation.of(of_train) if of_train.dtype == torch.uint8 else _identity(of_train.shape[1])
     skipped = whole[0].skipped + whole[1].skipped
     return Dataset(
@@ -75,28 +78,29 @@ def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding:
 def as_inputs(array: NDArray[Any], where: str) -> NDArray[Any]:
     """An array as inputs: uint8 images n×c×h×w, or float32 features n×p or n×….
 
-    uint8 of three or four dimensions are images: n×h×w is grey; of four, the channels are the second dimension if that
-    is 1 or 3, else the last one. Everything else is features. The result is a copy.
+    uint8 and uint16 of three or four dimensions are images: n×h×w is grey; of four, the channels are the second
+    dimension if that is 1 or 3, else the last one. Those of 16 bits get 8, as image files do. Everything else is
+    features. The result is a copy.
 
     Raises:
-        InputError: If it has fewer than two dimensions, no channels, or a value that is not finite.
+        InputError: If it has fewer than two dimensions, no values, no channels, or a value that is not finite.
     """
-    if array.dtype == np.uint8 and array.ndim > 2:
-        if array.ndim == 3:
-            return array[:, None].copy()
-        if array.ndim == 4 and array.shape[1] in (1, 3):
-            return array.copy()
-        if array.ndim == 4 and array.shape[3] in (1, 3):
-            return array.transpose(0, 3, 1, 2).copy()
-        raise InputError(
-            f"data: {where}: uint8 of the shape {_shape(array.shape)} are no images; n×h×w, n×c×h×w or n×h×w×c with "
-            f"1 or 3 channels are, and anything is allowed as floats"
-        )
     if array.ndim < 2 or array.dtype.kind not in "buif":
         raise InputError(
             f"data: {where}: {array.dtype} of the shape {_shape(array.shape)}; inputs are numbers of two or more "
             f"dimensions, samples first"
         )
+    if 0 in array.shape[1:]:
+        raise InputError(f"data: {where}: the shape {_shape(array.shape)} leaves no value for a sample")
+    axes, kind = _axes(array.shape), array.dtype.newbyteorder("=")
+    if kind == np.uint8 and array.ndim > 2 and axes is None:
+        raise InputError(
+            f"data: {where}: uint8 of the shape {_shape(array.shape)} are no images; n×h×w, n×c×h×w or n×h×w×c with "
+            f"1 or 3 channels are, and anything is allowed as floats"
+        )
+    if kind in (np.uint8, np.uint16) and axes is not None:
+        images = array[:, None] if array.ndim == 3 else array.transpose(axes)
+        return images.copy() if kind == np.uint8 else _of_16_bits(images)
     with np.errstate(over="ignore"):  # what is too large for float32 is told below
         features = array.astype(np.float32)
     strange = ~np.isfinite(features.reshape(len(features), -1)).all(axis=1)
@@ -105,13 +109,52 @@ def as_inputs(array: NDArray[Any], where: str) -> NDArray[Any]:
     return features
 
 
+def _axes(shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Where samples, channels, height and width of images are; None if the shape is that of no images."""
+    if len(shape) == 4 and shape[1] in (1, 3):
+        return 0, 1, 2, 3
+    if len(shape) == 4 and shape[3] in (1, 3):
+        return 0, 3, 1, 2
+    return (0, 1, 2) if len(shape) == 3 else None
+
+
+def _of_16_bits(images: NDArray[Any]) -> NDArray[np.uint8]:
+    """Divided by 257 and rounded."""
+    if images.max() < 4096:
+        warnings.warn(
+            "data: uint16 images below 4096 keep 16 shades in uint8, where 65535 becomes 255; floats between 0 and 1 "
+            "keep all",
+            stacklevel=2,
+        )
+    rounded: NDArray[np.uint8] = ((images.astype(np.uint32, order="C") + 128) // 257).astype(np.uint8)
+    return rounded
+
+
+def _warn_of_unscaled(name: str, features: NDArray[Any]) -> None:
+    """Warn of features that look like images that nobody has scaled.
+
+    Of three dimensions they may be signals, unless all are numbers that a byte can be.
+    """
+    low, high = features.min(), features.max()
+    if _axes(features.shape) is None or 0 <= low <= high <= 1:
+        return
+    if features.ndim == 4 or (0 <= low <= high <= 255 and (features == np.trunc(features)).all()):
+        warnings.warn(
+            f"data: {name!r} has images from {low:g} to {high:g} that are no uint8, and are used as they are; uint8 is "
+            f"standardised, floats should lie between 0 and 1",
+            stacklevel=2,
+        )
+
+
 def _ready(share: Split, decoding: Decoding) -> _Ready:
     name, inputs, columns = share.name, share.inputs, share.columns
-    if len(share.labels) != len(inputs):
-        raise InputError(f"data: {name} has {len(inputs)} inputs and {len(share.labels)} labels")
+    if not isinstance(inputs, Encoded) and not inputs.ndim:
+        raise InputError(f"data: {name} is a single value; inputs are numbers of two or more dimensions, samples first")
+    labels = as_labels(share.labels, name)
+    if len(labels) != len(inputs):
+        raise InputError(f"data: {name} has {len(inputs)} inputs and {len(labels)} labels")
     if not len(inputs):
         return _Ready(name, np.empty((0, 1), dtype=np.uint8), np.empty(0, dtype=np.int64))
-    labels = as_labels(share.labels, name)
     if isinstance(inputs, Encoded):
         decoded = decode(inputs, decoding)
         columns = {column: values[decoded.rows] for column, values in columns.items()}

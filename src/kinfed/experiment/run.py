@@ -422,7 +422,7 @@ def about_clients(workshop: Workshop) -> str:
     """``federation.json``: training samples by client and class, test samples by client, source models."""
     federation = workshop.federation
     sources = {source.name: checksum(source.model.tensors()) for source in workshop.sources}
-    names = federation.partition.names
+    names, left = federation.partition.names, federation.dataset.left_out
     about = {
         **({"names": list(names)} if names else {}),
         "classes": list(federation.dataset.classes),
@@ -431,6 +431,7 @@ def about_clients(workshop: Workshop) -> str:
         "probe": len(federation.probe_rows),
         "skipped": federation.dataset.skipped,
         "skipped_names": list(federation.dataset.skipped_names),
+        **({"left_out": len(left), "left_out_names": list(left[:5])} if left else {}),
         "new_clients": len(federation.new_clients),
         "unused": federation.unused,
         **({"sources": sources} if sources else {}),

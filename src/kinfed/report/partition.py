@@ -20,6 +20,7 @@ from rich.text import Text
 from kinfed.data import Federation, save_rows
 from kinfed.data.skew import effective_classes, total_variation
 from kinfed.errors import plain
+from kinfed.files import write_whole
 from kinfed.report.names import labels
 from kinfed.report.picture import picture
 
@@ -43,10 +44,11 @@ class Holdings:
         classes: K names.
         names: N names: what the data call the clients, or their numbers; new clients are marked.
         counts: Training samples of each client and class, N×K.
-        tests: Test samples of each client, N.
+        tests: Test samples of each client and class, N×K.
         new: How many clients, the last ones, are held back from training.
         probe: Samples that the server holds.
         unused: Samples that nobody holds.
+        left_out: What lies among the files of the data and is no part of them.
     """
 
     about: str
@@ -57,6 +59,7 @@ class Holdings:
     new: int
     probe: int
     unused: int
+    left_out: tuple[str, ...]
 
     @classmethod
     def of(cls, federation: Federation, about: str) -> Holdings:
@@ -64,18 +67,19 @@ class Holdings:
         both = (federation.partition, federation.new_clients)
         named = federation.partition.names
         return cls(
-            about,
-            federation.dataset.classes,
+            plain(about),
+            tuple(map(plain, federation.dataset.classes)),
             tuple(
-                ("new " if p is federation.new_clients else "") + (p.names[i] if named else str(i))
+                ("new " if p is federation.new_clients else "") + (plain(p.names[i]) if named else str(i))
                 for p in both
                 for i in range(len(p))
             ),
             np.concatenate([federation.class_counts(), federation.new_class_counts()]),
-            np.array([len(rows) for p in both for rows in p.test]),
+            np.concatenate([federation.test_class_counts(), federation.new_test_class_counts()]),
             len(federation.new_clients),
             len(federation.probe_rows),
             federation.unused,
+            tuple(map(plain, federation.dataset.left_out)),
         )
 
     def measures(self) -> dict[str, NDArray[Any]]:
@@ -83,25 +87,39 @@ class Holdings:
         pooled = self.counts[: len(self.counts) - self.new].sum(axis=0)
         return {
             "training samples": self.counts.sum(axis=1),
-            "test samples": self.tests,
+            "test samples": self.tests.sum(axis=1),
             "classes": (self.counts > 0).sum(axis=1),
             "effective classes": effective_classes(self.counts),
             "total variation": total_variation(self.counts, pooled),
         }
 
+    def untrained(self) -> NDArray[np.int64]:
+        """Test samples of each client whose classes it never trains on, N."""
+        samples: NDArray[np.int64] = np.where(self.counts == 0, self.tests, 0).sum(axis=1)
+        return samples
+
     def warnings(self, batch_size: int) -> list[str]:
         """What will hurt, a line each."""
-        sizes = self.counts.sum(axis=1)
+        sizes, tests, untrained = self.counts.sum(axis=1), self.tests.sum(), self.untrained()
         faults = (
-            (self.tests == 0, "without test samples, whose accuracy is n/a"),
+            (self.tests.sum(axis=1) == 0, "without test samples, whose accuracy is n/a"),
             ((self.counts > 0).sum(axis=1) == 1, "with samples of one class only, who learn nothing of the others"),
             (
                 sizes < batch_size,
                 f"with fewer training samples than a batch of {batch_size}, who train on a smaller one",
             ),
+            (
+                untrained > 0,
+                f"with test samples of classes that they never train on, {untrained.sum():,} of {tests:,} test samples",
+            ),
         )
         said = [f"clients {what}: {self._who(mask)}" for mask, what in faults if mask.any()]
-        return [*said, f"samples that belong to nobody: {self.unused:,}"] if self.unused else said
+        if self.unused:
+            said.append(f"samples that belong to nobody: {self.unused:,}")
+        if self.left_out:
+            more = ", …" if len(self.left_out) > NAMED else ""
+            said.append(f"left out of the data: {len(self.left_out):,} ({', '.join(self.left_out[:NAMED])}{more})")
+        return said
 
     def _who(self, mask: NDArray[np.bool_]) -> str:
         ids = np.flatnonzero(mask)
@@ -113,6 +131,7 @@ class Holdings:
     def json(self, batch_size: int) -> dict[str, Any]:
         """Everything as plain numbers and text."""
         measures = {name.replace(" ", "_"): values for name, values in self.measures().items()}
+        untrained = self.untrained()
         return {
             "about": self.about,
             "classes": list(self.classes),
@@ -129,6 +148,7 @@ class Holdings:
                     "name": name,
                     "new": i >= len(self.names) - self.new,
                     **{measure: values[i].item() for measure, values in measures.items()},
+                    "untrained_test_samples": untrained[i].item(),
                     "counts": self.counts[i].tolist(),
                 }
                 for i, name in enumerate(self.names)
@@ -197,9 +217,12 @@ def _cells(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def save_holdings(holdings: Holdings, federation: Federation, folder: Path, batch_size: int) -> Iterator[Path]:
-    """Write the numbers, the picture and the rows (``--partition file:…``) into a folder; yields their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "partition.json").write_text(json.dumps(holdings.json(batch_size)) + "\n")
+    """Write the numbers, the picture and the rows (``--partition file:…``) into a folder; yields their paths.
+
+    Raises:
+        NotSaved: If one cannot be written.
+    """
+    write_whole(folder / "partition.json", json.dumps(holdings.json(batch_size)) + "\n", lasting=False)
     yield folder / "partition.json"
     _save_picture(holdings, folder / "partition.png")
     yield folder / "partition.png"
@@ -234,7 +257,7 @@ def _draw(holdings: Holdings, figure: Figure) -> None:
     sizes = holdings.counts.sum(axis=1)
     for values, base, colour, label in (
         (sizes, np.zeros(clients), "#0072B2", "training"),
-        (sizes + holdings.tests, sizes, "#E69F00", "test"),
+        (sizes + holdings.tests.sum(axis=1), sizes, "#E69F00", "test"),
     ):
         right.stairs(values, edges, baseline=base, orientation="horizontal", fill=True, color=colour, label=label)
     right.set(xlabel="samples", xlim=(0, None))

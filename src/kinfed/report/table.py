@@ -458,6 +458,9 @@ def notes(runs: Sequence[Run]) -> list[str]:
         if skipped := run.federation.get("skipped", 0):
             first = ", ".join(run.federation["skipped_names"])
             said.append(f"{name}: {skipped} images could not be decoded and were left out; the first: {first}.")
+        if left := run.federation.get("left_out"):
+            first = ", ".join(run.federation["left_out_names"])
+            said.append(f"{name}: {left} files or folders beside the images were left out; the first: {first}.")
         if s.get("collapsed"):
             said.append(
                 f"{name}: the networks of {_clients(run, s['collapsed'])} collapsed: they say nearly the same of every "

@@ -1,0 +1,118 @@
+"""What lies in the folder of a split, ``SPLIT/CLASS/…``: images, and what is no part of the data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kinfed.errors import InputError
+
+__all__ = ["SUFFIXES", "Listing", "list_images"]
+
+SUFFIXES = (
+    ".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tga",
+    ".tif", ".tiff", ".webp",
+)  # fmt: skip
+
+Kind = Literal["file", "folder", "link", "other"]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a split, and what is left out.
+
+    Attributes:
+        images: Class and path of each, sorted.
+        left_out: Files of other kinds, links that are not followed, classes without images; as `SPLIT/…`, sorted.
+    """
+
+    images: list[tuple[str, str]]
+    left_out: list[str]
+
+
+def list_images(root: Path, split: str) -> Listing:
+    """List what is below the folder of a split; hidden files and folders are not looked at.
+
+    Raises:
+        InputError: If an image lies in no class folder, or a class folder holds several folders with images.
+    """
+    top = os.path.join(root, split)
+    images: list[tuple[str, str]] = []
+    left: list[str] = []
+    inner: dict[str, set[str]] = {}  # of every class: the folders in it that hold images
+    for path, kind in _entries(top, os.path.realpath(root)):
+        name = path[len(top) + 1 :]
+        label, *below = name.split(os.sep)
+        if kind == "folder":
+            inner.setdefault(label, set())
+        elif kind == "link":
+            left.append(f"{split}/{name} (a link out, upwards, or to what is there already)")
+        elif kind == "other" or not name.lower().endswith(SUFFIXES):
+            left.append(f"{split}/{name}")
+        elif not below:
+            raise InputError(f"data: {path} lies in no class folder; an image is {split}/CLASS/NAME")
+        else:
+            images.append((label, path))
+            inner[label].update(below[:-1][:1])
+    for label, folders in sorted(inner.items()):
+        if len(folders) > 1:
+            raise InputError(
+                f"data: {os.path.join(top, label)!r} holds several folders of images, {', '.join(sorted(folders))}; an "
+                f"image is {split}/CLASS/NAME, and a class may hold one folder"
+            )
+    empty = inner.keys() - {label for label, _ in images}
+    return Listing(sorted(images), sorted([*left, *(f"{split}/{label} (no images)" for label in empty)]))
+
+
+def _entries(top: str, inside: str) -> Iterator[tuple[str, Kind]]:
+    """What is below a folder, and what it is: first what lies there, then what links lead to.
+
+    A link stays one where it leads out of the data folder, to something above it, or to what is there already.
+    """
+    seen: set[str] = set()  # paths without links
+    places = [top]  # and the links below it, as they are found
+    for place in places:
+        real = os.path.realpath(place)
+        if real in seen or not _within(real, inside) or _within(os.path.realpath(os.path.dirname(place)), real):
+            yield place, "link"
+        elif os.path.isdir(real):
+            if place != top:
+                yield place, "folder"
+            seen.add(real)
+            links = []
+            for path, there, kind in _walk(place, real):
+                if kind == "link":
+                    links.append(path)
+                else:
+                    yield path, "link" if there in seen else kind
+                    seen.add(there)
+            places += sorted(links)
+        else:
+            seen.add(real)
+            yield place, "file" if os.path.isfile(real) or not os.path.exists(real) else "other"
+
+
+def _walk(top: str, real: str) -> Iterator[tuple[str, str, Kind]]:
+    """What is below a folder, links not followed: the path, the path without links, and what it is."""
+    folders = [(top, real)]
+    while folders:
+        folder, place = folders.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                there = os.path.join(place, entry.name)
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_symlink():
+                    yield entry.path, there, "link"
+                elif entry.is_dir():
+                    folders.append((entry.path, there))
+                    yield entry.path, there, "folder"
+                else:
+                    yield entry.path, there, "file" if entry.is_file() else "other"
+
+
+def _within(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, folder]) == folder
