@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kinfed.cli.display import Display
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
+from kinfed.settings import untouched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,6 +61,7 @@ class Result:
         return write_report([self.path], Path(out) if out is not None else self.path / "report.html")
 
 
+@untouched()
 def run(
     method: str, *, out: str | Path | None = None, overwrite: bool = False, quiet: bool = False, **fields: Any
 ) -> Result:
@@ -76,6 +78,7 @@ def run(
     return Result(path)
 
 
+@untouched()
 def compare(
     methods: Sequence[str],
     *,
@@ -104,6 +107,7 @@ def compare(
     return Result(path)
 
 
+@untouched()
 def resume(path: str | Path, *, quiet: bool = False) -> Result:
     """Go on with a run or a comparison where it stopped."""
     from kinfed.experiment.run import resume as resume_folder
@@ -113,6 +117,7 @@ def resume(path: str | Path, *, quiet: bool = False) -> Result:
     return Result(Path(path))
 
 
+@untouched()
 def reproduce(
     table: str, *, scale: str = "small", out: str | Path | None = None, quiet: bool = False, **fields: Any
 ) -> Path:
@@ -133,6 +138,7 @@ def open_result(path: str | Path) -> Result:
     return Result(Path(path))
 
 
+@untouched()
 def load(path: str | Path, *, client: int | None = None, module: nn.Module | None = None) -> Predictor:
     """A trained model, ready for use; it takes uint8 images, and normalises them as in training.
 
@@ -152,6 +158,7 @@ def load(path: str | Path, *, client: int | None = None, module: nn.Module | Non
     return load_model(Path(path), client, module)
 
 
+@untouched()
 def train_sources(
     data: Sequence[str], *, out: str | Path, overwrite: bool = False, quiet: bool = False, **fields: Any
 ) -> Path:
@@ -184,6 +191,7 @@ def train_sources(
     return Path(out)
 
 
+@untouched()
 def vote(
     run: str | Path | None = None,
     *,

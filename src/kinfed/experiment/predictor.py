@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfed.data import Normalisation
+from kinfed.engine.checks import not_finite
 from kinfed.errors import InputError
 from kinfed.learning.frozen import CHUNK
 from kinfed.models import (
@@ -25,6 +26,7 @@ from kinfed.models import (
     set_batchnorm,
     weights_for,
 )
+from kinfed.settings import own_settings
 
 __all__ = ["Predictor", "load"]
 
@@ -62,6 +64,7 @@ class Predictor(nn.Module):
         logits: Tensor = self.model(self._normalise(inputs) if inputs.dtype == torch.uint8 else inputs.float())
         return logits
 
+    @own_settings(threads=None)
     @torch.no_grad()
     def predict(self, inputs: Tensor | NDArray[Any]) -> list[str]:
         """The class of each input; see `forward`. As many at a time as in the run's own tests."""
@@ -70,6 +73,7 @@ class Predictor(nn.Module):
         return [self.classes[k] for part in parts for k in self(part).argmax(dim=1).tolist()]
 
 
+@own_settings(threads=None)
 def load(path: Path, client: int | None = None, module: nn.Module | None = None) -> Predictor:
     """A model that a run has saved.
 
@@ -90,6 +94,8 @@ def load(path: Path, client: int | None = None, module: nn.Module | None = None)
     tensors = weights_for(model, path)
     if not select(tensors, HEAD):
         raise InputError(f"{path}: is a body without a head and predicts nothing; it can be start weights: --weights")
+    if fault := not_finite(tensors):
+        raise InputError(f"{path}: predicts nothing; {fault}: the training of this model diverged")
     model.load(tensors)
     model.prefer_channels_last()
     return Predictor(model, card)
