@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Dataset, federate, load, shards
-from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workshop, one_thread
+from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workshop
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.memory import keep_freed_memory
 from kinfed.learning import SGD, Phase
@@ -30,6 +30,7 @@ from kinfed.methods import METHODS, Method
 from kinfed.methods.aggregation import mix
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.models import Model, Tensors
+from kinfed.settings import own_settings
 from kinfed.streams import numpy_stream, seeded_globals, torch_stream
 
 SIZES = {"mnist": (6128, 24), "cifar10": (10128, 20)}  # training images with the server's, rounds
@@ -98,7 +99,7 @@ def measured(name: str, dataset: Dataset, s: int, seed: int, rounds: int) -> dic
         evaluate_every=4, fine_tuning=Phase(epochs=5, lr=1e-3),
     )  # fmt: skip
     workshop = Workshop(VARIANTS[name], federation, (slim(dataset, seed),), plan)
-    with tempfile.TemporaryDirectory() as path, one_thread():
+    with tempfile.TemporaryDirectory() as path, own_settings():
         folder = RunFolder(Path(path))
         run_rounds(workshop, Inline(workshop, folder.memories), folder, Unwatched())
         line = folder.lines("metrics.jsonl")[-1]

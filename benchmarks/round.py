@@ -30,13 +30,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kinfed.data import Dataset, Normalisation, Samples, federate, iid, load
-from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workers, Workshop, one_thread
+from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workers, Workshop
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.places import Place
 from kinfed.errors import InputError
 from kinfed.learning import SGD
 from kinfed.methods import METHODS
 from kinfed.models import build
+from kinfed.settings import own_settings
 
 TRAIN, TEST, BATCH, LR, MOMENTUM = 10_000, 2_000, 50, 0.01, 0.9
 
@@ -224,7 +225,7 @@ def kinfed(place_of: Callable[..., Any], clients: int, rounds: int, turn: Turn) 
     shop = workshop(clients, rounds)
     with tempfile.TemporaryDirectory() as out:
         folder = RunFolder(Path(out))
-        with one_thread(), place_of(Inline(shop, folder.memories), clients, rounds) as place:
+        with own_settings(), place_of(Inline(shop, folder.memories), clients, rounds) as place:
             run_rounds(shop, place, folder, Turns(turn))
 
 

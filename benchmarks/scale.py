@@ -40,10 +40,11 @@ def resident() -> float:
 def federation(clients: int, rounds: int) -> dict[str, Any]:
     """Run one federation in this process, and tell what it took."""
     from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples
-    from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workshop, federate, one_thread
+    from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workshop, federate
     from kinfed.learning import SGD
     from kinfed.methods import METHODS
     from kinfed.models import build
+    from kinfed.settings import own_settings
 
     rng = np.random.default_rng(0)
 
@@ -71,7 +72,7 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
             seconds.append((now - last["now"]) / len(line["clients"]))
             last["now"] = now
 
-    with tempfile.TemporaryDirectory() as path, one_thread():
+    with tempfile.TemporaryDirectory() as path, own_settings():
         folder = RunFolder(Path(path))
         before = resident()
         federate(shop, Inline(shop, folder.memories), folder, Timed())

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from kinfed.engine import one_thread
 from kinfed.engine.workshop import LOCAL, PROBED
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import workshop_of
+from kinfed.settings import own_settings
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
             for seed in range(given.seeds):
                 own = {"methods": ("local_ssl",), "data": data, "model": model, "seed": seed}
                 workshop = workshop_of(Config.checked(fields | own))
-                with one_thread():
+                with own_settings():
                     verdicts = workshop.appraise(1, workshop.models[0].tensors())
                 right = {name: 100 * verdict.hits.double().mean().item() for name, verdict in verdicts.items()}
                 local = statistics.fmean(share for name, share in right.items() if name.startswith(LOCAL))

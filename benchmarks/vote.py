@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from kinfed.data import Normalisation, Samples
-from kinfed.engine import one_thread
 from kinfed.methods.voting import MEASURES, scores, seen
 from kinfed.models import Card, Source, build
+from kinfed.settings import own_settings
 
 SIDE, CLASSES = 28, 10
 
@@ -64,7 +64,7 @@ def main() -> None:
     client, *sources = pool(given.model, given.sources + 1)
     samples = images(given.images)
     passes, told = [], {measure: [] for measure in measures}
-    with one_thread():
+    with own_settings():
         for repeat in range(given.repeats + 1):
             taken, looked = seconds(functools.partial(seen, client.model, sources, samples, [("body", "body")]))
             shares = {}

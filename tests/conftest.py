@@ -9,6 +9,8 @@ import pytest
 import sklearn.datasets  # noqa: F401 - its first import draws from Python's global generator
 import torch
 
+from kinfed import settings
+
 torch.set_num_threads(1)  # small tensors: two threads cost more than they bring, above all on a busy machine
 
 
@@ -16,6 +18,11 @@ torch.set_num_threads(1)  # small tensors: two threads cost more than they bring
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINFED_CACHE", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.delenv("KINFED_DATA", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_errors_in_runs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "INSTEAD_OF_ERRORS", "error")
 
 
 @pytest.fixture

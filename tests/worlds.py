@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
-from kinfed.engine import Inline, Place, Plan, RunFolder, Unwatched, Workshop, federate, one_thread
+from kinfed.engine import Inline, Place, Plan, RunFolder, Unwatched, Workshop, federate
 from kinfed.engine.folder import Checkpoint
 from kinfed.learning import SGD, Batch, Phase, train
 from kinfed.methods import Memory, Message, Method, State, fedavg, method_named
 from kinfed.models import Card, Model, Source, Tensors, build
+from kinfed.settings import own_settings
 
 NOBODY = Partition([], [])
 
@@ -117,7 +118,7 @@ class Outcome:
 def run(shop: Workshop, path: Path, place: Callable[[Inline], Place] = lambda here: here) -> Outcome:
     folder = RunFolder(path)
     path.mkdir(exist_ok=True)
-    with one_thread():
+    with own_settings():
         federate(shop, place(Inline(shop, folder.memories)), folder, Unwatched())
     last = folder.last_checkpoint()
     assert last is not None

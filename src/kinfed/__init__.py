@@ -31,7 +31,10 @@ def __getattr__(name: str) -> Any:
     if name == "similarity":
         return importlib.import_module("kinfed.similarity")
     if name in __all__:
-        from kinfed import api
+        from kinfed.settings import untouched
+
+        with untouched():
+            from kinfed import api
 
         return getattr(api, name)
     raise AttributeError(f"module 'kinfed' has no attribute {name!r}")

@@ -14,6 +14,7 @@ from kinfed.cli.display import Display
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, is_text, read_toml, short
 from kinfed.files import own_folder
+from kinfed.settings import untouched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,6 +63,7 @@ class Result:
         return write_report([self.path], self.path / "report.html" if out is None else _path("out", out))
 
 
+@untouched()
 def run(
     method: str, *, out: str | Path | None = None, overwrite: bool = False, quiet: bool = False, **fields: Any
 ) -> Result:
@@ -80,6 +82,7 @@ def run(
     return Result(path)
 
 
+@untouched()
 def compare(
     methods: str | Sequence[str] | None = None,
     *,
@@ -109,6 +112,7 @@ def compare(
     return Result(path)
 
 
+@untouched()
 def resume(path: str | Path, *, rounds: int | None = None, device: str | None = None, quiet: bool = False) -> Result:
     """Go on with a run or a comparison where it stopped.
 
@@ -134,6 +138,7 @@ def resume(path: str | Path, *, rounds: int | None = None, device: str | None = 
     return Result(folder)
 
 
+@untouched()
 def reproduce(
     table: str, *, scale: str = "small", out: str | Path | None = None, quiet: bool = False, **fields: Any
 ) -> Path:
@@ -155,6 +160,7 @@ def open_result(path: str | Path) -> Result:
     return Result(_path("run", path))
 
 
+@untouched()
 def load(path: str | Path, *, client: int | None = None, module: nn.Module | None = None) -> Predictor:
     """A trained model, ready for use; it takes uint8 images, and normalises them as in training.
 
@@ -174,6 +180,7 @@ def load(path: str | Path, *, client: int | None = None, module: nn.Module | Non
     return load_model(_path("load", path), client, module)
 
 
+@untouched()
 def train_sources(
     data: str | Sequence[str], *, out: str | Path, overwrite: bool = False, quiet: bool = False, **fields: Any
 ) -> Path:
@@ -207,6 +214,7 @@ def train_sources(
     return pool
 
 
+@untouched()
 def vote(
     run: str | Path | None = None,
     *,

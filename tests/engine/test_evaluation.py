@@ -14,12 +14,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from kinfed.data import Dataset, Federation, Partition, Samples
-from kinfed.engine import Inline, Workshop
+from kinfed.engine import Inline, RunFolder, Workshop
 from kinfed.engine.places import Task
-from kinfed.learning import SGD, Phase, hits, train
-from kinfed.methods import METHODS, Client, Memory, Message
+from kinfed.errors import RunFailed
+from kinfed.learning import SGD, NotFinite, Phase, hits, train
+from kinfed.methods import METHODS, Client, Memory, Message, Server, State
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
+from kinfed.methods.local_ssl import LocalSSL
 from kinfed.models import BODY, HEAD, Model, Tensors, build, select
 from kinfed.streams import torch_stream
 from tests.worlds import NOBODY, close, federation, float_samples, run, same, workshop
@@ -275,3 +277,100 @@ def test_a_run_stopped_in_its_last_evaluation_ends_as_if_it_had_not_been(name: s
     assert resumed.lines == straight.lines
     models = [{p.name: p.read_bytes() for p in (tmp_path / n / "models").iterdir()} for n in "ab"]
     assert models[0] == models[1]
+
+
+# -- what is not finite -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spoilt(FedPer):
+    """The heads of some clients hold nothing but a number when they are tested."""
+
+    number: float
+    who: tuple[int, ...] = (1,)
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+        tested = super().evaluated(client, message, memory)
+        if client.id in self.who:
+            tested["stale"]["head.weight"].fill_(self.number)
+        return tested
+
+
+NOT_FINITE = [(float("nan"), "head.weight is not finite"), (3e38, "its outputs are not finite")]
+
+
+@pytest.mark.parametrize(("number", "reason"), NOT_FINITE)
+def test_a_model_that_is_not_finite_has_no_accuracy_and_is_not_saved(
+    number: float, reason: str, tmp_path: Path
+) -> None:  # case 306
+    outcome, whole = run(workshop(Spoilt(number=number)), tmp_path / "a"), run(workshop(FedPer()), tmp_path / "b")
+    assert [line["untested"] for line in outcome.lines] == [{"1": reason}] * 3
+    for kind in ("personal", "fine_tuned"):
+        told, expected = (o.lines[-1]["client_acc"][kind] for o in (outcome, whole))
+        assert told == [expected[0], None, *expected[2:]]
+    assert outcome.lines[-1]["client_acc"]["refreshed"] == whole.lines[-1]["client_acc"]["refreshed"]
+    saved = {path.name for path in (tmp_path / "a" / "models").glob("*.safetensors")}
+    assert not {name for name in saved if name.startswith(("client-00001-personal", "client-00001-fine_tuned"))}
+    assert len(saved) == 4 + 3 + 3  # refreshed, personal and fine-tuned
+
+
+def test_a_run_fails_if_no_client_has_a_model_that_can_be_tested(tmp_path: Path) -> None:
+    shop = workshop(Spoilt(number=3e38, who=(0, 1, 2, 3)), sgd=SGD(lr=0.05, batch_size=16))
+    for _ in range(2):  # and when it is resumed
+        with pytest.raises(
+            RunFailed, match=r"^no model can be tested; .*: its outputs are not finite; try .* lr \(0\.05"
+        ):
+            run(shop, tmp_path / "out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blown(FedAvg):
+    """Its global model is of finite numbers, but says nothing that is one."""
+
+    def global_model(self, server: Server, state: State) -> Tensors:
+        return {**state.tensors, "head.weight": torch.full_like(state.tensors["head.weight"], 3e38)}
+
+
+def test_a_run_fails_if_its_global_model_cannot_be_tested(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"^no model can be tested; the first reason: its outputs are not finite"):
+        run(workshop(Blown()), tmp_path / "out")
+    assert RunFolder(tmp_path / "out").lines("metrics.jsonl")[0]["untested"] == {"global": "its outputs are not finite"}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper"])
+def test_a_fine_tuned_copy_that_diverged_has_no_accuracy_and_is_not_saved(name: str, tmp_path: Path) -> None:
+    tuning = Phase(epochs=2, lr=1e30)
+    last = run(workshop(name, federation(new=1), fine_tuning=tuning), tmp_path / "out").lines[-1]
+    whole = run(workshop(name, federation(new=1), fine_tuning=None), tmp_path / "whole").lines[-1]
+    names = {*(f"{id}, fine_tuned" for id in range(4)), "4, new_fine_tuned"}
+    assert last["untested"] == dict.fromkeys(sorted(names), "body.conv1.0.weight is not finite")
+    assert last["client_acc"]["fine_tuned"] == [None] * 4
+    assert last["client_acc"]["new_fine_tuned"] == [None]
+    assert last["fine_tuned_acc_mean"] is None
+    for kind in ("personal", "new_global", "new_head"):
+        assert last["client_acc"][kind] == whole["client_acc"][kind]
+    assert not [*(tmp_path / "out" / "models").glob("*fine_tuned*")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpoiltBody(LocalSSL):
+    """The own network of client 1 cannot be tested."""
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+        return {name: {n: t * (torch.inf if client.id == 1 else 1) for n, t in tensors.items()}
+                for name, tensors in super().evaluated(client, message, memory).items()}  # fmt: skip
+
+
+def test_no_linear_probe_is_fitted_to_what_is_not_finite(tmp_path: Path) -> None:
+    last = run(workshop(SpoiltBody(hidden=32, out=16), rounds=1), tmp_path / "out").lines[-1]
+    assert last["untested"] == {"1": "body.conv1.0.weight is not finite"}
+    for kind in ("personal", "linear_global", "knn"):
+        assert [accuracy is None for accuracy in last["client_acc"][kind]] == [False, True, False, False]
+    assert not [*(tmp_path / "out" / "models").glob("client-00001-*")]
+
+
+def test_a_linear_probe_of_representations_that_are_not_finite_is_told(tmp_path: Path) -> None:
+    shop = workshop("local", rounds=1, linear_probe=True)
+    loud = {n: t.fill_(3e38) if n == "body.fc64.0.weight" else t for n, t in shop.models[0].tensors().items()}
+    with pytest.raises(NotFinite, match=r"^its representations are not finite$"):
+        shop.appraise(1, loud)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from kinfed.data import federate, natural
 from kinfed.engine import Inline, RunFolder, Unwatched
@@ -18,12 +19,15 @@ from kinfed.engine import federate as run_rounds
 from kinfed.engine.checks import fault
 from kinfed.engine.loop import sampled
 from kinfed.engine.places import Task
-from kinfed.errors import RunFailed
+from kinfed.errors import InputError, RunFailed
 from kinfed.learning import SGD
-from kinfed.methods import Client, ClientId, Memory, Message, Server, State
+from kinfed.methods import METHODS, Client, ClientId, Memory, Message, Method, Server, State
+from kinfed.methods.ditto import Ditto
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
-from kinfed.models import Tensors
+from kinfed.methods.local import Local
+from kinfed.methods.scaffold import SCAFFOLD
+from kinfed.models import Model, Tensors
 from tests.worlds import dataset, federation, run, same, workshop
 
 # -- who takes part ---------------------------------------------------------------------------------------------------
@@ -163,10 +167,12 @@ class Sending(FedAvg):
 
 def test_clients_that_all_count_no_samples_are_refused_and_leave_the_state_as_it_was(tmp_path: Path) -> None:  # case 63
     sends = (([1.0, 2.0], 0), ([3.0, 4.0], 0))
-    outcome = run(workshop(Sending(sends=sends), federation(clients=2), rounds=1), tmp_path / "out")
     reason = "the sample count is 0; it must be a whole number from 1 to 216"
-    assert outcome.lines[0]["refused"] == {"0": reason, "1": reason}
-    assert outcome.state.tensors["w"].tolist() == [0, 0]
+    with pytest.raises(RunFailed, match=f"^no client's work could be used in any round; the first reason: {reason}$"):
+        run(workshop(Sending(sends=sends), federation(clients=2), rounds=1), tmp_path / "out")
+    folder = RunFolder(tmp_path / "out")
+    assert folder.lines("metrics.jsonl")[0]["refused"] == {"0": reason, "1": reason}
+    assert folder.last_checkpoint().state.tensors["w"].tolist() == [0, 0]  # type: ignore[union-attr]
 
 
 def test_a_client_that_dies_does_not_count_in_the_divisor(tmp_path: Path) -> None:  # case 73
@@ -201,11 +207,127 @@ def test_a_run_stops_after_three_rounds_that_brought_nothing_with_all_it_had(tmp
     shop = workshop(Faulty(who=(0, 1, 2, 3), when=(3, 4, 5)), rounds=9, checkpoint_every=1)
     with pytest.raises(RunFailed, match="3 rounds in a row; the first reason: OSError: the disk"):
         run(shop, tmp_path / "out")
-    from kinfed.engine import RunFolder
-
     folder = RunFolder(tmp_path / "out")
     assert len(folder.lines("metrics.jsonl")) == 5
     assert folder.last_checkpoint().round == 5  # type: ignore[union-attr]
+
+
+def test_only_three_rounds_in_a_row_that_brought_nothing_end_a_run(tmp_path: Path) -> None:  # case 344
+    """Fail, good, fail, fail, good, fail, fail, fail; stopped and resumed after every round."""
+    everybody, bad = (0, 1, 2, 3), (1, 3, 4, 6, 7, 8)
+    done = []
+    for rounds in range(1, 11):
+        try:
+            run(workshop(Faulty(who=everybody, when=bad), rounds=rounds, checkpoint_every=1), tmp_path / "stopped")
+        except RunFailed as error:
+            done.append((rounds, "in a row" in str(error)))
+        if done and done[-1][1]:
+            break
+    assert done == [(1, False), (8, True)]  # after the first alone nobody had got anywhere
+    with pytest.raises(RunFailed, match="3 rounds in a row"):
+        run(workshop(Faulty(who=everybody, when=bad), rounds=10), tmp_path / "straight")
+    of_both = [RunFolder(tmp_path / name).lines("metrics.jsonl") for name in ("stopped", "straight")]
+    assert [len(lines) for lines in of_both] == [8, 8]
+    assert [line["refused"] for line in of_both[0]] == [line["refused"] for line in of_both[1]]
+
+
+def test_rounds_in_which_nobody_succeeded_end_in_a_failure_and_no_model_is_saved(tmp_path: Path) -> None:  # case 308
+    shop = workshop(Faulty(who=(0, 1, 2, 3), when=(1, 2)), rounds=2)
+    for _ in range(2):  # and so they do when they are resumed
+        with pytest.raises(
+            RunFailed, match="could be used in any round; the first reason: OSError: the disk of this cl"
+        ):
+            run(shop, tmp_path / "out")
+    assert not (tmp_path / "out" / "models").exists()
+    assert RunFolder(tmp_path / "out").lines("metrics.jsonl")[-1]["client_acc"] == {}
+
+
+def test_rounds_in_which_nobody_made_a_step_end_in_a_failure(tmp_path: Path) -> None:  # case 346
+    normed = Model({"flatten": nn.Flatten(), "norm": nn.BatchNorm1d(64)}, nn.Linear(64, 10), [])
+    one = SGD(lr=0.05, batch_size=1)
+    with pytest.raises(RunFailed, match=r"^no client made a training step: every batch was too small; .* above 1$"):
+        run(workshop("fedavg", rounds=2, sgd=one, wrap=lambda _: normed), tmp_path / "out")
+    assert not (tmp_path / "out" / "models").exists()
+
+
+# -- what is not finite -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping(FedPer):
+    """FedPer whose clients count what was accepted; for ``bad`` clients and rounds memory or upload are not finite."""
+
+    bad: frozenset[tuple[int, int]]
+    what: str = "memory"
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        upload, kept = super().update(client, message, memory)
+        rounds = {**memory.numbers, str(client.round): 1}
+        bad = (client.id, client.round) in self.bad
+        spoilt = {name: tensor * torch.nan for name, tensor in kept.tensors.items()}
+        if bad and self.what == "upload":
+            upload = Message(
+                {**upload.tensors, "body.conv1.0.bias": upload.tensors["body.conv1.0.bias"] / 0}, upload.numbers
+            )
+        return upload, Memory(spoilt if bad and self.what == "memory" else kept.tensors, rounds)
+
+
+@pytest.mark.parametrize("what", ["memory", "upload"])
+def test_a_client_that_is_refused_goes_on_from_the_memory_that_was_accepted(what: str, tmp_path: Path) -> None:
+    chosen = np.random.default_rng(0).random((4, 7)) < 0.4  # client and round
+    bad = frozenset((int(id), int(round) + 1) for id, round in np.argwhere(chosen))
+    outcome = run(workshop(Keeping(bad=bad, what=what), rounds=7, checkpoint_every=2), tmp_path / "out")
+    reason = "what it keeps: head.weight is not finite" if what == "memory" else "body.conv1.0.bias is not finite"
+    for line in outcome.lines:
+        assert line["refused"] == {str(id): reason for id in range(4) if (id, line["round"]) in bad}
+    for id in range(4):
+        accepted = {str(round): 1 for round in range(1, 8) if (id, round) not in bad}
+        assert outcome.memories[id].numbers == accepted
+        assert all(tensor.isfinite().all() for tensor in outcome.memories[id].tensors.values())
+
+
+def test_with_its_memory_a_clients_upload_is_refused(tmp_path: Path) -> None:  # case 306
+    everybody_else = run(workshop(Faulty(who=(2,), when=(1,)), rounds=1), tmp_path / "a")
+    refused = run(workshop(Keeping(bad=frozenset({(2, 1)})), rounds=1), tmp_path / "b")
+    assert same(everybody_else.state, refused.state)
+
+
+@pytest.mark.parametrize(
+    ("method", "lr", "told"),
+    [
+        (
+            Ditto(lam=1e30),
+            0.05,
+            r"what it keeps: body\.conv1\.0\.weight is not finite; try .* lr \(0\.05\) or lam \(1e\+30\)",
+        ),
+        (Local(), 1e20, r"what it keeps: body\.conv1\.0\.weight is not finite; try a smaller lr \(1e\+20\)"),
+        (FedAvg(), 1e20, r"body\.conv1\.0\.weight is not finite; try a smaller lr \(1e\+20\)"),
+        (SCAFFOLD(server_lr=1e39), 0.05, r"made of round 1: body\..* is not finite; try .* or server_lr \(1e\+39\)"),
+    ],
+)
+def test_a_run_of_which_nothing_is_finite_fails_and_says_what_to_try(
+    method: Method, lr: float, told: str, tmp_path: Path
+) -> None:  # case 306
+    with pytest.raises(RunFailed, match=f"{told}$"):
+        run(workshop(method, sgd=SGD(lr=lr, batch_size=16, momentum=0.0), rounds=2), tmp_path / "out")
+    assert not (tmp_path / "out" / "models").exists()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_the_server_knows_is_finite_but_for_what_a_method_calls_unknown(name: str, tmp_path: Path) -> None:
+    outcome = run(workshop(name, participation=0.5, rounds=2), tmp_path / "out")
+    unknown = METHODS[name].unknown
+    assert all(t.isfinite().all() for n, t in outcome.state.tensors.items() if not n.startswith(unknown))
+    assert all(any(n.startswith(prefix) for n in outcome.state.tensors) for prefix in unknown)
+
+
+def test_weights_that_are_not_finite_are_refused_before_a_run() -> None:
+    def spoilt(model: Model) -> Model:
+        nn.init.constant_(model.head.bias, torch.inf)
+        return model
+
+    with pytest.raises(InputError, match=r"^weights, model: .* cannot be used: head\.bias is not finite$"):
+        workshop("fedavg", wrap=spoilt)
 
 
 @dataclass(frozen=True, kw_only=True)

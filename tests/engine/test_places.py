@@ -15,14 +15,15 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.engine import Inline, Workers, WorkersFailed, Workshop, one_thread
+from kinfed.engine import Inline, Workers, WorkersFailed, Workshop
 from kinfed.engine.places import Task
 from kinfed.errors import RunFailed
-from kinfed.learning import SGD
+from kinfed.learning import SGD, Phase
 from kinfed.methods import METHODS, Client, Memory, Message, Method
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
 from kinfed.models import Model
+from kinfed.settings import own_settings
 from tests.worlds import dataset, federation, run, same, workshop
 
 # -- the same bits, wherever clients run ------------------------------------------------------------------------------
@@ -40,10 +41,21 @@ class Broken(FedPer):
         return super().update(client, message, memory)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Diverging(FedPer):
+    """FedPer of which client 1 cannot be tested, nor, in the end, any fine-tuned copy."""
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, dict[str, torch.Tensor]]:
+        tested = super().evaluated(client, message, memory)
+        tested["stale"]["head.bias"] /= client.id != 1
+        return tested
+
+
 WORLDS: dict[str, Callable[[], Workshop]] = {
     **{name: functools.partial(workshop, name, federation(new=2), participation=0.75) for name in METHODS},
     "augmented": functools.partial(workshop, "fedavg", sgd=AUGMENTED),
     "broken": functools.partial(workshop, Broken()),
+    "diverging": functools.partial(workshop, Diverging(), fine_tuning=Phase(epochs=1, lr=1e30)),
 }
 
 
@@ -66,7 +78,7 @@ def working(count: int = 2, timeout: float | None = None) -> Iterator[Workers]:
     finally:
         workers.close()
         assert not any(worker.alive for worker in workers._workers)
-        assert not workers._outbox.folder.exists()
+        assert not workers._exchange.folder.exists()
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +106,7 @@ def test_worker_processes_give_the_same_bits_as_this_one(  # cases 53, 55
     assert outside.lines == inside.lines
     assert len(inside.lines) == 3
     assert any(line["refused"] for line in inside.lines) == (name == "broken")
+    assert any(line["untested"] for line in inside.lines) == (name == "diverging")
     assert same(outside.state, inside.state)
     assert outside.memories.keys() == inside.memories.keys()
     assert all(same(outside.memories[id], inside.memories[id]) for id in inside.memories)
@@ -114,7 +127,7 @@ def test_workers_go_from_one_run_to_the_next(two_workers: Workers, tmp_path: Pat
 
 def test_the_number_of_threads_is_one_inside_and_restored_after() -> None:
     torch.set_num_threads(2)
-    with one_thread():
+    with own_settings():
         inside = torch.get_num_threads()
     assert (inside, torch.get_num_threads()) == (1, 2)
     torch.set_num_threads(1)
@@ -205,7 +218,7 @@ class Counting:
 
     def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
         for answer in self.workers.update(tasks):
-            self.most = max(self.most, sum(1 for _ in self.workers._outbox.folder.iterdir()))
+            self.most = max(self.most, sum(1 for _ in self.workers._exchange.folder.iterdir()))
             yield answer
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 import kinfed
 from kinfed.engine import NotSaved, Unwatched
@@ -22,6 +23,7 @@ from kinfed.experiment.run import run
 from kinfed.methods import METHODS, Client, Memory, Message
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
+from kinfed.models import Model
 from tests.experiment.test_run import files
 
 SMALL: dict[str, Any] = {"clients": 10, "rounds": 6, "checkpoint_every": 2, "participation": 0.5, "quiet": True}
@@ -88,10 +90,35 @@ def test_a_method_that_fails_does_not_keep_the_others_of_a_comparison_from_runni
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(METHODS, "fedbabu", Diverging)
-    with pytest.raises(RunFailed, match=r"^fedbabu \(seed 0\): no client's work .* the first reason: loss is nan$"):
+    with pytest.raises(
+        RunFailed,
+        match=r"^fedbabu \(seed 0\): no client's work .* the first reason: loss is nan; try a smaller lr \(0\.1\)$",
+    ):
         kinfed.compare(["fedbabu", "fedavg"], out=out, **SMALL)
     assert [summary["method"] for summary in kinfed.open_result(out).summaries] == ["fedavg"]
     assert "fedavg" in kinfed.open_result(out).report().read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--lr", "1e20"], "no client's work could be used in any round; the first reason: "),
+        (["--batch-size", "1", "--model", f"{__name__}:normed"], "no client made a training step: every batch was too"),
+    ],
+)
+def test_a_run_that_came_to_nothing_ends_with_exit_code_1_and_no_result(  # cases 308, 346
+    options: list[str], told: str, out: Path
+) -> None:
+    done = command("run", "fedavg", "--clients", "10", "--rounds", "2", "--out", str(out), *options)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"kinfed: {told}")
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+    assert not (out / "summary.json").exists()
+
+
+def normed(shape: tuple[int, ...], classes: int) -> Model:
+    return Model({"flatten": nn.Flatten(), "norm": nn.BatchNorm1d(64)}, nn.Linear(64, classes), [])
 
 
 @dataclass(frozen=True, kw_only=True)

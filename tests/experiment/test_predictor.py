@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kinfed.engine.files import read_tensors, save_tensors
 from torch import nn
 
 import kinfed
@@ -161,6 +162,17 @@ def test_damaged_weights_are_told_in_one_line(
     with pytest.raises(InputError, match=r"m\.safetensors:? (is damaged|cannot be read)") as told:
         kinfed.load(path)
     assert "\n" not in str(told.value)
+
+
+def test_a_model_that_is_not_finite_is_refused(runs: Callable[..., Path], tmp_path: Path) -> None:  # case 306
+    path = copied(runs("fedavg"), tmp_path)
+    tensors, about = read_tensors(path)
+    tensors["head.bias"][3] = torch.nan
+    save_tensors(path, tensors, about)
+    with pytest.raises(
+        InputError, match=r"m\.safetensors: predicts nothing; head\.bias is not finite: the training of"
+    ):
+        kinfed.load(path)
 
 
 def test_a_model_of_ones_own_architecture_is_given_and_never_imported(runs: Callable[..., Path]) -> None:

@@ -344,9 +344,9 @@ def _resumable(command: str) -> Iterator[None]:
 
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         _complain(f"stopped; what was saved stays, go on with: {command}")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(getattr(error, "exit_code", INTERRUPTED)) from None
     except (RunFailed, WorkersFailed, NotSaved) as error:
         _complain(f"{error}; what was saved stays, go on with: {command}")
         raise typer.Exit(FAILED) from error

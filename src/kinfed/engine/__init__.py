@@ -2,7 +2,7 @@
 
 from kinfed.engine.folder import RunFolder, save_model
 from kinfed.engine.loop import federate
-from kinfed.engine.places import Inline, Place, one_thread
+from kinfed.engine.places import Inline, Place
 from kinfed.engine.watch import Unwatched, Watch
 from kinfed.engine.workers import Workers, WorkersFailed
 from kinfed.engine.workshop import Plan, Workshop
@@ -20,6 +20,5 @@ __all__ = [
     "WorkersFailed",
     "Workshop",
     "federate",
-    "one_thread",
     "save_model",
 ]

@@ -1,29 +1,63 @@
-"""What comes back from a client is checked before it is used."""
+"""What comes back from a client, what is kept, and what is tested, is checked before it is used."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
+from numbers import Real
 
+import torch
 from torch import Tensor
 
+from kinfed.errors import LONGEST, plain
 from kinfed.methods import Message
 
-__all__ = ["fault"]
+__all__ = ["bounded", "diverged", "fault", "not_finite", "unsound"]
 
 
-def fault(upload: Message, like: Mapping[str, Tensor], most: int) -> str | None:
-    """Why an upload must be refused, or None if it is good.
+def fault(upload: object, like: Mapping[str, Tensor], most: int) -> str | None:
+    """Why an upload must be refused, or None if it is good; nothing that a client can send makes this raise.
 
     Args:
         upload: As it came.
         like: Tensors with the names, shapes and types that it must have.
         most: How many samples a client can have at most.
     """
-    return next(_faults(upload, like, most), None)
+    return _first(_faults(upload, like, most))
 
 
-def _faults(upload: Message, like: Mapping[str, Tensor], most: int) -> Iterator[str]:
+def unsound(message: object) -> str | None:
+    """Why something is no `Message` of plain tensors on the CPU and of finite numbers, or None if it is one."""
+    return _first(_flaws(message))
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Which of some tensors holds NaN or infinity, in words; None if none does."""
+    return next((f"{name} is not finite" for name, tensor in tensors.items() if not _is_finite(tensor)), None)
+
+
+def diverged(reason: str) -> bool:
+    """Whether a reason is that something is not finite, so that smaller steps may help."""
+    return re.search(r"\b(is|are) (not finite|nan|-?inf)$", reason) is not None
+
+
+def bounded(text: object) -> str:
+    """One printable line that is not too long, of anything."""
+    return plain(text)[:LONGEST]
+
+
+def _first(reasons: Iterator[str]) -> str | None:
+    try:
+        reason = next(reasons, None)
+    except Exception as error:  # of an object that is not what it claims to be
+        reason = f"it cannot be checked: {type(error).__name__}: {error}"
+    return None if reason is None else bounded(reason)
+
+
+def _faults(upload: object, like: Mapping[str, Tensor], most: int) -> Iterator[str]:
+    yield from _flaws(upload)
+    assert isinstance(upload, Message)
     yield from (f"{name} is missing" for name in sorted(like.keys() - upload.tensors.keys()))
     yield from (f"{name} was not asked for" for name in sorted(upload.tensors.keys() - like.keys()))
     for name, tensor in upload.tensors.items():
@@ -31,9 +65,45 @@ def _faults(upload: Message, like: Mapping[str, Tensor], most: int) -> Iterator[
             yield f"{name} has the shape {tuple(tensor.shape)}, not {tuple(like[name].shape)}"
         if tensor.dtype != like[name].dtype:
             yield f"{name} has the type {tensor.dtype}, not {like[name].dtype}"
-        if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
-            yield f"{name} is not finite"
-    yield from (f"{name} is {number}" for name, number in upload.numbers.items() if not math.isfinite(number))
+    if reason := not_finite(upload.tensors):
+        yield reason
     count = upload.numbers.get("samples", 0)
     if not (1 <= count <= most and count == int(count)):
         yield f"the sample count is {upload.numbers.get('samples')}; it must be a whole number from 1 to {most}"
+
+
+def _flaws(message: object) -> Iterator[str]:
+    if not isinstance(message, Message):
+        yield f"it is a {type(message).__name__}, not a Message"
+        return
+    for what, named in (("tensors", message.tensors), ("numbers", message.numbers)):
+        if not isinstance(named, dict):
+            yield f"its {what} are a {type(named).__name__}, not a dict"
+        yield from (
+            f"its {what} have a name that is a {type(name).__name__}" for name in named if type(name) is not str
+        )
+    for name, tensor in message.tensors.items():
+        if type(tensor) is not Tensor:
+            yield f"{name} is a {type(tensor).__name__}, not a plain tensor"
+        if tensor.layout != torch.strided:
+            yield f"{name} has the layout {tensor.layout}, not {torch.strided}"
+        if tensor.device.type != "cpu":
+            yield f"{name} is on the device {tensor.device}, not cpu"
+    for name, number in message.numbers.items():
+        value: object = number
+        if type(value) is Tensor and value.numel() == 1:
+            value = value.item()
+        if isinstance(value, bool) or not isinstance(value, Real):
+            yield f"{name} is a {type(value).__name__}, not a number"
+            return
+        try:
+            if not math.isfinite(value):
+                yield f"{name} is {value}"
+        except OverflowError:
+            yield f"{name} is too large"
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    return all(map(math.isfinite, (torch.view_as_real(tensor) if tensor.is_complex() else tensor).aminmax()))

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kinfed.engine.checks import not_finite
 from kinfed.engine.folder import RunFolder
 from kinfed.engine.memories import Kept
 from kinfed.engine.places import Failure, Place, Task
@@ -41,8 +42,12 @@ class _Accuracies:
     def note(self, name: str, at: int, verdict: Verdict) -> float | None:
         """Write down one, and return it."""
         accuracy = _share(verdict.hits)
-        self.of.setdefault(name, [None] * len(self.sizes))[at] = accuracy
+        self.leave_out(name)[at] = accuracy
         return accuracy
+
+    def leave_out(self, name: str) -> list[float | None]:
+        """Those of a name, none where nothing was noted."""
+        return self.of.setdefault(name, [None] * len(self.sizes))
 
     def spreads(self) -> Line:
         """Means and spread over the clients, in the order of the names."""
@@ -122,6 +127,9 @@ class Evaluation:
         """
         federation, method = self.workshop.federation, self.workshop.method
         pooled, rows = federation.tested
+        if fault := not_finite(model):
+            self.untested["global"] = fault
+            return None, None, {}
         probed = self._represented(model, own)
         right: Tensor | Failure | None = None
         if method.supervised:
@@ -162,7 +170,7 @@ class Evaluation:
     def _own(self, tasks: Iterator[Task], own: _Accuracies) -> Served:
         """Test the clients' own models; those that serve them, as they were saved after the last round."""
         headline, served = self.workshop.method.headline, {}
-        for id, verdicts in self._verdicts(tasks, len(own.sizes), "evaluation"):
+        for id, verdicts in self._verdicts(tasks, own, len(own.sizes), "evaluation"):
             for name, verdict in verdicts.items():
                 called = f"client-{id:05d}-{'personal' if name == headline else name}"
                 self._save_own(called, verdict, id, own.note(name, id, verdict))
@@ -173,7 +181,7 @@ class Evaluation:
     def _fine_tuned(self, served: Served, own: _Accuracies) -> None:
         """Have each client fine-tune a copy of what serves it."""
         tasks = (Task(id, self.round, Message(of()), test="fine-tuning") for id, of in served.items())
-        for id, verdicts in self._verdicts(tasks, len(served), "fine-tuning"):
+        for id, verdicts in self._verdicts(tasks, own, len(served), "fine-tuning"):
             for name, verdict in verdicts.items():
                 self._save_own(f"client-{id:05d}-{name}", verdict, id, own.note(name, id, verdict))
 
@@ -184,7 +192,7 @@ class Evaluation:
         if model is None:
             return
         tasks = (Task(first + i, self.round, Message(model), test="new client") for i in range(count))
-        for id, verdicts in self._verdicts(tasks, count, "new client"):
+        for id, verdicts in self._verdicts(tasks, new, count, "new client"):
             for name, verdict in verdicts.items():
                 new.note(name, id - first, verdict)
 
@@ -200,15 +208,20 @@ class Evaluation:
         return mean_of([count / sum(counts) for count in counts], (of() for of in served.values()))
 
     def _verdicts(
-        self, tasks: Iterable[Task], total: int, what: str
+        self, tasks: Iterable[Task], accuracies: _Accuracies, total: int, what: str
     ) -> Iterator[tuple[ClientId, Mapping[str, Verdict]]]:
-        """Of the clients whose test did not fail, as they come."""
+        """Of the clients whose test did not fail, as they come, those of models that could be tested."""
         for done, (id, answer) in enumerate(self.place.evaluate(tasks), start=1):
             if isinstance(answer, Failure):
                 whose = str(id) if what == "evaluation" else f"{id}, {what}"
                 self.untested[whose] = self._noted(answer, f"test of client {whose}")
             else:
-                yield id, answer
+                for name, verdict in answer.items():
+                    if verdict.fault:
+                        accuracies.leave_out(name)
+                        whose = str(id) if name == self.workshop.method.headline else f"{id}, {name}"
+                        self.untested[whose] = verdict.fault
+                yield id, {name: verdict for name, verdict in answer.items() if not verdict.fault}
             self.told(what, done, total)
 
     def _save_own(self, name: str, verdict: Verdict, id: ClientId, accuracy: float | None) -> None:

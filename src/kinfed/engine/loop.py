@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -9,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kinfed.engine.checks import fault
+from kinfed.engine.checks import diverged, fault, not_finite, unsound
 from kinfed.engine.evaluation import Evaluation, Line
 from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
-from kinfed.engine.interrupt import Interrupt
+from kinfed.engine.interrupt import Interrupt, Stopped
 from kinfed.engine.memories import Kept, Ledger
 from kinfed.engine.places import Failure, Place, Task
 from kinfed.engine.watch import Watch
@@ -37,7 +38,7 @@ def sampled(clients: int, participation: float, seed: int, round: int) -> list[C
 def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) -> None:
     """Run the rounds that are still to do, from the folder's last checkpoint or from the start.
 
-    The first Ctrl-C ends the run after its present round, with a checkpoint; the second one at once.
+    The first Ctrl-C, SIGTERM or SIGHUP ends the run after its present round, with a checkpoint; the second one at once.
 
     Args:
         workshop: Method, federation, model and plan.
@@ -46,10 +47,11 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
         watch: Is told how it goes.
 
     Raises:
-        RunFailed: If three rounds in a row had no usable upload, or the method cannot go on.
+        RunFailed: If three rounds in a row had no usable upload, the method cannot go on, or all rounds were in vain:
+            nobody's work could be used, nobody made a step, or no model can be tested since none is finite.
         NotSaved: If the folder is gone, or the disk full.
         InputError: If the folder has checkpoints that cannot be used.
-        KeyboardInterrupt: After Ctrl-C.
+        Stopped: After such a signal.
     """
     method, plan = workshop.method, workshop.plan
     start = folder.last_checkpoint() or Checkpoint(0, method.init(workshop.server(0)), {})
@@ -70,6 +72,7 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
             with clock("aggregate"):
                 if answers.uploads:
                     state = method.aggregate(workshop.server(round), state, answers.uploads)
+                    _check_state(workshop, round, state)
                 for id in ids:
                     if id in answers.uploads:
                         ledger.accept(id, round, id in answers.keeping)
@@ -86,7 +89,8 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
             }
             reached.update(ids)
             with clock("evaluate"):
-                if plan.evaluates(round, method):
+                vain = round == plan.rounds and _nobody_got_on(workshop, [*folder.lines(METRICS), line])
+                if plan.evaluates(round, method) and not vain:
                     line |= Evaluation(round, workshop, place, folder, told).line(state, ledger.now)
                 else:
                     line |= {"global_acc": None, "untested": {}, "client_acc": {}}
@@ -103,12 +107,68 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
             folder.append(SECONDS, {"round": round, **clock.seconds})
             watch.round(line)
             if failed >= FAILED_ROUNDS:
-                reason = next(iter(answers.refused.values()), "nobody was sampled")
                 raise RunFailed(
-                    f"no client's work could be used in {failed} rounds in a row; the first reason: {reason}"
+                    f"no client's work could be used in {failed} rounds in a row; {_first_reason(workshop, [line])}"
                 )
-            if stopping or (interrupt.asked and round == plan.rounds):  # after the last one all is saved
-                raise KeyboardInterrupt
+            if asked := stopping or (interrupt.asked if round == plan.rounds else None):  # then all is saved
+                raise Stopped(asked)
+    _check_end(workshop, folder.lines(METRICS))
+
+
+def _check_state(workshop: Workshop, round: int, state: State) -> None:
+    """Whether a run can go on with what the server made of the uploads.
+
+    Raises:
+        RunFailed: If it is not finite.
+    """
+    known = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(workshop.method.unknown)}
+    if reason := not_finite(known) or unsound(State({}, state.numbers)):
+        raise RunFailed(
+            f"the server cannot go on with what it made of round {round}: {reason}{_advice(workshop, reason)}"
+        )
+
+
+def _check_end(workshop: Workshop, lines: Sequence[Line]) -> None:
+    """Whether the rounds of a run, all of them done, have led to anything.
+
+    Raises:
+        RunFailed: If not.
+    """
+    if reason := _nobody_got_on(workshop, lines):
+        raise RunFailed(reason)
+    tested = lines[-1]["client_acc"].get("personal", [])
+    untested = [reason for whose, reason in lines[-1]["untested"].items() if whose == "global" or whose.isdigit()]
+    if untested and all(accuracy is None for accuracy in tested) and all(map(diverged, untested)):
+        reason = untested[0]
+        raise RunFailed(f"no model can be tested; the first reason: {reason}{_advice(workshop, reason)}")
+
+
+def _nobody_got_on(workshop: Workshop, lines: Sequence[Line]) -> str | None:
+    """Why no client ever learned anything in some rounds; None if one did."""
+    working = sum(len(line["clients"]) - len(line["refused"]) for line in lines)
+    if not working:
+        return f"no client's work could be used in any round; {_first_reason(workshop, lines)}"
+    if working == sum(line["zero_step_clients"] for line in lines):
+        size = workshop.plan.sgd.batch_size
+        return f"no client made a training step: every batch was too small; try a batch_size above {size}"
+    return None
+
+
+def _first_reason(workshop: Workshop, lines: Sequence[Line]) -> str:
+    """Why the first client was refused, and what may help."""
+    reason = next((reason for line in lines for reason in line["refused"].values()), "nobody was sampled")
+    return f"the first reason: {reason}{_advice(workshop, reason)}"
+
+
+def _advice(workshop: Workshop, reason: str) -> str:
+    """What to try if something is not finite: a smaller step, and less of what the method was given more of."""
+    if not diverged(reason):
+        return ""
+    method = workshop.method
+    floats = [f for f in dataclasses.fields(method) if isinstance(f.default, float)]
+    raised = {f.name: own for f in floats if (own := getattr(method, f.name)) > f.default}
+    told = [f"{name} ({value:g})" for name, value in {"lr": workshop.plan.sgd.lr, **raised}.items()]
+    return f"; try a smaller {' or '.join(told)}"
 
 
 def _failed_rounds(lines: Sequence[Line]) -> int:

@@ -1,6 +1,6 @@
 """Where clients run: in this process, or in worker processes. The results are the same, bit for bit.
 
-Both use one intra-op thread a process, since the order of a sum depends on how many threads share it.
+Both work with kinfed's own settings (`kinfed.settings`), whatever those of the program are.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-import torch
 from torch import Tensor
 
+from kinfed.engine.checks import bounded, not_finite, unsound
 from kinfed.engine.memories import Memories
 from kinfed.engine.workshop import Verdict, Workshop
+from kinfed.learning import NotFinite
 from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
 from kinfed.streams import seeded_globals, torch_stream
 
-__all__ = ["Done", "Failure", "Inline", "Place", "Task", "Test", "one_thread"]
+__all__ = ["Done", "Failure", "Inline", "Place", "Task", "Test"]
 
 Test = Literal["own models", "fine-tuning", "new client", "global representation"]
 
@@ -72,7 +73,9 @@ class Failure:
     @classmethod
     def of(cls, error: Exception) -> Failure:
         """What an exception says."""
-        return cls(" ".join(f"{type(error).__name__}: {error}".split()), "".join(traceback.format_exception(error)))
+        if isinstance(error, NotFinite):  # is no error of the code
+            return cls(str(error))
+        return cls(bounded(f"{type(error).__name__}: {error}"), "".join(traceback.format_exception(error)))
 
 
 class Place(Protocol):
@@ -86,17 +89,6 @@ class Place(Protocol):
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
         """Which samples of the pooled test set the one global model gets right, bool."""
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Run a block with one intra-op thread, and restore what was set before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -135,6 +127,10 @@ class Inline:
             memory = self.memories.read(task.id, task.kept)
             with self._drawing("update", task.id, task.round):
                 upload, kept = self.workshop.update(task.id, task.round, task.message, memory)
+            if reason := unsound(upload):
+                return Failure(reason)
+            if reason := unsound(kept) or not_finite(kept.tensors):
+                return Failure(f"what it keeps: {reason}")
             return Done(upload, self.memories.write(task.id, task.round, kept))
         except Exception as error:
             return Failure.of(error)

@@ -1,7 +1,8 @@
 """Clients in worker processes, each with a pipe of its own, so that one which hangs or is killed stops nobody else.
 
 Through the pipes go names and numbers; tensors lie in safetensors files in shared memory. (A pool whose workers share
-a queue and its lock can be broken by one kill, which is why none is used here.)
+a queue and its lock can be broken by one kill, which is why none is used here.) Workers do not run the program's main
+module, so that it does not matter whether that is a script without a guard, a notebook or standard input.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import itertools
 import math
 import multiprocessing
 import os
-import shutil
+import pickle
 import signal
-import tempfile
+import sys
 import threading
 import time
-from collections import Counter
+import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -26,23 +27,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
+from kinfed.engine.exchange import Exchange, Parcel, clear, post, take
+from kinfed.engine.interrupt import out_of_reach
 from kinfed.engine.memories import Memories
 from kinfed.engine.memory import keep_freed_memory
 from kinfed.engine.places import Done, Failure, Inline, Task, Test
 from kinfed.engine.workshop import Verdict, Workshop
-from kinfed.files import saving
 from kinfed.learning.frozen import CHUNK
 from kinfed.methods import ClientId, Message
-from kinfed.models import Tensors, apart
+from kinfed.models import Tensors
+from kinfed.settings import own_settings
 
 __all__ = ["Workers", "WorkersFailed"]
 
-SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; where there is none, or little, files are as good
-ROOM = 2**30  # bytes that must be free there: two messages a worker are on their way at any time
 HITS = "hits"
+NO_SETUP = -1  # the number that a worker gives when it has just started
 
 
 class WorkersFailed(RuntimeError):
@@ -50,19 +51,11 @@ class WorkersFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Parcel:
-    """A message that lies in a file."""
-
-    path: str
-    numbers: dict[str, float]
-
-
-@dataclass(frozen=True)
 class _Job:
     """What a worker is asked to do, with the message in a parcel; for the rest see `Task`."""
 
     kind: Literal["update", "evaluate", "test"]
-    parcel: _Parcel
+    parcel: Parcel
     id: ClientId = 0
     round: int = 0
     kept: int | None = None
@@ -72,16 +65,16 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Setup:
-    """Which workshop a worker is to work in from now on."""
+    """Which workshop a worker is to work in from now on, and the pickled function that builds it."""
 
     number: int
-    build: Callable[[], Workshop]
+    build: bytes
     memories: Memories
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A worker is set up, or cannot be."""
+    """A worker has started, or is set up, or cannot be."""
 
     number: int
     failure: Failure | None = None
@@ -93,13 +86,24 @@ class Workers:
     Args:
         count: Processes, ≥ 1.
         timeout: Seconds after which a client's work counts as failed and its process is replaced; None waits for ever.
+
+    Raises:
+        WorkersFailed: If processes cannot be started here.
     """
 
     def __init__(self, count: int, timeout: float | None = None) -> None:
         self._timeout = timeout
-        self._outbox = _Outbox(_exchange())
+        self._exchange = Exchange()
         self._setup: _Setup | None = None
-        self._workers = [self._started() for _ in range(count)]
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(count):
+                self._workers.append(self._started())
+            for worker in self._workers:
+                worker.wait_until_started()
+        except BaseException:
+            self.close()
+            raise
 
     def take_on(self, build: Callable[[], Workshop], here: Inline) -> None:
         """From now on, work on this run.
@@ -109,7 +113,7 @@ class Workers:
             here: The same workshop in this process.
         """
         self._here = here
-        self._setup = _Setup(self._setup.number + 1 if self._setup else 0, build, here.memories)
+        self._setup = _Setup(self._setup.number + 1 if self._setup else 0, pickle.dumps(build), here.memories)
         for at, worker in enumerate(self._workers):
             if worker.job is None:
                 worker.set_up(self._setup)
@@ -119,7 +123,7 @@ class Workers:
                 self._workers[at] = self._started()
 
     def _started(self) -> _Worker:
-        worker = _Worker(self._outbox.folder)
+        worker = _Worker(self._exchange.folder)
         if self._setup is not None:
             worker.set_up(self._setup)
         return worker
@@ -131,24 +135,24 @@ class Workers:
                 yield job.id, answer
             else:
                 parcel, keeps = answer
-                yield job.id, Done(_taken(parcel), keeps)
+                yield job.id, Done(take(parcel), keeps)
 
     def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, Verdict] | Failure]]:
         """Tests of models at several clients."""
         for job, answer in self._answers(self._job("evaluate", task) for task in tasks):
-            yield job.id, answer if isinstance(answer, Failure) else _verdicts(_taken(answer).tensors)
+            yield job.id, answer if isinstance(answer, Failure) else _verdicts(*answer)
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
         """The global model on the pooled test set, which the workers share in whole chunks."""
         size = len(self._here.workshop.federation.tested[0])
         share = math.ceil(size / CHUNK / len(self._workers)) * CHUNK
         chunks = [(start, min(start + share, size)) for start in range(0, size, share)]
-        jobs = (_Job("test", self._outbox.post(Message(tensors)), rows=rows) for rows in chunks)
+        jobs = (_Job("test", self._exchange.post(Message(tensors)), rows=rows) for rows in chunks)
         hits: dict[tuple[int, int], Tensor | Failure] = {}
         for job, answer in self._answers(jobs):
             # A worker that was lost takes no part of the test with it.
             lost = isinstance(answer, Failure)
-            hits[job.rows] = self._here.test_rows(tensors, *job.rows) if lost else _taken(answer).tensors[HITS]
+            hits[job.rows] = self._here.test_rows(tensors, *job.rows) if lost else take(answer).tensors[HITS]
         failure = next((part for part in hits.values() if isinstance(part, Failure)), None)
         return failure or torch.cat([hits[rows] for rows in chunks])  # type: ignore[misc]
 
@@ -158,10 +162,10 @@ class Workers:
             worker.let_go()
         for worker in self._workers:
             worker.join()
-        shutil.rmtree(self._outbox.folder, ignore_errors=True)
+        self._exchange.close()
 
     def _job(self, kind: Literal["update", "evaluate"], task: Task) -> _Job:
-        return _Job(kind, self._outbox.post(task.message), task.id, task.round, task.kept, task.test)
+        return _Job(kind, self._exchange.post(task.message), task.id, task.round, task.kept, task.test)
 
     def _answers(self, jobs: Iterator[_Job]) -> Iterator[tuple[_Job, Any]]:
         """Give every free process a job, and what comes back as it comes."""
@@ -183,7 +187,7 @@ class Workers:
                     self._workers[self._workers.index(worker)] = self._started()
                 elif (following := next(jobs, None)) is not None:  # it need not wait until its answer is looked at
                     worker.give(following, self._timeout)
-                self._outbox.delivered(job.parcel)
+                self._exchange.delivered(job.parcel)
                 answers.append((job, answer))
             yield from answers
 
@@ -203,8 +207,13 @@ class _Worker:
         context: SpawnContext = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, exchange), daemon=True)
-        self._process.start()
-        theirs.close()
+        try:
+            with _without_main(), out_of_reach():
+                self._process.start()
+        except (OSError, RuntimeError, AssertionError) as error:  # the latter in a process that may have no children
+            raise WorkersFailed(f"a worker process cannot be started: {Failure.of(error).reason}") from error
+        finally:
+            theirs.close()
         self.job: _Job | None = None
         self.deadline: float | None = None  # of time.monotonic()
         self.lost = False
@@ -222,6 +231,17 @@ class _Worker:
         """Whether it should have answered by now."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
+    def wait_until_started(self) -> None:
+        """Wait for its first sign of life.
+
+        Raises:
+            WorkersFailed: If there is none.
+        """
+        try:
+            self.pipe.recv()
+        except (EOFError, OSError):
+            raise WorkersFailed(f"a worker process cannot be started: it {self._end()}") from None
+
     def set_up(self, setup: _Setup) -> None:
         """Let it build another workshop."""
         self._setup, self._ready = setup, False
@@ -236,7 +256,11 @@ class _Worker:
             self.pipe.send(job)
 
     def take(self) -> Any:
-        """Its answer; a `Failure` if it is lost; None if it was only getting ready."""
+        """Its answer; a `Failure` if it is lost; None if it was only getting ready.
+
+        Raises:
+            WorkersFailed: If it cannot get ready, which is no client's fault.
+        """
         if not self.pipe.poll():
             self.job, self.lost = None, True
             self._process.kill()
@@ -244,20 +268,25 @@ class _Worker:
         try:
             answer = self.pipe.recv()
         except (EOFError, OSError):
-            self._process.join()
-            code = self._process.exitcode or 0
+            if not self._ready:
+                raise WorkersFailed(f"a worker process {self._end()} before it was ready") from None
             self.job, self.lost = None, True
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            return Failure(f"its worker process {how}")
+            return Failure(f"its worker process {self._end()}")
         if isinstance(answer, _Ready):
             self._be_ready(answer)
             return None
         self.job = self.deadline = None
         return answer
 
+    def _end(self) -> str:
+        """How it ended."""
+        self._process.join()
+        code = self._process.exitcode or 0
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
     def _be_ready(self, told: _Ready) -> None:
         if self._setup is None or told.number != self._setup.number:
-            return  # for an earlier run, in which this worker had nothing to do
+            return  # it has started, or was set up for an earlier run, in which it had nothing to do
         if told.failure is not None:
             raise WorkersFailed(f"a worker process cannot start: {told.failure.reason}")
         self._ready = True
@@ -281,113 +310,74 @@ class _Worker:
         self._process.join()
 
 
-class _Outbox:
-    """Messages on their way to workers, as files; one that goes to several in a row is written once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._last: tuple[Message, _Parcel] | None = None
-        self._underway: Counter[str] = Counter()
-        self._numbers = itertools.count()
-
-    def post(self, message: Message) -> _Parcel:
-        """Write a message, unless it is the last one again."""
-        if self._last is not None and not _alike(message, self._last[0]):
-            last, self._last = self._last[1], None
-            self._clear(last)
-        if self._last is None:
-            self._last = message, _posted(message, self.folder / f"down-{next(self._numbers)}")
-        parcel = self._last[1]
-        self._underway[parcel.path] += 1
-        return parcel
-
-    def delivered(self, parcel: _Parcel) -> None:
-        """Nobody waits for it any more, on behalf of one job."""
-        self._underway[parcel.path] -= 1
-        self._clear(parcel)
-
-    def _clear(self, parcel: _Parcel) -> None:
-        if not self._underway[parcel.path] and not (self._last and self._last[1] is parcel):
-            del self._underway[parcel.path]
-            Path(parcel.path).unlink(missing_ok=True)
-
-
-def _alike(a: Message, b: Message) -> bool:
-    """Whether two messages are of the very same tensors."""
-    same_names = a.tensors.keys() == b.tensors.keys() and a.numbers == b.numbers
-    return same_names and all(tensor is b.tensors[name] for name, tensor in a.tensors.items())
-
-
-def _posted(message: Message, path: Path) -> _Parcel:
-    """Write a message, over the one that may lie there: memory that a file has need not be found again."""
-    with saving(path), path.open("r+b" if path.exists() else "wb") as file:
-        file.write(save(apart(message.tensors)))
-        file.truncate()
-    return _Parcel(str(path), message.numbers)
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Start processes that do not run the program's main module again; it may be what is starting them."""
+    main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if method is None:  # a first start settles the method, which is for the program to do
+            multiprocessing.set_start_method(None, force=True)
 
 
 @functools.lru_cache(maxsize=1)
 def _tensors(path: str) -> Tensors:
     """Those of a message to a worker; several clients in a row may get the same."""
-    return load(Path(path).read_bytes())
+    return take(Parcel(path, {})).tensors
 
 
-def _taken(parcel: _Parcel) -> Message:
-    """A message from a worker."""
-    return Message(load(Path(parcel.path).read_bytes()), parcel.numbers)
-
-
-def _verdicts(tensors: Tensors) -> dict[str, Verdict]:
-    """What `_packed` made one message of."""
+def _verdicts(parcel: Parcel, faults: dict[str, str]) -> dict[str, Verdict]:
+    """What was `_packed`."""
     models: dict[str, Tensors] = {}
-    for path, tensor in tensors.items():
+    for path, tensor in take(parcel).tensors.items():
         name, _, of_model = path.partition("/")
         models.setdefault(name, {})[of_model] = tensor
-    return {name: Verdict(own.pop(HITS), own) for name, own in models.items()}
+    return {name: Verdict(own.pop(HITS), own, faults[name]) for name, own in models.items()}
 
 
-def _packed(verdicts: dict[str, Verdict]) -> Message:
+def _packed(verdicts: dict[str, Verdict], path: Path) -> tuple[Parcel, dict[str, str]]:
+    """Verdicts in a parcel, and their faults."""
     tensors = {f"{name}/{n}": t for name, verdict in verdicts.items() for n, t in verdict.tensors.items()}
-    return Message(tensors | {f"{name}/{HITS}": verdict.hits for name, verdict in verdicts.items()})
-
-
-def _exchange() -> Path:
-    """A new folder for messages, in shared memory if there is room."""
-    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
-    return Path(tempfile.mkdtemp(prefix="kinfed-", dir=SHARED_MEMORY if free > ROOM else None))
+    hits = {f"{name}/{HITS}": verdict.hits for name, verdict in verdicts.items()}
+    return post(Message(tensors | hits), path), {name: verdict.fault for name, verdict in verdicts.items()}
 
 
 # -- in a worker process ----------------------------------------------------------------------------------------------
 
 
+@own_settings()
 def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
     """Do jobs until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it, also where it could not be kept away
     threading.Thread(target=_end_with_parent, args=(exchange,), daemon=True).start()
-    torch.set_num_threads(1)
     keep_freed_memory()
     here: Inline | None = None
-    with contextlib.suppress(EOFError, OSError):  # the parent needs it no more
+    with contextlib.suppress(EOFError, OSError):  # the parent needs nobody any more, or is gone
+        pipe.send(_Ready(NO_SETUP))
         for number in itertools.count():
             asked = pipe.recv()
             if isinstance(asked, _Setup):
                 here = None  # before the next one takes memory
                 try:
-                    here = Inline(asked.build(), asked.memories)
+                    here = Inline(pickle.loads(asked.build)(), asked.memories)
                     pipe.send(_Ready(asked.number))
                 except Exception as error:
                     pipe.send(_Ready(asked.number, Failure.of(error)))
             elif here is not None:
                 # The parent may still read the last answer, but not the one before.
                 pipe.send(_do(here, asked, exchange / f"up-{os.getpid()}-{number % 2}"))
+    clear(exchange)
 
 
 def _end_with_parent(exchange: Path) -> None:
-    """A worker whose parent was killed must neither go on nor leave messages in shared memory."""
+    """A worker at work whose parent was killed must neither go on nor leave messages in shared memory."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    shutil.rmtree(exchange, ignore_errors=True)
+    clear(exchange)
     os._exit(1)
 
 
@@ -396,12 +386,12 @@ def _do(here: Inline, job: _Job, answer: Path) -> Any:
         message = Message(_tensors(job.parcel.path), job.parcel.numbers)
         if job.kind == "test":
             hits = here.test_rows(message.tensors, *job.rows)
-            return hits if isinstance(hits, Failure) else _posted(Message({HITS: hits}), answer)
+            return hits if isinstance(hits, Failure) else post(Message({HITS: hits}), answer)
         task = Task(job.id, job.round, message, job.kept, job.test)
         if job.kind == "evaluate":
             verdicts = here.evaluate_one(task)
-            return verdicts if isinstance(verdicts, Failure) else _posted(_packed(verdicts), answer)
+            return verdicts if isinstance(verdicts, Failure) else _packed(verdicts, answer)
         done = here.update_one(task)
-        return done if isinstance(done, Failure) else (_posted(done.upload, answer), done.keeps)
+        return done if isinstance(done, Failure) else (post(done.upload, answer), done.keeps)
     except Exception as error:  # a message that cannot be read or written
         return Failure.of(error)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Federation, Samples, balanced
+from kinfed.engine.checks import not_finite
 from kinfed.errors import InputError
-from kinfed.learning import SGD, Phase, features, hits, knn, linear_probe, train, unnormalised
+from kinfed.learning import SGD, NotFinite, Phase, features, finite, hits, knn, linear_probe, train, unnormalised
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import Client, ClientId, Memory, Message, Method, Server
 from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
@@ -86,10 +87,12 @@ class Verdict:
     Attributes:
         hits: Which of the client's test samples it gets right, bool.
         tensors: The model, if it is to be saved; else empty.
+        fault: Why it cannot be tested; it has neither of the two then.
     """
 
     hits: Tensor
     tensors: Tensors
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,9 @@ class Workshop:
         classes = len(self.federation.dataset.classes)
         if self.plan.probed is not None and self.plan.probed < classes:
             raise InputError(f"linear_probe_images: {self.plan.probed} is too few; there are {classes} classes")
+        for model in self.models:
+            if fault := not_finite(model.state_dict()):
+                raise InputError(f"weights, model: the weights that training starts from cannot be used: {fault}")
         self.method.check(self.models, self.sources, self.federation.dataset.shape)
         for model in [*self.models, *(source.model for source in self.sources)]:
             model.prefer_channels_last()
@@ -219,12 +225,15 @@ class Workshop:
         client = self.client(id, round)
         verdicts: dict[str, Verdict] = {}
         for name, tensors in self.method.evaluated(client, message, memory).items():
+            if fault := not_finite(tensors):
+                verdicts[name] = Verdict(NOTHING_TESTED, {}, fault)
+                continue
             client.model.load(tensors)
             if name == self.method.headline:
                 found = self._represented(client.model, round, [id])
                 verdicts |= {what.removesuffix(f" {id}"): verdict for what, verdict in found.items()}
             if self.method.supervised:
-                verdicts[name] = Verdict(self._hits(client), tensors if client.last_round else {})
+                verdicts[name] = self._verdict(client, tensors if client.last_round else {})
             elif PROBED in verdicts:  # its representation under a head that was fitted to it
                 probed = verdicts[PROBED]
                 right = probed.hits[torch.from_numpy(self.federation.tested[1][id])]
@@ -253,7 +262,8 @@ class Workshop:
             return {}
         known, asked = self._probed.to(self.device), self._seen(self.federation.tested[0]).to(self.device)
         assert known.labels is not None and asked.labels is not None  # noqa: PT018
-        x, y, x_test, y_test = features(model, known), known.labels, features(model, asked), asked.labels
+        x, x_test = (finite(features(model, samples), "representations") for samples in (known, asked))
+        y, y_test = known.labels, asked.labels
         classes = len(self.federation.dataset.classes)
         verdicts: dict[str, Verdict] = {}
         if neighbours:
@@ -270,7 +280,8 @@ class Workshop:
             stream = torch_stream(plan.seed, "linear probe")
             head = linear_probe(x[rows], places, classes=len(own), stream=stream, bias=bias)
             with torch.no_grad():
-                return head, (head(x_test[rows_test]).argmax(dim=1) == places_test).cpu()
+                logits = finite(head(x_test[rows_test]), "linear probe's outputs")
+                return head, (logits.argmax(dim=1) == places_test).cpu()
 
         everything = tuple(range(classes))
         head, right = fitted(everything)
@@ -309,7 +320,7 @@ class Workshop:
         """A copy of a client's headline model, fine-tuned on its training samples and tested on its test samples."""
         client = self.client(id, round)
         self._fine_tuned(client, tensors)
-        return {"fine_tuned": Verdict(self._hits(client), client.model.tensors() if self.method.personal else {})}
+        return {"fine_tuned": self._verdict(client, client.model.tensors() if self.method.personal else {})}
 
     def welcome(self, id: ClientId, round: int, tensors: Tensors) -> dict[str, Verdict]:
         """What the global model is to a client that took no part (METHODS.md H.4, CRC-T2).
@@ -319,16 +330,16 @@ class Workshop:
         """
         client = self._client(id, round, self.federation)
         client.model.load(tensors)
-        verdicts = {"new_global": Verdict(self._hits(client), {})}
+        verdicts = {"new_global": self._verdict(client)}
         if not self.method.adapts:
             return verdicts
         client.model.load(select(self._initial[0], HEAD))
         head = Phase(train=HEAD, epochs=NEW_HEAD_EPOCHS, lr=self.plan.sgd.lr)
         train(client.model, client.train, head, client.sgd, client.stream("new head"))
-        verdicts["new_head"] = Verdict(self._hits(client), {})
+        verdicts["new_head"] = self._verdict(client)
         if self.plan.fine_tuning is not None:
             self._fine_tuned(client, tensors)
-            verdicts["new_fine_tuned"] = Verdict(self._hits(client), {})
+            verdicts["new_fine_tuned"] = self._verdict(client)
         return verdicts
 
     def _fine_tuned(self, client: Client, tensors: Tensors) -> None:
@@ -337,9 +348,15 @@ class Workshop:
         client.model.load(tensors)
         train(client.model, client.train, self.plan.fine_tuning, client.sgd, client.stream("fine-tuning"))
 
-    def _hits(self, client: Client) -> Tensor:
-        """Which of the client's test samples its present model gets right, bool."""
-        return hits(client.model, self._seen(self.federation.test(client.id)).to(self.device)).cpu()
+    def _verdict(self, client: Client, saved: Tensors | None = None) -> Verdict:
+        """The client's present model on its test samples, and what of it is to be saved."""
+        if fault := not_finite(client.model.state_dict()):
+            return Verdict(NOTHING_TESTED, {}, fault)
+        try:
+            right = hits(client.model, self._seen(self.federation.test(client.id)).to(self.device)).cpu()
+        except NotFinite as error:
+            return Verdict(NOTHING_TESTED, {}, str(error))
+        return Verdict(right, saved or {})
 
     def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
         """Which of some rows of the pooled test set the one global model gets right, bool."""

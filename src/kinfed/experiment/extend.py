@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kinfed.engine import Inline, RunFolder, one_thread
+from kinfed.engine import Inline, RunFolder
 from kinfed.engine.evaluation import Evaluation, Line
 from kinfed.engine.folder import METRICS, Checkpoint
 from kinfed.errors import InputError
@@ -14,6 +14,7 @@ from kinfed.experiment.folders import COMPARISON, CONFIG, SUMMARY, is_ours, run_
 from kinfed.experiment.run import folder_of, workshop_of
 from kinfed.files import claimed, delete, read_json, write_whole, written
 from kinfed.learning.schedule import parse_schedule
+from kinfed.settings import own_settings
 
 __all__ = ["extend"]
 
@@ -22,6 +23,7 @@ PICTURES = re.compile(r"pictures/round-\d+\.safetensors")
 ENDED = re.compile(r"summary\.json|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)")  # what ends a run
 
 
+@own_settings()
 def extend(out: Path, rounds: int, *, device: str | None = None) -> None:
     """Let a run, or each run of a comparison, have more rounds; `kinfed.experiment.run.resume` then does them.
 
@@ -82,8 +84,7 @@ def _evaluate_again(config: Config, run: RunFolder, last: Checkpoint) -> None:
     tested: Line = {"global_acc": None, "untested": {}, "client_acc": {}}
     if workshop.plan.evaluates(last.round, workshop.method):
         here = Inline(workshop, run.memories)
-        with one_thread():
-            tested = Evaluation(last.round, workshop, here, run, lambda *_: None).line(last.state, last.kept)
+        tested = Evaluation(last.round, workshop, here, run, lambda *_: None).line(last.state, last.kept)
     run.rewrite(METRICS, [*before, trained | tested])
     if last.round % workshop.plan.checkpoint_every:  # there are pictures of it only since it was the last
         delete([run.path / "pictures" / f"round-{last.round:06d}.safetensors"], run.path, PICTURES)

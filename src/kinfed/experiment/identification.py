@@ -25,6 +25,7 @@ from kinfed.files import write_whole
 from kinfed.learning import SGD
 from kinfed.methods.fedvote import FedVote
 from kinfed.methods.voting import ballot
+from kinfed.settings import own_settings
 from kinfed.streams import numpy_stream
 
 __all__ = ["PAPER", "another_setting", "identify", "paired", "right"]
@@ -104,6 +105,7 @@ class _Repeat:
         return self.folder / partition / f"fedavg-seed{self.seed}"
 
 
+@own_settings()
 def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, watcher: Watcher = nobody) -> Path:
     """Run what is still to do, and write ``table.json``, ``table.md`` and, of the first repeat, ``vote.json``.
 

@@ -27,6 +27,7 @@ from kinfed.models import (
     set_batchnorm,
     weights_for,
 )
+from kinfed.settings import own_settings
 
 __all__ = ["Predictor", "load"]
 
@@ -70,6 +71,7 @@ class Predictor(nn.Module):
         logits: Tensor = self.model(self._normalise(inputs) if inputs.dtype == torch.uint8 else inputs.float())
         return logits
 
+    @own_settings(threads=None)
     @torch.no_grad()
     def predict(self, inputs: Tensor | NDArray[Any]) -> list[str]:
         """The class of each input; see `forward`. As many at a time as in the run's own tests.
@@ -87,6 +89,7 @@ class Predictor(nn.Module):
         return [self.classes[k] for part in parts for k in self(part).argmax(dim=1).tolist()]
 
 
+@own_settings(threads=None)
 def load(path: Path, client: int | None = None, module: nn.Module | None = None) -> Predictor:
     """A model that a run has saved.
 

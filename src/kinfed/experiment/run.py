@@ -30,8 +30,9 @@ from kinfed.data import (
     sort,
 )
 from kinfed.data.federation import Recipe
-from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Watch, Workers, Workshop, one_thread
+from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Watch, Workers, Workshop
 from kinfed.engine import federate as run_rounds
+from kinfed.engine.exchange import clear_left_behind
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import EXECUTION, Config, model_shares, read_toml
 from kinfed.experiment.folders import (
@@ -54,6 +55,7 @@ from kinfed.files import claimed, clear_unfinished, read_json, write_whole
 from kinfed.learning import COLLAPSED, SGD, Phase
 from kinfed.methods.fedvote import Vote
 from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, load_weights, open_pool, suited
+from kinfed.settings import own_settings
 
 __all__ = [
     "Watcher",
@@ -218,6 +220,7 @@ def _dealt(shares: Sequence[float], clients: int) -> tuple[int, ...]:
     return tuple(which for which, count in enumerate([*counts, clients - sum(counts)]) for _ in range(count))
 
 
+@own_settings()
 def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
     """Run one method with one seed into a new folder.
 
@@ -229,7 +232,7 @@ def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool
     check_room(out, overwrite=overwrite)
     workshop = workshop_of(config)
     config = _settled(config, workshop)
-    with new_run(out, overwrite=overwrite), _workers(config) as workers:
+    with _workers(config) as workers, new_run(out, overwrite=overwrite):
         _run(config, workshop, out, watcher, workers)
 
 
@@ -243,6 +246,7 @@ def _settled(config: Config, workshop: Workshop) -> Config:
     return Config.checked(config.model_dump() | {"probe": len(workshop.federation.probe_rows)})
 
 
+@own_settings()
 def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
     """Run several methods, and several seeds, on the same clients: a run folder each, and ``comparison.json``.
 
@@ -256,12 +260,12 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
     for method in config.methods:
         sources = _sources(config, method, workshop.federation)
         dataclasses.replace(workshop, method=config.method(method), sources=sources)
-    with new_run(out, overwrite=overwrite):
+    with _workers(config) as workers, new_run(out, overwrite=overwrite):
         write_whole(out / COMPARISON, config.toml())
-        with _workers(config) as workers:
-            _compare(config, out, watcher, workers)
+        _compare(config, out, watcher, workers)
 
 
+@own_settings()
 def resume(out: Path, watcher: Watcher = nobody, *, device: str | None = None) -> None:
     """Go on with a run or a comparison where it stopped; one that is finished stays as it is.
 
@@ -292,6 +296,7 @@ def resume(out: Path, watcher: Watcher = nobody, *, device: str | None = None) -
             (_compare if several else _run_the_rest)(config, out, watcher, workers)
 
 
+@own_settings()
 def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
     """Run a comparison, or what is left of it, now with as many workers and seeds as this config has.
 
@@ -391,7 +396,7 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, worker
     here = Inline(workshop, folder.memories)
     if workers is not None:
         workers.take_on(functools.partial(workshop_of, config), here)
-    with one_thread(), Tracked(config, folder, watcher(method, config.seed, config.rounds)) as watch:
+    with Tracked(config, folder, watcher(method, config.seed, config.rounds)) as watch:
         run_rounds(workshop, workers or here, folder, watch)
     write_whole(out / SUMMARY, json.dumps(_summary(config, workshop, folder), indent=1) + "\n")
 
@@ -409,7 +414,18 @@ def check_unchanged(workshop: Workshop, out: Path) -> None:
 
 @contextlib.contextmanager
 def _workers(config: Config) -> Iterator[Workers | None]:
-    """The worker processes of a run, or of all runs of a comparison; None where clients run in this one."""
+    """The worker processes of a run, or of all runs of a comparison; None where clients run in this one.
+
+    Raises:
+        InputError: If the model is a function that they cannot import.
+        WorkersFailed: If they cannot be started.
+    """
+    clear_left_behind()
+    names = [config.model, *(name for name, _ in model_shares(config.models or ""))]
+    if config.workers and (name := next((name for name in names if name and name.startswith("__main__:")), None)):
+        raise InputError(
+            f"model: {name!r} cannot be imported by workers; move it to a file of its own, or use workers=0"
+        )
     workers = Workers(config.workers, config.client_timeout) if config.workers else None
     try:
         yield workers

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from kinfed.data import Dataset, Normalisation, fewer, load, of_classes
-from kinfed.engine import Unwatched, Watch, one_thread, save_model
+from kinfed.engine import Unwatched, Watch, save_model
+from kinfed.engine.checks import not_finite
 from kinfed.errors import InputError
 from kinfed.experiment.folders import CONFIG
 from kinfed.experiment.run import Watcher, nobody
@@ -20,6 +21,7 @@ from kinfed.experiment.training import Training
 from kinfed.files import LOCK, UNFINISHED, claimed, clear_unfinished, delete, read_json
 from kinfed.learning import SGD, AfterStep, Phase, hits, train
 from kinfed.models import Model, Tensors, build, read_tensors
+from kinfed.settings import own_settings
 from kinfed.streams import torch_stream
 
 __all__ = ["DEFAULT", "is_there", "save_source", "train_source", "train_sources"]
@@ -28,6 +30,7 @@ FILES = re.compile(r"[^/]+\.(?:safetensors|json)|\.tmp\w+")  # what a pool is ma
 DEFAULT = SGD(lr=0.05, epochs=5, batch_size=50, momentum=0.0)  # METHODS.md E.4
 
 
+@own_settings()
 def train_source(
     dataset: Dataset,
     architecture: str = "mcmahan_cnn",
@@ -60,18 +63,17 @@ def train_source(
     model.prefer_channels_last()
     samples, test = (split.to(torch.device(device)) for split in (dataset.train, dataset.test))
     watch.started(0)
-    with one_thread():
-        tally = train(
-            model,
-            samples,
-            Phase(),
-            sgd,
-            torch_stream(seed, *purpose, "order"),
-            after_step=_telling(watch, math.ceil(len(samples) / sgd.batch_size), sgd.epochs),
-        )
-        accuracy = hits(model.eval(), test).double().mean().item()
-    if not math.isfinite(tally.loss):
+    tally = train(
+        model,
+        samples,
+        Phase(),
+        sgd,
+        torch_stream(seed, *purpose, "order"),
+        after_step=_telling(watch, math.ceil(len(samples) / sgd.batch_size), sgd.epochs),
+    )
+    if not math.isfinite(tally.loss) or not_finite(model.state_dict()):
         raise InputError(f"lr: {sgd.lr:g} makes the training on {dataset.name} diverge; must be smaller")
+    accuracy = hits(model.eval(), test).double().mean().item()
     watch.round({"round": sgd.epochs, "personal_acc_weighted": accuracy, "refused": {}})
     return model.cpu(), accuracy
 
@@ -92,6 +94,7 @@ def _telling(watch: Watch, steps: int, epochs: int) -> AfterStep:
     return tell
 
 
+@own_settings()
 def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
     """Train a source a data set and write each to a pool as soon as it is trained; what is there is kept.
 

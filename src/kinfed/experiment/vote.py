@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kinfed.engine import RunFolder, Workshop, one_thread
+from kinfed.engine import RunFolder, Workshop
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
 from kinfed.experiment.folders import CONFIG
@@ -22,6 +22,7 @@ from kinfed.methods import ClientId
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedvote import Vote
 from kinfed.methods.voting import ballot, count, scores
+from kinfed.settings import own_settings
 
 __all__ = ["VOTE", "Ballots", "Electorate", "hold", "train_and_vote", "vote"]
 
@@ -84,16 +85,15 @@ class Electorate:
         for model in self.workshop.models:
             rule.check_comparable(model, self.workshop.sources)
         told: dict[str, list[Tensor]] = {measure: [] for measure in measures}
-        with one_thread():
-            for id in self.ids:
-                client = self.workshop.client(id, self.config.rounds)
-                client.model.load(self.folder.model(f"client-{id:05d}-local"))
-                seen = rule.seen(client)
-                for measure, rows in told.items():
-                    try:
-                        rows.append(scores(seen, measure))
-                    except ValueError as error:
-                        raise InputError(f"measure: {measure} cannot compare client {id}: {error}") from error
+        for id in self.ids:
+            client = self.workshop.client(id, self.config.rounds)
+            client.model.load(self.folder.model(f"client-{id:05d}-local"))
+            seen = rule.seen(client)
+            for measure, rows in told.items():
+                try:
+                    rows.append(scores(seen, measure))
+                except ValueError as error:
+                    raise InputError(f"measure: {measure} cannot compare client {id}: {error}") from error
         return told
 
     def about(self) -> dict[str, Any]:
@@ -133,6 +133,7 @@ class Ballots:
     about: Mapping[str, Any]
 
 
+@own_settings()
 def vote(run: Path, pool: Path, rule: Vote, out: Path) -> Ballots:
     """Let the clients of a run vote after its last round, by the rules of `Vote`, and write ``vote.json``.
 
@@ -152,6 +153,7 @@ def vote(run: Path, pool: Path, rule: Vote, out: Path) -> Ballots:
     return held
 
 
+@own_settings()
 def train_and_vote(
     config: Config, pool: Path, rule: Vote, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False
 ) -> Ballots:

@@ -1,6 +1,6 @@
 """What happens at one client: training in phases, frozen features, two views, evaluation."""
 
-from kinfed.learning.evaluation import class_overlap, hits, over_clients, rank_correlation
+from kinfed.learning.evaluation import NotFinite, class_overlap, finite, hits, over_clients, rank_correlation
 from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
 from kinfed.learning.representation import knn, linear_probe
 from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
@@ -25,6 +25,7 @@ __all__ = [
     "Batch",
     "BeforeStep",
     "Loss",
+    "NotFinite",
     "Objective",
     "Phase",
     "Tally",
@@ -34,6 +35,7 @@ __all__ = [
     "class_overlap",
     "cross_entropy",
     "features",
+    "finite",
     "frozen_copy",
     "frozen_grams",
     "frozen_rows",

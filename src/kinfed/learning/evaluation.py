@@ -14,15 +14,34 @@ from kinfed.data.samples import Samples
 from kinfed.learning.frozen import features
 from kinfed.models import Model
 
-__all__ = ["class_overlap", "hits", "over_clients", "rank_correlation"]
+__all__ = ["NotFinite", "class_overlap", "finite", "hits", "over_clients", "rank_correlation"]
+
+
+class NotFinite(ValueError):
+    """What a model says is NaN or infinite, and means nothing."""
+
+
+def finite(outputs: Tensor, what: str) -> Tensor:
+    """The same outputs.
+
+    Raises:
+        NotFinite: If they are not finite.
+    """
+    if not outputs.isfinite().all():
+        raise NotFinite(f"its {what} are not finite")
+    return outputs
 
 
 def hits(model: Model, samples: Samples) -> Tensor:
-    """Which of n labelled samples the model gets right, bool."""
+    """Which of n labelled samples the model gets right, bool.
+
+    Raises:
+        NotFinite: If the model's outputs are not finite.
+    """
     assert samples.labels is not None
     if not len(samples):
         return torch.zeros(0, dtype=torch.bool)
-    return features(model, samples, "head").argmax(dim=1) == samples.labels
+    return finite(features(model, samples, "head"), "outputs").argmax(dim=1) == samples.labels
 
 
 def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> dict[str, float | None]:

@@ -58,6 +58,7 @@ class CRSMMixing(FedAvg):
     personal: ClassVar[bool] = True
     headline: ClassVar[str] = "mixture"
     tested: ClassVar[str] = "own mixture"
+    unknown: ClassVar[tuple[str, ...]] = (CRSM, WEIGHTS)
 
     rep_source: RepSource = "probe"
     compared: Compared = "representation"

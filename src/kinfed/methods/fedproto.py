@@ -42,6 +42,7 @@ class FedProto(FedAvg):
     headline: ClassVar[str] = "own"
     tested: ClassVar[str] = "own model"
     mixes_architectures: ClassVar[bool] = True
+    unknown: ClassVar[tuple[str, ...]] = (PROTOTYPES,)
 
     lam: Annotated[float, Ge(0)] = 1.0
     aggregation: Literal["counts", "uniform"] = "counts"

@@ -114,6 +114,7 @@ class Method(ABC):
         adapts: Whether clients can fine-tune a model in the last evaluation; not if they have no labels.
         mixes_architectures: Whether clients may have models of different architectures.
         needs_sources: Whether there must be source models.
+        unknown: Prefixes of names in the server's state; in these tensors NaN stands for what is not known.
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
@@ -125,6 +126,7 @@ class Method(ABC):
     adapts: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = False
     needs_sources: ClassVar[bool] = False
+    unknown: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:  # noqa: B027
         """Refuse fields that do not go together.

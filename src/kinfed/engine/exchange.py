@@ -1,0 +1,120 @@
+"""Folders in shared memory through which processes pass tensors; none stays there, however a run ends."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from safetensors.torch import load, save
+
+from kinfed.files import delete, saving, written
+from kinfed.methods import Message
+
+__all__ = ["Exchange", "Parcel", "clear", "clear_left_behind", "post", "take"]
+
+SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; where there is none, or little, files are as good
+ROOM = 2**30  # bytes that must be free there: two messages a worker are on their way at any time
+PREFIX = "kinfed-exchange-"
+LOCK = "lock"  # held as long as the process lives that made the folder
+FILES = re.compile(rf"{LOCK}|down-\d+|up-\d+-[01]")
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message that lies in a file."""
+
+    path: str
+    numbers: dict[str, float]
+
+
+def post(message: Message, path: Path) -> Parcel:
+    """Write a message, over the one that may lie there: memory that a file has need not be found again."""
+    with saving(path), path.open("r+b" if path.exists() else "wb") as file:
+        file.write(save(apart(message.tensors)))
+        file.truncate()
+    return Parcel(str(path), message.numbers)
+
+
+def take(parcel: Parcel) -> Message:
+    """Read one."""
+    return Message(load(Path(parcel.path).read_bytes()), parcel.numbers)
+
+
+def clear(folder: Path) -> None:
+    """Remove an exchange folder, with what kinfed wrote there."""
+    delete(written(folder, FILES), folder, FILES)
+
+
+def clear_left_behind() -> None:
+    """Remove the folders of this user's runs of which every process was killed at once."""
+    for place in {SHARED_MEMORY, Path(tempfile.gettempdir())}:
+        for folder in place.glob(f"{PREFIX}*"):
+            with contextlib.suppress(Timeout, OSError):  # in use, or gone by now
+                if _is_own(folder):
+                    with FileLock(folder / LOCK).acquire(timeout=0):
+                        clear(folder)
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether it is a folder of this user, and no link to one."""
+    about = folder.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == getattr(os, "getuid", int)()
+
+
+class Exchange:
+    """A new exchange folder, and the messages in it that are on their way to workers."""
+
+    def __init__(self) -> None:
+        free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+        place = SHARED_MEMORY if free > ROOM else None
+        while True:
+            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+            self._lock = FileLock(self.folder / LOCK)
+            with contextlib.suppress(Timeout, FileNotFoundError):  # another run took it for one that was left behind
+                self._lock.acquire(timeout=0)
+                if self.folder.is_dir():
+                    break
+        self._last: tuple[Message, Parcel] | None = None
+        self._underway: Counter[str] = Counter()
+        self._numbers = itertools.count()
+
+    def post(self, message: Message) -> Parcel:
+        """Write a message; one that goes to several workers in a row is written once."""
+        if self._last is not None and not _alike(message, self._last[0]):
+            last, self._last = self._last[1], None
+            self._forget(last)
+        if self._last is None:
+            self._last = message, post(message, self.folder / f"down-{next(self._numbers)}")
+        parcel = self._last[1]
+        self._underway[parcel.path] += 1
+        return parcel
+
+    def delivered(self, parcel: Parcel) -> None:
+        """Nobody waits for it any more, on behalf of one job."""
+        self._underway[parcel.path] -= 1
+        self._forget(parcel)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        clear(self.folder)
+        self._lock.release()
+
+    def _forget(self, parcel: Parcel) -> None:
+        if not self._underway[parcel.path] and not (self._last and self._last[1] is parcel):
+            del self._underway[parcel.path]
+            delete([Path(parcel.path)], self.folder, FILES)
+
+
+def _alike(a: Message, b: Message) -> bool:
+    """Whether two messages are of the very same tensors."""
+    same_names = a.tensors.keys() == b.tensors.keys() and a.numbers == b.numbers
+    return same_names and all(tensor is b.tensors[name] for name, tensor in a.tensors.items())

@@ -1,0 +1,294 @@
+"""Worker processes start wherever a run is started from, and leave nothing behind however it ends."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import kinfed
+from kinfed.engine import Workers, WorkersFailed, exchange
+from kinfed.engine.exchange import Exchange, clear_left_behind
+from kinfed.engine.interrupt import SIGNALS, Interrupt, Stopped, out_of_reach
+from kinfed.errors import InputError
+from kinfed.methods import Message
+from tests.engine.test_places import taken_on, working
+from tests.worlds import run, workshop
+
+SMALL: dict[str, Any] = {"clients": 3, "partition": "iid", "rounds": 1, "ft_epochs": 0, "quiet": True}
+
+# -- how they start ---------------------------------------------------------------------------------------------------
+
+SCRIPT = f"import kinfed, sys; kinfed.run('fedper', workers=2, out=sys.argv[1], **{SMALL})"
+
+
+@pytest.mark.slow
+def test_a_program_without_a_guard_may_have_workers(tmp_path: Path) -> None:  # case 309
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ways: dict[str, tuple[list[str], str | None]] = {
+        "script": ([str(tmp_path / "script.py")], None),
+        "input": (["-"], SCRIPT),
+        "command": (["-c", SCRIPT], None),  # as in a notebook, __main__ has no file
+    }
+    inside = kinfed.run("fedper", out=tmp_path / "inside", **SMALL).path
+    for name, (how, text) in ways.items():
+        out = tmp_path / name
+        done = subprocess.run(
+            [sys.executable, *how, str(out)], input=text, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        for file in ("metrics.jsonl", *(f"models/client-{id:05d}-personal.safetensors" for id in range(3))):
+            assert (out / file).read_bytes() == (inside / file).read_bytes()
+
+
+def net(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+
+def test_a_model_that_workers_cannot_import_is_refused_before_anything_is_written(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # case 309
+    monkeypatch.setattr(sys.modules["__main__"], "net", net, raising=False)
+    with pytest.raises(InputError, match=r"^model: '__main__:net' cannot be imported by workers; move it to a file"):
+        kinfed.run("fedavg", out=out, model="__main__:net", head="1", workers=2, **SMALL)
+    assert not out.exists()
+
+
+def dying() -> Any:
+    os._exit(3)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_before_it_is_ready_is_no_clients_fault(tmp_path: Path) -> None:  # case 309
+    with (
+        working(1) as workers,
+        pytest.raises(WorkersFailed, match=r"^a worker process ended with exit code 3 before it was ready$"),
+    ):
+        run(workshop("fedavg"), tmp_path / "out", taken_on(workers, dying))
+    assert not (tmp_path / "out" / "metrics.jsonl").read_text()
+
+
+def built_of(anything: object) -> Any:
+    raise AssertionError
+
+
+@pytest.mark.slow
+def test_workers_know_nothing_of_the_main_module_and_change_nothing_in_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = multiprocessing.get_start_method(allow_none=True), sys.modules["__main__"]
+    gone = type("Gone", (), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Gone", gone, raising=False)
+    with working(1) as workers:
+        assert (multiprocessing.get_start_method(allow_none=True), sys.modules["__main__"]) == before
+        with pytest.raises(WorkersFailed, match=r"^a worker process cannot start: AttributeError: .* 'Gone'"):
+            run(workshop("fedavg"), tmp_path / "out", taken_on(workers, functools.partial(built_of, gone())))
+    assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def exchanges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place of their own for exchange folders."""
+    place = tmp_path / "shm"
+    place.mkdir()
+    monkeypatch.setattr(exchange, "SHARED_MEMORY", place)
+    monkeypatch.setattr(exchange, "ROOM", 0)
+    return place
+
+
+def test_processes_that_cannot_be_started_are_told_and_leave_nothing(
+    exchanges: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: SpawnProcess) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(SpawnProcess, "start", full)
+    with pytest.raises(WorkersFailed, match=r"^a worker process cannot be started: BlockingIOError: .* unavailable$"):
+        Workers(2)
+    assert not [*exchanges.iterdir()]
+
+
+def test_processes_that_end_as_soon_as_they_start_are_told(exchanges: Path) -> None:
+    multiprocessing.set_executable("/bin/false")
+    try:
+        with pytest.raises(WorkersFailed, match=r"^a worker process cannot be started: it ended with exit code 1$"):
+            Workers(1)
+    finally:
+        multiprocessing.set_executable(sys.executable)
+    assert not [*exchanges.iterdir()]
+
+
+# -- what they leave --------------------------------------------------------------------------------------------------
+
+
+def test_only_what_a_killed_run_of_ones_own_left_is_removed(
+    exchanges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # case 310
+    used, left, foreign = Exchange(), Exchange(), Exchange()
+    for one in (used, left, foreign):
+        one.post(Message({"w": torch.ones(2)}))
+    for one in (left, foreign):
+        one._lock.release()  # as the end of its process does
+    (foreign.folder / "notes.txt").write_text("mine")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "down-1").write_text("mine")
+    (exchanges / "kinfed-exchange-alink").symlink_to(elsewhere)
+    (exchanges / "kinfed-exchange-afile").write_text("mine")
+    with monkeypatch.context() as another_user:
+        another_user.setattr(os, "getuid", lambda: os.geteuid() + 1)
+        clear_left_behind()
+    assert left.folder.exists()
+    clear_left_behind()
+    assert not left.folder.exists()
+    assert sorted(path.name for path in used.folder.iterdir()) == ["down-0", "lock"]
+    assert [path.name for path in foreign.folder.iterdir()] == ["notes.txt"]
+    assert (elsewhere / "down-1").read_text() == (exchanges / "kinfed-exchange-afile").read_text() == "mine"
+    used.close()
+    assert not used.folder.exists()
+
+
+def held_by(process: subprocess.Popen[Any]) -> Path:
+    """The exchange folder of a running command."""
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        held = Path(os.readlink(descriptor))
+        if held.name == "lock" and held.parent.name.startswith("kinfed-exchange-"):
+            return held.parent
+    raise AssertionError("it has none")
+
+
+def at_work(out: Path) -> subprocess.Popen[str]:
+    """A long run with two workers, in a process group of its own, that is in its second round."""
+    options = ["--clients", "10", "--rounds", "400", "--checkpoint-every", "400", "--evaluate-every", "9"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kinfed", "run", "fedper", *options, "--workers", "2", "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    metrics = out / "metrics.jsonl"
+    while process.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
+        time.sleep(0.01)
+    return process
+
+
+def group(process: subprocess.Popen[Any]) -> list[int]:
+    """Who is left of a command and its workers."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(of) == process.pid and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def wait_until(done: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not done() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert done()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_to_all_processes_ends_the_run_after_its_round_with_a_checkpoint(
+    name: str, out: Path
+) -> None:  # case 310
+    process = at_work(out)
+    folder = held_by(process)
+    os.killpg(process.pid, getattr(signal, name))
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 128 + getattr(signal, name)
+    assert told.splitlines()[-1] == f"kinfed: stopped; what was saved stays, go on with: kinfed resume {out}"
+    assert "Traceback" not in told
+    assert "refused" not in told
+    done = len((out / "metrics.jsonl").read_text().splitlines())
+    assert [path.stem for path in (out / "checkpoints").iterdir()] == [f"round-{done:06d}"]
+    assert not folder.exists()
+    wait_until(lambda: not group(process))
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_parent_that_is_killed_and_leave_nothing(out: Path) -> None:
+    process = at_work(out)
+    folder = held_by(process)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not group(process) and not folder.exists())
+
+
+@pytest.mark.slow
+def test_what_is_left_where_all_processes_are_killed_at_once_goes_with_the_next_run(out: Path) -> None:  # case 310
+    process = at_work(out)
+    folder = held_by(process)
+    clear_left_behind()
+    assert folder.exists()  # it is in use
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    wait_until(lambda: not group(process))
+    assert folder.exists()
+    kinfed.run("fedavg", out=out.with_name("next"), **SMALL)
+    assert not folder.exists()
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Handlers of signals as a program has them, and as they were after the test."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.usefixtures("handlers")
+def test_the_first_signal_is_noted_and_the_second_stops_at_once(number: int) -> None:
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), number)
+        assert interrupt.asked == number
+        with pytest.raises(Stopped) as stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert stopped.value.exit_code == 143
+    assert isinstance(stopped.value, KeyboardInterrupt)
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_that_the_program_ignores_or_handles_stays_its_own() -> None:
+    heard = []
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupt.asked is None
+    assert heard == [signal.SIGTERM]
+
+
+def test_processes_started_out_of_reach_do_not_get_the_signals() -> None:
+    telling = "import signal; print(*sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with out_of_reach():
+        told = subprocess.run([sys.executable, "-S", "-c", telling], capture_output=True, text=True, check=True).stdout
+    assert {*map(int, told.split())} >= {*map(int, SIGNALS)}
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
