@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 
 from kinfed.files import delete, saving, written
 from kinfed.methods import Message
+from kinfed.models import apart
 
 __all__ = ["Exchange", "Parcel", "clear", "clear_left_behind", "post", "take"]
 
