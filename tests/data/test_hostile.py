@@ -222,7 +222,7 @@ def test_a_table_with_text_that_is_none_is_told(tmp_path: Path) -> None:
     image = pa.array([encoded(grey(1))])
     for split in ("train", "test"):
         pq.write_table(pa.table({"image": image, "label": broken}), tmp_path / f"{split}.parquet")
-    with pytest.raises(InputError, match=r"train.parquet cannot be read as parquet: .*utf-8"):
+    with pytest.raises(InputError, match=r"train.parquet cannot be read as a table: .*utf-8"):
         load(str(tmp_path))
 
 

@@ -103,6 +103,27 @@ def test_a_hub_that_does_not_answer_and_missing_splits_are_told_in_one_line(hub:
         load("hub:me/mine")
 
 
+def test_images_of_the_hub_may_lie_where_it_puts_them_and_nowhere_else(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # case 311
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    for file in (tmp_path / "hub" / "a.png", tmp_path / "outside.png"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(encoded(grey(7)))
+        named = Table(image=[{"bytes": None, "path": str(file)}] * 2, label=[0, 1])
+        hub["me/mine", file.stem] = {"train": named, "test": named}
+    assert load("hub:me/mine/a").train.inputs.unique().tolist() == [7]
+    with pytest.raises(InputError, match=r"hub:me/mine/outside, train, row 0 names the image .* which lies outside"):
+        load("hub:me/mine/outside")
+
+
+def test_a_table_of_the_hub_that_cannot_be_read_is_told(hub: Any) -> None:
+    broken = Table(image=[encoded(grey(1))], label=pa.array([b"\xff"]).view(pa.string()))  # type: ignore[arg-type]
+    hub["me/mine", None] = {"train": broken, "test": broken}
+    with pytest.raises(InputError, match=r"hub:me/mine cannot be read as a table: .*utf-8"):
+        load("hub:me/mine")
+
+
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"needs the package datasets: pip install 'kinfed\[hub\]'"):

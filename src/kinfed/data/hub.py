@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from kinfed.data.parquet import split_of
+from kinfed.data.parquet import readable, split_of
 from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.errors import InputError
 
@@ -80,10 +80,11 @@ class Fetched:
 
     def read(self) -> tuple[list[Split], list[Split]]:
         """The training and the test split, not decoded."""
-        train, test = (
-            split_of(split.with_format("arrow")[:], f"{self.name}, {name}", _downloads())  # the images stay encoded
-            for name, split in (("train", self.train), ("test", self.test))
-        )
+        with readable(self.name):
+            train, test = (
+                split_of(split.with_format("arrow")[:], f"{self.name}, {name}", _downloads())  # images stay encoded
+                for name, split in (("train", self.train), ("test", self.test))
+            )
         return [train], [test]
 
 

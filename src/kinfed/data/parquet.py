@@ -16,7 +16,7 @@ from kinfed.data.listing import SUFFIXES
 from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.errors import InputError
 
-__all__ = ["ParquetFiles", "split_of"]
+__all__ = ["ParquetFiles", "readable", "split_of"]
 
 IMAGE = ("image", "img")  # the first that is there counts
 LABEL = ("label", "fine_label", "labels")
@@ -101,7 +101,7 @@ def _files(folder: Path, split: str) -> tuple[Path, ...]:
 def _read(path: Path) -> Split:
     import pyarrow.parquet as pq
 
-    with _one_line(path):
+    with readable(path):
         rows, size = pq.read_metadata(path).num_rows, path.stat().st_size
         if rows > size:  # thousands of millions of equal rows can be said in a few bytes
             raise InputError(f"data: {path} says that it has {rows:,} rows, in {size:,} bytes")
@@ -114,7 +114,7 @@ def _named(path: Path) -> list[Path]:
 
     if all(other.is_file() and not other.name.lower().endswith(SUFFIXES) for other in path.parent.iterdir()):
         return []  # there is none that it could name
-    with _one_line(path):
+    with readable(path):
         schema = pq.read_schema(path)
         image = next((name for name in IMAGE if name in schema.names), None)
         if image is None or f"{image}.path" not in [field.name for field in schema.field(image).flatten()]:
@@ -126,13 +126,14 @@ def _named(path: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _one_line(path: Path) -> Iterator[None]:
+def readable(table: object) -> Iterator[None]:
+    """Turn whatever keeps a table, which is named, from being read into one line."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:  # pyarrow raises whatever a broken file leads it to
-        raise InputError(f"data: {path} cannot be read as parquet: {error}") from error
+        raise InputError(f"data: {table} cannot be read as a table: {error}") from error
 
 
 def _file(cell: Any, folders: Sequence[Path], name: str) -> bytes | Path | None:

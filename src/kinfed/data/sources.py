@@ -152,7 +152,7 @@ def find(data: str) -> _OnDisk | _OnHub | None:
 
 
 def load(
-    data: str, *, channels: int | None = None, image_size: int | None = None, on_error: OnError = "stop"
+    data: str | Path, *, channels: int | None = None, image_size: int | None = None, on_error: OnError = "stop"
 ) -> Dataset:
     """Load a data set by name or path, labels remapped to 0..C-1 in sorted order.
 
@@ -166,6 +166,7 @@ def load(
         InputError: If it is not there, a file cannot be read, images differ in size and ``image_size`` is not given, or
             the test set has a class that the training set lacks.
     """
+    data = os.fspath(data)
     decoding = Decoding(channels, image_size, on_error)
     source = find(data)
     if source is None and on_error != "stop":
