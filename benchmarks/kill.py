@@ -1,36 +1,45 @@
-"""kill -9 at random moments: does a resumed comparison end the same, byte for byte, as one that never stopped?
+"""Ended at random moments: does a resumed comparison end the same, byte for byte, as one that never stopped?
 
-Every method that is registered runs on the digits, with partial participation and augmentation, in one comparison.
-``python benchmarks/kill.py --kills 50`` starts it, kills it at a moment drawn evenly from the time that it takes,
-resumes it with `kinfed resume`, kills that again half of the time, and compares all files but those that tell the time.
-Every fifth comparison has two worker processes.
+All registered methods run on the digits once without a stop, with partial participation and augmentation, in this
+process and in two worker processes. Each trial of ``python benchmarks/kill.py --kills 100`` then draws three of them
+(all have their turn before one comes again), starts them with two worker processes or none, and ends that at a moment
+drawn evenly from the time that it takes: by SIGKILL to the process, by SIGKILL to its whole group, by SIGTERM or by
+SIGHUP. It resumes with `kinfed resume`, ends that likewise half of the time, and compares all files of the runs but
+those that tell the time. Afterwards nothing of kinfed's may lie in shared memory. ``--seed`` of a second call goes on
+elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from kinfed.methods import METHODS
 
-TELL_THE_TIME = ("seconds.jsonl", "summary.json", "comparison.json", "report.html", "report.png")
+TELL_THE_TIME = ("seconds.jsonl", "summary.json", "comparison.json", "report.html", "report.png", ".lock")
 SETTING = [
     "--clients", "8", "--partition", "iid", "--rounds", "6", "--participation", "0.5",
-    "--checkpoint-every", "2", "--augment", "crop_flip",
+    "--checkpoint-every", "2", "--ft-epochs", "1", "--knn-every", "0",
 ]  # fmt: skip
+SHARED_MEMORY = Path("/dev/shm")
+ENDS = ("SIGKILL", "SIGKILL of the group", "SIGTERM", "SIGHUP")
+AT_ONCE = 3  # methods
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
-    """The kinfed command, silent."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "kinfed", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    """The kinfed command, silent, in a process group of its own."""
+    command = [sys.executable, "-m", "kinfed", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -39,24 +48,54 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def killed_after(seconds: float, *arguments: str) -> bool:
-    """Run the command for so long; whether it was still running."""
+def ended_after(seconds: float, how: str, *arguments: str) -> bool:
+    """Run the command for so long, and end it; whether it was still running."""
     process = start(*arguments)
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        if how == "SIGKILL of the group":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.send_signal(signal.Signals[how])
+        process.wait(120)
         return True
     return False
 
 
+def in_shared_memory() -> list[str]:
+    """What lies there of kinfed's."""
+    return sorted(path.name for path in SHARED_MEMORY.glob("kinfed-*")) if SHARED_MEMORY.is_dir() else []
+
+
+def turns(methods: list[str], rng: random.Random) -> Iterator[list[str]]:
+    """Some of the methods, again and again; each has its turn before one comes again."""
+    while True:
+        order = rng.sample(methods, len(methods))
+        yield from (order[at : at + AT_ONCE] for at in range(0, len(order), AT_ONCE))
+
+
+def comparison(methods: list[str], workers: int, pool: str, out: Path) -> list[str]:
+    """The arguments of a comparison of some methods."""
+    votes = [of for name in methods if "fedvote" in name for of in ("--set", f"{name}.round=3")]
+    sources = ["--sources", pool] if votes else []
+    small = [of for name in methods for of in _narrow(name)]
+    return ["compare", *methods, *SETTING, *sources, *votes, *small, "--workers", str(workers), "--out", str(out)]
+
+
+def _narrow(name: str) -> list[str]:
+    """Small projectors and predictors: what a kill does to a run has nothing to do with their width."""
+    if METHODS[name.removeprefix("fedvote+")].supervised:
+        return []
+    return ["--set", f"{name}.hidden=32", "--set", f"{name}.out=16"]
+
+
 def main() -> None:
-    """Kill, resume, compare, tell."""
+    """End, resume, compare, tell."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--methods", default=",".join([*METHODS, "fedvote+fedprox"]))
     given = parser.parse_args()
     rng = random.Random(given.seed)
     folder = Path(tempfile.mkdtemp(prefix="kinfed-kill-"))
@@ -65,46 +104,53 @@ def main() -> None:
         train = ["--data", "digits", "--classes", classes, "--model", "tiny_cnn", "--epochs", "1", "--out", pool]
         start("sources", "train", *train).wait()
     methods = given.methods.split(",")
-    votes = [argument for name in methods if "fedvote" in name for argument in ("--set", f"{name}.round=3")]
-    comparison = ["compare", *methods, *SETTING, "--sources", pool, *votes]
-    straight: dict[int, dict[str, bytes]] = {}
+    straight: dict[int, dict[str, dict[str, bytes]]] = {}
     took: dict[int, float] = {}
     for workers in (0, 2):
         out = folder / f"straight-{workers}"
         began = time.perf_counter()
-        code = start(*comparison, "--workers", str(workers), "--out", str(out)).wait()
-        took[workers], straight[workers] = time.perf_counter() - began, files(out)
+        code = start(*comparison(methods, workers, pool, out)).wait()
         if code:
             sys.exit(f"the comparison itself fails, with exit code {code}")
-        print(f"never stopped, {workers} workers: {took[workers]:.1f} s, {len(straight[workers])} files", flush=True)
-    kills = trials = differ = nothing = 0
-    while kills < given.kills:
-        workers = 2 if trials % 5 == 4 else 0
-        out = folder / f"trial-{trials}"
+        took[workers] = (time.perf_counter() - began) * AT_ONCE / len(methods) + 4
+        straight[workers] = {path.name: files(path) for path in out.iterdir() if path.is_dir()}
+        print(f"never stopped, {workers} workers: {time.perf_counter() - began:.0f} s", flush=True)
+    kills: Counter[str] = Counter()
+    trials = differ = nothing = 0
+    for some in turns(methods, rng):
+        if sum(kills.values()) >= given.kills:
+            break
+        workers, out, told = rng.choice((0, 2)), folder / f"trial-{trials}", []
         trials += 1
-        moments = [rng.uniform(0, took[workers])]
-        kills += killed_after(moments[0], *comparison, "--workers", str(workers), "--out", str(out))
-        if not out.exists() or not any(out.iterdir()):
-            nothing += 1  # killed before there was a folder to resume
-            print(f"trial {trials}, {workers} workers, killed after {moments[0]:.2f} s: no folder yet", flush=True)
+        arguments = comparison(some, workers, pool, out)
+        for again in range(2):
+            if again and rng.random() < 0.5:
+                break
+            how, moment = rng.choice(ENDS), rng.uniform(0, took[workers])
+            if ended_after(moment, how, *arguments):
+                kills[how] += 1
+                told.append(f"{how} after {moment:.1f} s")
+            arguments = ["resume", str(out)]
+            if not (out / "comparison.toml").is_file():
+                break
+        if not (out / "comparison.toml").is_file():
+            nothing += 1  # ended before there was anything to resume
             continue
-        if rng.random() < 0.5:
-            moments.append(rng.uniform(0, took[workers]))
-            kills += killed_after(moments[1], "resume", str(out))
         code = start("resume", str(out)).wait()
-        same = code == 0 and files(out) == straight[workers]
-        differ += not same
-        when = " and ".join(f"{moment:.2f}" for moment in moments)
-        print(
-            f"trial {trials}, {workers} workers, killed after {when} s: {'same' if same else 'DIFFERENT'}", flush=True
-        )
+        runs = {path.name: files(path) for path in out.iterdir() if path.is_dir()}
+        same = code == 0 and all(files(out / f"{name}-seed0") == straight[workers][f"{name}-seed0"] for name in some)
+        left = in_shared_memory()
+        differ += not same or len(runs) != len(some) or bool(left)
+        verdict = f"LEFT in shared memory: {left}" if left else "same" if same else f"DIFFERENT, exit code {code}"
+        print(f"trial {trials}, {', '.join(some)}, {workers} workers, {' and '.join(told)}: {verdict}", flush=True)
         if same:
             shutil.rmtree(out)
-    print(f"{kills} kills in {trials} comparisons of {given.methods}: {differ} ended differently,")
-    print(
-        f"{nothing} had no folder yet; what differs is kept in {folder}" if differ else f"{nothing} had no folder yet"
-    )
-    if not differ:
+    counted = ", ".join(f"{count} by {how}" for how, count in sorted(kills.items()))
+    print(f"{sum(kills.values())} ends ({counted}) in {trials} comparisons of {AT_ONCE} of {len(methods)} methods:")
+    print(f"{differ} ended differently or left something behind, {nothing} had nothing to resume yet")
+    if differ:
+        print(f"what differs is kept in {folder}")
+    else:
         shutil.rmtree(folder)
     sys.exit(differ > 0)
 
