@@ -90,6 +90,34 @@ def _narrow(name: str) -> list[str]:
     return ["--set", f"{name}.hidden=32", "--set", f"{name}.out=16"]
 
 
+def never_stopped(methods: list[str], pool: str, folder: Path) -> tuple[dict[int, Path], dict[int, float]]:
+    """The comparison of all methods, by its workers, and how long a few of them take."""
+    straight, took = {}, {}
+    for workers in (0, 2):
+        straight[workers] = folder / f"straight-{workers}"
+        began = time.perf_counter()
+        code = start(*comparison(methods, workers, pool, straight[workers])).wait()
+        if code:
+            sys.exit(f"the comparison itself fails, with exit code {code}")
+        seconds = time.perf_counter() - began
+        took[workers] = seconds * AT_ONCE / len(methods) + 4  # to start
+        print(f"never stopped, {workers} workers: {seconds:.0f} s", flush=True)
+    return straight, took
+
+
+def end_it(arguments: list[str], out: Path, seconds: float, rng: random.Random) -> list[tuple[str, float]]:
+    """End a comparison, and half of the time once more while it is resumed: how, and after how many seconds."""
+    done = []
+    for _ in range(rng.choice((1, 2))):
+        how, moment = rng.choice(ENDS), rng.uniform(0, seconds)
+        if ended_after(moment, how, *arguments):
+            done.append((how, moment))
+        arguments = ["resume", str(out)]
+        if not (out / "comparison.toml").is_file():
+            break
+    return done
+
+
 def main() -> None:
     """End, resume, compare, tell."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -97,52 +125,33 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", default=",".join([*METHODS, "fedvote+fedprox"]))
     given = parser.parse_args()
-    rng = random.Random(given.seed)
+    rng, methods = random.Random(given.seed), given.methods.split(",")
     folder = Path(tempfile.mkdtemp(prefix="kinfed-kill-"))
     pool = str(folder / "sources")
     for classes in ("0,1,2,3,4", "5,6,7,8,9"):
         train = ["--data", "digits", "--classes", classes, "--model", "tiny_cnn", "--epochs", "1", "--out", pool]
         start("sources", "train", *train).wait()
-    methods = given.methods.split(",")
-    straight: dict[int, dict[str, dict[str, bytes]]] = {}
-    took: dict[int, float] = {}
-    for workers in (0, 2):
-        out = folder / f"straight-{workers}"
-        began = time.perf_counter()
-        code = start(*comparison(methods, workers, pool, out)).wait()
-        if code:
-            sys.exit(f"the comparison itself fails, with exit code {code}")
-        took[workers] = (time.perf_counter() - began) * AT_ONCE / len(methods) + 4
-        straight[workers] = {path.name: files(path) for path in out.iterdir() if path.is_dir()}
-        print(f"never stopped, {workers} workers: {time.perf_counter() - began:.0f} s", flush=True)
+    straight, took = never_stopped(methods, pool, folder)
     kills: Counter[str] = Counter()
     trials = differ = nothing = 0
     for some in turns(methods, rng):
         if sum(kills.values()) >= given.kills:
             break
-        workers, out, told = rng.choice((0, 2)), folder / f"trial-{trials}", []
+        workers, out = rng.choice((0, 2)), folder / f"trial-{trials}"
         trials += 1
-        arguments = comparison(some, workers, pool, out)
-        for again in range(2):
-            if again and rng.random() < 0.5:
-                break
-            how, moment = rng.choice(ENDS), rng.uniform(0, took[workers])
-            if ended_after(moment, how, *arguments):
-                kills[how] += 1
-                told.append(f"{how} after {moment:.1f} s")
-            arguments = ["resume", str(out)]
-            if not (out / "comparison.toml").is_file():
-                break
+        done = end_it(comparison(some, workers, pool, out), out, took[workers], rng)
+        kills.update(how for how, _ in done)
         if not (out / "comparison.toml").is_file():
             nothing += 1  # ended before there was anything to resume
             continue
         code = start("resume", str(out)).wait()
-        runs = {path.name: files(path) for path in out.iterdir() if path.is_dir()}
-        same = code == 0 and all(files(out / f"{name}-seed0") == straight[workers][f"{name}-seed0"] for name in some)
+        runs = [f"{name}-seed0" for name in some]
+        same = code == 0 and all(files(out / run) == files(straight[workers] / run) for run in runs)
         left = in_shared_memory()
-        differ += not same or len(runs) != len(some) or bool(left)
+        differ += not same or bool(left)
         verdict = f"LEFT in shared memory: {left}" if left else "same" if same else f"DIFFERENT, exit code {code}"
-        print(f"trial {trials}, {', '.join(some)}, {workers} workers, {' and '.join(told)}: {verdict}", flush=True)
+        told = " and ".join(f"{how} after {moment:.1f} s" for how, moment in done)
+        print(f"trial {trials}, {', '.join(some)}, {workers} workers, {told}: {verdict}", flush=True)
         if same:
             shutil.rmtree(out)
     counted = ", ".join(f"{count} by {how}" for how, count in sorted(kills.items()))
