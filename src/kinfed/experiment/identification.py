@@ -138,7 +138,7 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
                 for told, accuracy in right(partition, [ballot(row, 1) for row in rows], counts).items():
                     found[told][measure].append(accuracy)
             if (partition, seed) == ("paired", config.seed):
-                held = hold(voters, rule, scores[rule.measure])
+                held = hold(voters, rule, scores)
                 write_whole(out / VOTE, json.dumps(asdict(held), indent=1) + "\n")
     write_whole(out / "table.json", json.dumps({"scale": scale, "cells": found}, indent=1) + "\n")
     write_whole(out / "table.md", markdown(table, config, found))

@@ -7,20 +7,27 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.markup import escape
 from rich.table import Table
 
+from kinfed.errors import plain
 from kinfed.similarity import LayerSimilarity
 
 __all__ = ["layer_table", "provenance", "save_layers"]
 
+ORDER = {
+    "ids": "matched by their ids",
+    "trusted": "which have no ids, so that their order is trusted: row r of A and of B is taken to be the same example",
+}
+
 
 def provenance(result: LayerSimilarity) -> str:
-    """What the numbers depend on: examples, features, kernel, bandwidth, centring."""
+    """What the numbers depend on: examples and how they were matched, features, kernel, bandwidth, centring."""
     width = "" if result.bandwidth is None else f", bandwidth {result.bandwidth} of the median distance"
     return (
-        f"CKA of n = {result.n} examples, kernel {result.kernel}{width}; centring: {result.centring}; "
-        "maps are flattened to "
-        f"{result.flattening}. Biased CKA of unrelated layers is far from 0 where features outnumber examples."
+        f"CKA of n = {result.n} examples, {ORDER[result.order]}; kernel {result.kernel}{width}; centring: "
+        f"{result.centring}; maps are flattened to {result.flattening}. Biased CKA of unrelated layers is far from 0 "
+        "where features outnumber examples."
     )
 
 
@@ -35,10 +42,12 @@ def layer_table(result: LayerSimilarity, kind: str) -> Table:
     table.add_column(f"{kind} CKA", no_wrap=True)
     table.add_column("d", justify="right")
     for name in result.features_b:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(escape(plain(name)), justify="right", overflow="fold")
     matrix: NDArray[np.float64] = getattr(result, kind)
     for (name, features), row in zip(result.features_a.items(), matrix, strict=True):
-        table.add_row(name, f"{features:,}", *("–" if np.isnan(value) else f"{value:.3f}" for value in row))
+        table.add_row(
+            escape(plain(name)), f"{features:,}", *("–" if np.isnan(value) else f"{value:.3f}" for value in row)
+        )
     return table
 
 
@@ -55,7 +64,7 @@ def _save_picture(result: LayerSimilarity, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows, columns = [*result.features_a], [*result.features_b]
+    rows, columns = ([*map(plain, names)] for names in (result.features_a, result.features_b))
     size = 1.6 + 0.55 * max(len(rows), len(columns), 3)
     figure = Figure(figsize=(2 * size + 1, size + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -65,10 +74,13 @@ def _save_picture(result: LayerSimilarity, path: Path) -> None:
         axis.set(title=f"{kind} CKA (1 is alike)", xlabel="B", ylabel="A")
         axis.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
         axis.set_yticks(range(len(rows)), rows)
+        for label in [*axis.get_xticklabels(), *axis.get_yticklabels()]:
+            label.set_parse_math(False)  # a layer may have a name with dollar signs
         for i, j in np.ndindex(*matrix.shape):
             light = "black" if matrix[i, j] > 0.6 else "white"
             axis.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", color=light, fontsize=8)
     figure.colorbar(image, ax=figure.axes, shrink=0.8)
     bandwidth = "" if result.bandwidth is None else f", bandwidth {result.bandwidth}"
-    figure.suptitle(f"n = {result.n} examples, {result.kernel} kernel{bandwidth}", fontsize=10)
+    order = "matched by ids" if result.order == "ids" else "in trusted order"
+    figure.suptitle(f"n = {result.n} examples {order}, {result.kernel} kernel{bandwidth}", fontsize=10)
     figure.savefig(path, dpi=110)
