@@ -10,6 +10,9 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 import kinfed as package
+import kinfed.data
+import kinfed.models
+from kinfed.learning import features
 from tests.test_cli import kinfed  # noqa: F401 - the fixture
 
 Command = Any
@@ -112,3 +115,90 @@ def test_models_need_data_that_fit(kinfed: Command, tmp_path: Path) -> None:  # 
         write(tmp_path / "large", split, [grey(i, side=9) for i in range(8)], [0, 1] * 4)
     told = kinfed("similarity", model, model, "--data", "large", "--samples", "4")[2]
     assert "the model takes inputs of 1×8×8, the data set has 1×9×9" in told
+
+
+# -- which example is which (case 351) --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shuffled(files: dict[str, Path]) -> Path:
+    """The examples of a.npz with their ids, in a.npz itself and in another order in shuffled.npz; and other ids."""
+    folder = files["a.npz"].parent
+    layers, ids = dict(np.load(files["a.npz"])), np.array([f"img{i}" for i in range(40)])
+    order = np.random.default_rng(1).permutation(40)
+    np.savez(folder / "named.npz", ids=ids, **layers)
+    np.savez(folder / "shuffled.npz", ids=ids[order], **{name: x[order] for name, x in layers.items()})
+    np.savez(folder / "others.npz", ids=np.char.add("x", ids), **layers)
+    save_file({"ids": order, "first": layers["first"][order]}, folder / "numbered.safetensors")
+    np.savez(folder / "numbers.npz", ids=np.arange(40), **layers)
+    return folder
+
+
+@pytest.mark.parametrize("layers", [[], ["--layer", "first"]])
+@pytest.mark.parametrize("pair", [("named.npz", "shuffled.npz"), ("numbers.npz", "numbered.safetensors")])
+def test_examples_are_matched_by_their_ids(kinfed: Command, shuffled: Path, pair: Any, layers: list[str]) -> None:  # noqa: F811
+    code, out, _ = kinfed("similarity", *(str(shuffled / name) for name in pair), *layers, "--out", "o")
+    assert code == 0
+    told = json.loads((shuffled / "o" / "similarity.json").read_text())
+    assert told["order"] == "ids"
+    assert "ids" not in told["features_a"]
+    assert [told[kind][0][0] for kind in ("biased", "debiased")] == pytest.approx([1, 1])
+    assert "n = 40 examples, matched by their ids; kernel" in " ".join(out.split())
+
+
+def test_without_ids_it_is_said_that_the_order_is_trusted(kinfed: Command, files: dict[str, Path]) -> None:  # noqa: F811
+    code, out, _ = kinfed("similarity", str(files["a.npz"]), str(files["a.npz"]), "--out", "o")
+    assert code == 0
+    assert "have no ids, so that their order is trusted: row r of A and of B" in " ".join(out.split())
+    assert json.loads((files["a.npz"].parent / "o" / "similarity.json").read_text())["order"] == "trusted"
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (
+            ("named.npz", "others.npz"),
+            "ids: a and b are not of the same examples: 40 are not in b, the first is 'img0'",
+        ),
+        (("named.npz", "numbers.npz"), "40 are not in a, the first is 0"),
+        (("named.npz", "a.npz"), "only one has them; give both, or leave them out of both"),
+        (("a.npz", "named.npz"), "only one has them; give both, or leave them out of both"),
+    ],
+)
+def test_ids_that_do_not_match_are_refused(
+    kinfed: Command,  # noqa: F811
+    shuffled: Path,
+    pair: tuple[str, str],
+    message: str,
+) -> None:
+    code, out, err = kinfed("similarity", *(str(shuffled / name) for name in pair))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_the_examples_of_a_model_are_called_by_their_numbers_in_the_test_set(
+    kinfed: Command,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    package.run("fedavg", out=tmp_path / "run", clients=10, rounds=1, model="mlp", quiet=True)
+    model, digits = tmp_path / "run" / "models" / "global.safetensors", package.data.load("digits").test
+    order = np.random.default_rng(0).permutation(len(digits))
+    read = features(package.models.open_saved(model)[0], digits.take(order), "head").numpy()
+    np.savez(tmp_path / "named.npz", ids=order, head=read)
+    np.savez(tmp_path / "nameless.npz", head=read)
+    options = ["--data", "digits", "--samples", str(len(digits)), "--layer", "head"]
+    for file, alike in (("named.npz", True), ("nameless.npz", False)):
+        assert kinfed("similarity", str(model), str(tmp_path / file), *options, "--out", file[:5])[0] == 0
+        told = json.loads((tmp_path / file[:5] / "similarity.json").read_text())
+        assert told["order"] == ("ids" if alike else "trusted")
+        assert (told["debiased"][0][0] > 0.999) is alike
+
+
+@pytest.mark.parametrize("name", ["[/b]", "$\\foo$", "from $5{ to $10", "two\nlines", "\x1b[2J"])
+def test_a_layer_may_have_any_name(kinfed: Command, tmp_path: Path, name: str) -> None:  # noqa: F811
+    x = np.random.default_rng(0).normal(size=(9, 2))
+    save_file({name: x}, tmp_path / "a.safetensors")
+    code, out, _ = kinfed("similarity", str(tmp_path / "a.safetensors"), str(tmp_path / "a.safetensors"), "--out", "o")
+    assert code == 0
+    assert "\x1b[2J" not in out
+    assert [*json.loads((tmp_path / "o" / "similarity.json").read_text())["features_a"]] == [name]

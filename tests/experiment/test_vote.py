@@ -23,6 +23,7 @@ from kinfed.data import Federation, Samples, load
 from kinfed.engine import save_model
 from kinfed.errors import InputError
 from kinfed.experiment.vote import Electorate
+from kinfed.methods import voting
 from kinfed.methods.fedvote import FedVote
 from kinfed.models import Model, build, open_pool
 from kinfed.report.page import write_report
@@ -112,6 +113,7 @@ def linear_cka(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(np.linalg.norm(a.T @ b) ** 2 / np.linalg.norm(a.T @ a) / np.linalg.norm(b.T @ b))
 
 
+@pytest.mark.filterwarnings("ignore::kinfed.similarity.BiasedSimilarityWarning")
 def test_the_scores_are_those_computed_from_the_saved_models_by_hand(
     held: tuple[Path, Any], pool: Path, out: Path
 ) -> None:
@@ -182,6 +184,79 @@ def test_a_vote_on_a_run_is_the_same_each_time_and_from_the_command_line(
     assert "10 clients of digits" in out
     assert "a ballot names 3 sources." in " ".join(out.split())
     assert out.index(f"{vote.ranking[0]}*") < out.index("again/vote.json")
+
+
+WIDE = {"narrow": "tiny_cnn", "wide": "mcmahan_cnn"}  # 64 and 512 features
+
+
+@pytest.fixture
+def of_two_widths(tmp_path: Path) -> Path:
+    for seed, (name, model) in enumerate(WIDE.items(), start=11):
+        write_pool(tmp_path / "two widths", [name], model, seed)
+    return tmp_path / "two widths"
+
+
+@pytest.mark.parametrize("measure", ["sketched_cka", "cka", "rbf_cka"])
+def test_a_ranking_by_a_biased_measure_says_what_the_debiased_one_is(
+    held: tuple[Path, Any], of_two_widths: Path, call: Call, tmp_path: Path, measure: str
+) -> None:  # case 328
+    arguments = ("vote", held[0], "--sources", of_two_widths, "--images", "8", "--measure", measure, "--out", "o")
+    code, out, err = call(*arguments)
+    assert (code, err) == (0, "")
+    told = json.loads((tmp_path / "o" / "vote.json").read_text())
+    unbiased = "debiased_rbf_cka" if measure == "rbf_cka" else "debiased_cka"
+    other = kinfed.vote(held[0], sources=of_two_widths, out=tmp_path / "p", images=8, measure=unbiased, quiet=True)
+    assert other.debiased is None
+    assert told["debiased"] == {
+        "measure": unbiased, "scores": other.scores, "ranking": other.ranking, "images": [8] * 10, "features": 512,
+    }  # fmt: skip
+    shown = " ".join(out.split())
+    assert f"With n = 8 images a client and up to p = 512 features, {measure} is up to 0." in shown
+    first = other.ranking[0]
+    said = f"{first} is first as well" if first == told["ranking"][0] else f"{first} would be first"
+    assert f"By {unbiased} {said}." in shown
+    for name in WIDE:
+        mean = np.mean([row[told["sources"].index(name)] for row in other.scores])
+        (line,) = (line for line in out.splitlines() if line.split()[:1] in ([name], [f"{name}*"]))
+        assert line.split()[-1] == f"{mean:.3f}"
+
+
+def test_enough_images_need_no_word_of_a_bias(pool: Path, call: Call, tmp_path: Path) -> None:  # case 328
+    """With every image of the data, the biased value of 64 features is the debiased one, nearly."""
+    fields = {**FIELDS, "clients": 1, "partition": "iid", "train_images": 1400, "rounds": 1}
+    run = kinfed.run("fedavg", out=tmp_path / "run", save_local=True, **fields).path
+    for measure in ("cka", "debiased_cka"):
+        code, out, _ = call("vote", run, "--sources", pool, "--images", "1400", "--measure", measure, "--out", measure)
+        assert code == 0
+        assert "for want of images" not in " ".join(out.split())
+        (heading,) = (line for line in out.splitlines() if "lowest" in line)
+        assert ("debiased" in heading) is (measure == "cka")
+
+
+def test_a_client_of_three_images_has_no_debiased_score(pool: Path) -> None:  # case 328
+    model = open_pool(pool)[0].model
+    few = voting.seen(model, open_pool(pool), load("digits").train.take([0, 1, 2]), [("body", "body")])
+    assert voting.scores(few, "debiased_cka").isnan().all()
+    assert voting.scores(few, "cka").isfinite().all()
+
+
+def test_a_run_with_a_vote_notes_what_its_measure_may_mistake(pool: Path, tmp_path: Path) -> None:  # case 328
+    for own, noted in (
+        ({"images": 8}, True),
+        ({"images": 100, "measure": "cka"}, False),
+        ({"images": 8, "measure": "debiased_cka"}, False),
+        ({"images": 8, "source": "a"}, False),
+    ):
+        fields = {**FIELDS, "clients": 4, "partition": "iid", "rounds": 1, "sources": str(pool)}
+        run = kinfed.run("fedvote", out=tmp_path / str(own), settings={"fedvote": {"round": 1, **own}}, **fields)
+        vote = run.summaries[0]["vote"]
+        assert ("bias" in vote) is noted
+        if noted:
+            assert vote["bias"].startswith(
+                "sketched_cka of n = 8 images (the median client) and p = 64 features is high"
+            )
+            assert vote["bias"].endswith("debiased_cka is not.")
+            assert vote["bias"] in " ".join(run.report().read_text().split())
 
 
 def refused(call: Call, *arguments: str | Path) -> str:

@@ -53,6 +53,7 @@ def test_of_equal_scores_the_first_source_stands_first_and_undefined_ones_nowher
     assert ballot(torch.tensor([NAN, NAN]), 3) == []
 
 
+@pytest.mark.filterwarnings("ignore::kinfed.similarity.BiasedSimilarityWarning")
 def test_scores_are_the_measure_of_the_representations() -> None:
     model, *sources = [source.model for source in pool(dataset(), (1, 2, 3))]
     named, train = pool(dataset(), (2, 3)), dataset().train.take(range(60))

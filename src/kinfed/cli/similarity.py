@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinfed.errors import InputError
 
@@ -29,7 +29,8 @@ def compare_files(
     """Layers × layers CKA of two files.
 
     Args:
-        a: Activations (.npy, .npz, .safetensors: a layer each array), or a model that a run has saved.
+        a: Activations (.npy, .npz, .safetensors: a layer each array, and perhaps ``ids`` of the examples), or a model
+            that a run has saved.
         b: Likewise.
         data: Data set whose test images the models see; needed for models.
         samples: How many of them, drawn once with a fixed seed.
@@ -42,38 +43,56 @@ def compare_files(
     """
     from kinfed.similarity import compare_layers
 
-    images = None if data is None else _test_images(data, samples)
-    try:
-        sides = [_activations(path, images, layers) for path in (a, b)]
-        return compare_layers(*sides, kernel=kernel, bandwidth=bandwidth)
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    seen = None if data is None else _test_images(data, samples)
+    one, other = (_model(path, seen, layers) if _is_model(path) else _file(path, layers) for path in (a, b))
+    ids = None if one.ids is None or other.ids is None else (one.ids, other.ids)
+    if ids is None and any(side.ids is not None and side.of_file for side in (one, other)):
+        raise InputError(f"ids: of {a} and {b} only one has them; give both, or leave them out of both")
+    return compare_layers(one.layers, other.layers, ids=ids, kernel=kernel, bandwidth=bandwidth)
 
 
-def _test_images(data: str, samples: int) -> Samples:
+class _Side(NamedTuple):
+    """One side: its layers, what its examples are called, and whether it was read from a file."""
+
+    layers: dict[str, Tensor]
+    ids: list[Any] | None
+    of_file: bool
+
+
+def _test_images(data: str, samples: int) -> tuple[list[int], Samples]:
+    """Which of the test images models see, and the images."""
     from kinfed.data import load
     from kinfed.streams import numpy_stream
 
     test = load(data).test
     if not 4 <= samples <= len(test):
         raise InputError(f"samples: {samples} is not allowed; {data} has {len(test)} test images, and 4 are needed")
-    return test.take(numpy_stream(0, "similarity").choice(len(test), samples, replace=False))
+    rows = numpy_stream(0, "similarity").choice(len(test), samples, replace=False)
+    return rows.tolist(), test.take(rows)
 
 
-def _activations(path: Path, images: Samples | None, layers: list[str] | None) -> dict[str, Tensor]:
+def _is_model(path: Path) -> bool:
+    from kinfed.models import saved_about
+
+    return path.is_file() and path.suffix == ".safetensors" and saved_about(path) is not None
+
+
+def _file(path: Path, layers: list[str] | None) -> _Side:
+    from kinfed.similarity import load_activations, load_ids
+
+    return _Side(load_activations(path, layers), load_ids(path), of_file=True)
+
+
+def _model(path: Path, seen: tuple[list[int], Samples] | None, layers: list[str] | None) -> _Side:
+    """A saved model, whose examples are called by their numbers in the test set."""
     from kinfed.learning import features
-    from kinfed.models import open_saved, saved_about
-    from kinfed.similarity import load_activations
+    from kinfed.models import open_saved
 
-    is_model = path.is_file() and path.suffix == ".safetensors" and saved_about(path) is not None
-    if not is_model:
-        return load_activations(path, layers)
-    if images is None:
+    if seen is None:
         raise InputError(f"{path}: a model needs images to look at; name a data set with --data")
     model, shape, _ = open_saved(path)
+    rows, images = seen
     if shape != tuple(images.inputs.shape[1:]):
         sizes = ("×".join(map(str, size)) for size in (shape, images.inputs.shape[1:]))
         raise InputError("{}: the model takes inputs of {}, the data set has {}".format(path, *sizes))
-    return {tap: features(model, images, tap) for tap in layers or model.layers}
+    return _Side({tap: features(model, images, tap) for tap in layers or model.layers}, rows, of_file=False)

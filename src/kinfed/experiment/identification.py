@@ -145,7 +145,7 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
                 for told, accuracy in right(partition, [ballot(row, 1) for row in rows], counts).items():
                     found[told][measure].append(accuracy)
             if (partition, seed) == ("paired", config.seed):
-                held = hold(voters, rule, scores[rule.measure])
+                held = hold(voters, rule, scores)
                 write_whole(out / VOTE, json.dumps(asdict(held), indent=1) + "\n")
     record = {"scale": scale, "other_setting": other, "cells": found}
     write_whole(out / "table.json", json.dumps(record, indent=1) + "\n")

@@ -521,7 +521,9 @@ def _vote(workshop: Workshop, lines: Sequence[dict[str, Any]]) -> dict[str, Any]
         return None
     for line in lines:
         if "ballots" in line:
-            return {"round": line["round"], **method.outcome(workshop.models[0], workshop.sources, line["ballots"])}
+            samples = [len(rows) for rows in workshop.federation.partition.train]
+            told = method.outcome(workshop.models[0], workshop.sources, line["ballots"], samples)
+            return {"round": line["round"], **told}
     return None
 
 

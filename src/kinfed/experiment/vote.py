@@ -21,10 +21,10 @@ from kinfed.files import claimed, write_whole
 from kinfed.methods import ClientId
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedvote import Vote
-from kinfed.methods.voting import ballot, count, scores
+from kinfed.methods.voting import BIASED, Count, ballot, count, scores
 from kinfed.settings import own_settings
 
-__all__ = ["VOTE", "Ballots", "Electorate", "hold", "train_and_vote", "vote"]
+__all__ = ["VOTE", "Ballots", "Debiased", "Electorate", "hold", "train_and_vote", "vote"]
 
 VOTE = "vote.json"
 
@@ -103,6 +103,25 @@ class Electorate:
 
 
 @dataclass(frozen=True)
+class Debiased:
+    """What a vote would come to without the bias of its measure.
+
+    Attributes:
+        measure: Which has none.
+        scores: By it, clients × sources; None where it is not defined.
+        ranking: Names of the sources, who would win first.
+        images: How many each client looked at.
+        features: The most that were compared with these few images.
+    """
+
+    measure: str
+    scores: list[list[float | None]]
+    ranking: list[str]
+    images: list[int]
+    features: int
+
+
+@dataclass(frozen=True)
 class Ballots:
     """A vote: what clients would send, what it comes to, and the scores behind it.
 
@@ -118,6 +137,7 @@ class Ballots:
         taps: Tap points that were compared.
         images: At most so many of each client were looked at.
         about: Where the clients' models come from.
+        debiased: If the measure is biased, the same vote by one that is not.
     """
 
     sources: list[str]
@@ -131,6 +151,7 @@ class Ballots:
     taps: str
     images: int
     about: Mapping[str, Any]
+    debiased: Debiased | None = None
 
 
 @own_settings()
@@ -147,7 +168,8 @@ def vote(run: Path, pool: Path, rule: Vote, out: Path) -> Ballots:
         InputError: See `Electorate`; and if nobody can vote.
     """
     voters = Electorate.of(run, pool)
-    held = hold(voters, rule, voters.scores(rule, [rule.measure])[rule.measure])
+    measures = [rule.measure, BIASED[rule.measure]] if rule.measure in BIASED else [rule.measure]
+    held = hold(voters, rule, voters.scores(rule, measures))
     with claimed(out):
         write_whole(out / VOTE, json.dumps(asdict(held), indent=1) + "\n")
     return held
@@ -169,21 +191,25 @@ def train_and_vote(
     return vote(out, pool, rule, out)
 
 
-def hold(voters: Electorate, rule: Vote, scores: Sequence[Tensor]) -> Ballots:
+def hold(voters: Electorate, rule: Vote, told: Mapping[str, Sequence[Tensor]]) -> Ballots:
     """Ballots from scores, counted.
+
+    Args:
+        voters: Who votes.
+        rule: By which measure, and how many sources a ballot names.
+        told: Scores by that measure and, if it is biased, by the one that is not; see `Electorate.scores`.
 
     Raises:
         InputError: If no client has a score.
     """
     names = [source.name for source in voters.workshop.sources]
-    cast = [ballot(row, rule.ballot) for row in scores]
+    cast, counted = _counted(told[rule.measure], rule)
     if not any(cast):
         raise InputError(f"measure: by {rule.measure} no client's model is like any source, so that nobody can vote")
-    counted = count(dict(enumerate(cast)), len(names), rule.ballot)
     return Ballots(
         sources=names,
         clients=voters.names,
-        scores=[[None if math.isnan(score) else score for score in row.tolist()] for row in scores],
+        scores=_plain(told[rule.measure]),
         ballots=cast,
         votes=counted.votes,
         points=counted.points,
@@ -192,4 +218,28 @@ def hold(voters: Electorate, rule: Vote, scores: Sequence[Tensor]) -> Ballots:
         taps=rule.taps,
         images=rule.images,
         about=voters.about(),
+        debiased=_debiased(voters, rule, BIASED[rule.measure], told) if rule.measure in BIASED else None,
     )
+
+
+def _debiased(voters: Electorate, rule: Vote, measure: str, told: Mapping[str, Sequence[Tensor]]) -> Debiased:
+    workshop = voters.workshop
+    rows = workshop.federation.partition.train
+    return Debiased(
+        measure=measure,
+        scores=_plain(told[measure]),
+        ranking=[workshop.sources[i].name for i in _counted(told[measure], rule)[1].ranking],
+        images=[min(len(rows[id]), rule.images) for id in voters.ids],
+        features=max(rule.most_features(model, workshop.sources) for model in workshop.models),
+    )
+
+
+def _counted(scores: Sequence[Tensor], rule: Vote) -> tuple[list[list[int]], Count]:
+    """A ballot a client, and what they come to."""
+    cast = [ballot(row, rule.ballot) for row in scores]
+    return cast, count(dict(enumerate(cast)), len(scores[0]), rule.ballot)
+
+
+def _plain(scores: Sequence[Tensor]) -> list[list[float | None]]:
+    """As JSON has it; None where a score is not defined."""
+    return [[None if math.isnan(score) else score for score in row.tolist()] for row in scores]

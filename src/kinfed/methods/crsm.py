@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -18,7 +19,7 @@ from kinfed.methods.aggregation import mix
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
 from kinfed.models import BODY, HEAD, Model, Part, Tensors, select
-from kinfed.similarity import Gram, class_means, similarity_matrix
+from kinfed.similarity import BiasedSimilarityWarning, Gram, class_means, similarity_matrix
 
 __all__ = ["CRSMMixing"]
 
@@ -170,7 +171,9 @@ class CRSMMixing(FedAvg):
 
     def _similarity(self, compared: Sequence[Tensor] | Sequence[Gram]) -> Tensor:
         """The CRSM of m clients, m×m; NaN beside a representation that is constant."""
-        similarity: Tensor = similarity_matrix(compared, self._metric, **self._cka)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BiasedSimilarityWarning)  # weights are what is wanted, not a finding
+            similarity: Tensor = similarity_matrix(compared, self._metric, **self._cka)
         return similarity
 
     @property

@@ -19,7 +19,7 @@ from kinfed.errors import InputError, RunFailed, among
 from kinfed.learning import unnormalised
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
-from kinfed.methods.voting import MEASURES, SAME_WIDTH, Seen, ballot, count, scores, seen
+from kinfed.methods.voting import MEASURES, SAME_WIDTH, Seen, ballot, bias, count, scores, seen
 from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
 
 __all__ = ["FedVote", "Vote", "ballots", "carries_vote", "fitting", "with_vote"]
@@ -113,17 +113,34 @@ class Vote(FedAvg):
                     f"of {source.name!r} has {has}"
                 )
 
+    def most_features(self, model: Model, sources: Sequence[Source]) -> int:
+        """The most features of what is compared, of the model or a source."""
+        own = max(_width(model, sources[0].card.shape, tap) for tap, _ in self._pairs)
+        return max(own, *(_width(s.model, s.card.shape, tap) for s in sources for _, tap in self._pairs))
+
     def selects(self, state: State, round: int) -> bool:
         """From R_sel on, until it is done."""
         return round >= self.round and VOTED not in state.numbers
 
     def outcome(
-        self, model: Model, sources: Sequence[Source], cast: Mapping[ClientId, Sequence[int]]
+        self,
+        model: Model,
+        sources: Sequence[Source],
+        cast: Mapping[ClientId, Sequence[int]],
+        samples: Sequence[int],
     ) -> dict[str, Any]:
-        """What came of the ballots, for people: votes and Borda points of each source, and which was transferred."""
+        """What came of the ballots, for people: votes and Borda points of each source, and which was transferred.
+
+        Args:
+            model: The server's.
+            sources: P of them.
+            cast: Ballots.
+            samples: Training samples of each client.
+        """
         names, counted = [source.name for source in sources], count(cast, len(sources), self.ballot)
         chosen = counted.ranking[0] if self.source is None else names.index(self.source)
         layers = {name.rpartition(".")[0] for name in fitting(sources[chosen], model)}
+        said = bias(self.measure, [min(n, self.images) for n in samples], self.most_features(model, sources))
         return {
             "sources": names,
             "votes": counted.votes,
@@ -132,6 +149,7 @@ class Vote(FedAvg):
             "transferred": names[chosen],
             "voted": self.source is None,
             "layers": [len(layers), len(_layers(select(model.named_tensors(), BODY)))],
+            **({"bias": said} if self.source is None and said else {}),
         }
 
     # -- at the server ------------------------------------------------------------------------------------------------

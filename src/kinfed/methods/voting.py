@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +15,9 @@ from torch import Tensor
 from kinfed.data.samples import Samples
 from kinfed.learning import activations
 from kinfed.models import Model, Source
-from kinfed.similarity import similarity_matrix
+from kinfed.similarity import BiasedSimilarityWarning, similarity_matrix
 
-__all__ = ["MEASURES", "SAME_WIDTH", "Count", "Seen", "ballot", "count", "scores", "seen"]
+__all__ = ["BIASED", "MEASURES", "SAME_WIDTH", "Count", "Seen", "ballot", "bias", "count", "scores", "seen"]
 
 # Every measure of `kinfed.similarity` but those that need labels; what stands beside is its metric and options.
 MEASURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -23,9 +25,12 @@ MEASURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cka": ("cka", {}),
     "debiased_cka": ("cka", {"debiased": True}),
     "rbf_cka": ("cka", {"kernel": "rbf"}),
+    "debiased_rbf_cka": ("cka", {"kernel": "rbf", "debiased": True}),
     **{name: (name, {}) for name in ("cca", "svcca", "pwcca", "procrustes", "rsa", "emd", "frobenius", "cosine")},
     "feature_cov": ("feature_cov", {}),
 }
+# Those that are high for want of images as well, the wider the source the more; and the measure that is not.
+BIASED = {"sketched_cka": "debiased_cka", "cka": "debiased_cka", "rbf_cka": "debiased_rbf_cka"}
 SAME_WIDTH = ("emd", "frobenius", "cosine", "feature_cov")  # which compare feature by feature
 
 
@@ -65,17 +70,40 @@ def scores(seen: Seen, measure: str) -> Tensor:
         measure: One of `MEASURES`.
 
     Returns:
-        P numbers, larger is more alike: the mean over the tap points. NaN where a side is constant or not finite.
+        P numbers, larger is more alike: the mean over the tap points. NaN where a side is constant or not finite, and
+        where there are fewer than the 4 images that a debiased measure takes. That a measure is biased is for whoever
+        holds the vote to say, once for all clients.
 
     Raises:
         ValueError: If the measure cannot compare two of them.
     """
     metric, options = MEASURES[measure]
-    rows = [
-        similarity_matrix([own], metric, against=theirs, **options)[0]
-        for own, theirs in zip(seen.own, seen.theirs, strict=True)
-    ]
+    if options.get("debiased") and len(seen.own[0]) < 4:
+        return torch.full((len(seen.theirs[0]),), torch.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BiasedSimilarityWarning)
+        rows = [
+            similarity_matrix([own], metric, against=theirs, **options)[0]
+            for own, theirs in zip(seen.own, seen.theirs, strict=True)
+        ]
     return torch.stack(rows).mean(dim=0).cpu()
+
+
+def bias(measure: str, images: Sequence[int], features: int) -> str | None:
+    """What must be said of a vote of which no scores are known; None if nothing.
+
+    Args:
+        measure: One of `MEASURES`.
+        images: How many each client looks at.
+        features: The most that are compared.
+    """
+    usual = int(statistics.median(images))
+    if measure not in BIASED or features <= usual:
+        return None
+    return (
+        f"{measure} of n = {usual} images (the median client) and p = {features} features is high for want of images, "
+        f"too, most for wide sources; {BIASED[measure]} is not."
+    )
 
 
 def ballot(scores: Tensor, size: int) -> list[int]:

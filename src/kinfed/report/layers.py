@@ -21,14 +21,19 @@ if TYPE_CHECKING:
 
 __all__ = ["layer_table", "provenance", "save_layers"]
 
+ORDER = {
+    "ids": "matched by their ids",
+    "trusted": "which have no ids, so that their order is trusted: row r of A and of B is taken to be the same example",
+}
+
 
 def provenance(result: LayerSimilarity) -> str:
-    """What the numbers depend on: examples, features, kernel, bandwidth, centring."""
+    """What the numbers depend on: examples and how they were matched, features, kernel, bandwidth, centring."""
     width = "" if result.bandwidth is None else f", bandwidth {result.bandwidth} of the median distance"
     return (
-        f"CKA of n = {result.n} examples, kernel {result.kernel}{width}; centring: {result.centring}; "
-        "maps are flattened to "
-        f"{result.flattening}. Biased CKA of unrelated layers is far from 0 where features outnumber examples."
+        f"CKA of n = {result.n} examples, {ORDER[result.order]}; kernel {result.kernel}{width}; centring: "
+        f"{result.centring}; maps are flattened to {result.flattening}. Biased CKA of unrelated layers is far from 0 "
+        "where features outnumber examples."
     )
 
 
@@ -75,9 +80,12 @@ def _draw(result: LayerSimilarity, figure: Figure) -> None:
         axis.set(title=f"{kind} CKA (1 is alike)", xlabel="B", ylabel="A")
         axis.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
         axis.set_yticks(range(len(rows)), rows)
+        for label in [*axis.get_xticklabels(), *axis.get_yticklabels()]:
+            label.set_parse_math(False)  # a layer may have a name with dollar signs
         for i, j in np.ndindex(*matrix.shape):
             light = "black" if matrix[i, j] > 0.6 else "white"
             axis.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", color=light, fontsize=8)
     figure.colorbar(image, ax=figure.axes, shrink=0.8)
     bandwidth = "" if result.bandwidth is None else f", bandwidth {result.bandwidth}"
-    figure.suptitle(f"n = {result.n} examples, {result.kernel} kernel{bandwidth}", fontsize=10)
+    order = "matched by ids" if result.order == "ids" else "in trusted order"
+    figure.suptitle(f"n = {result.n} examples {order}, {result.kernel} kernel{bandwidth}", fontsize=10)

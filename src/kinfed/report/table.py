@@ -521,7 +521,7 @@ def _above_chance(run: Run) -> bool:
 
 
 def _of_vote(run: Run) -> list[str]:
-    """Whether a part of the source stayed behind, and who found nothing to vote for."""
+    """Whether a part of the source stayed behind, who found nothing to vote for, and what its measure may mistake."""
     if (vote := run.summary.get("vote")) is None:
         return []
     copied, layers = vote["layers"]
@@ -537,7 +537,7 @@ def _of_vote(run: Run) -> list[str]:
             f"{_clients(run, silent)} cast no ballot in round {vote['round']}: no source could be compared with what "
             "they had trained."
         )
-    return said
+    return [*said, vote["bias"]] if "bias" in vote else said
 
 
 def _clients(run: Run, ids: Sequence[int]) -> str:

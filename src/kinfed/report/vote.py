@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["provenance", "ranking_table", "save_picture"]
 
+MISLEADING = 0.1  # so far above the debiased value a mean score may be
 NUMBERED = 240  # cells that have room for their numbers
 
 
@@ -33,21 +36,48 @@ def provenance(vote: Ballots) -> str:
         f"{len(vote.clients)} clients of {about['data']} (partition {about['partition']}, seed {about['seed']}) vote "
         f"after {about['rounds']} rounds of {about['method']}: {vote.measure} of {vote.taps}, on {vote.images} "
         f"training images a client at most, without labels; a ballot names {most} source{'s' if most > 1 else ''}."
-        f"{without}"
+        f"{without}{_bias(vote)}"
     )
 
 
+def _bias(vote: Ballots) -> str:
+    """Whether the scores are high for want of images; the same numbers are in the table."""
+    if vote.debiased is None:
+        return ""
+    excess = _means(vote.scores) - _means(vote.debiased.scores)
+    if np.isnan(excess).all() or np.nanmax(excess) <= MISLEADING:
+        return ""
+    first, images = vote.debiased.ranking[0], sorted({min(vote.debiased.images), max(vote.debiased.images)})
+    told = f"{first} is first as well" if first == vote.ranking[0] else f"{first} would be first"
+    return (
+        f" With n = {' to '.join(map(str, images))} images a client and up to p = {vote.debiased.features} features, "
+        f"{vote.measure} is up to {np.nanmax(excess):.2f} above {vote.debiased.measure}: so much of it is for want of "
+        f"images, most in wide layers, and not for likeness. By {vote.debiased.measure} {told}."
+    )
+
+
+def _means(scores: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
+    """Mean score of each source over the clients that have one; NaN where none has."""
+    told = np.array(scores, dtype=float)
+    counts = (~np.isnan(told)).sum(axis=0)
+    means: NDArray[np.float64] = np.where(counts, np.nansum(told, axis=0) / np.maximum(counts, 1), np.nan)
+    return means
+
+
 def ranking_table(vote: Ballots) -> Table:
-    """Sources, the winner first: votes, Borda points, and the scores over the clients."""
+    """Sources, the winner first: votes, Borda points, the scores over the clients, and their mean without a bias."""
     table = Table(box=None, pad_edge=False)
     table.add_column("source", no_wrap=True)
-    for heading in ("votes", "points", "mean score", "lowest", "highest"):
+    for heading in ("votes", "points", "mean score", "lowest", "highest", *(["debiased"] if vote.debiased else [])):
         table.add_column(heading, justify="right")
+    debiased = _means(vote.debiased.scores) if vote.debiased else None
     told = np.array(vote.scores, dtype=float)
     for place, name in enumerate(vote.ranking):
         i = vote.sources.index(name)
         scores = told[:, i][~np.isnan(told[:, i])]
         numbers = [f"{f(scores):.3f}" if len(scores) else "–" for f in (np.mean, np.min, np.max)]
+        if debiased is not None:
+            numbers.append("–" if np.isnan(debiased[i]) else f"{debiased[i]:.3f}")
         shown = Text(f"{plain(name)}*", "bold green") if place == 0 else Text(plain(name))
         table.add_row(shown, str(vote.votes[i]), str(vote.points[i]), *numbers)
     return table

@@ -284,7 +284,7 @@ def _by_features(xs: Sequence[Tensor], ys: Sequence[Tensor] | None, *, debiased:
         inner = alike - n / (n - 2) * squares @ squares.T + totals[:, None] * totals / ((n - 1) * (n - 2))
     # A difference of large numbers: what is left below their rounding is none.
     own, whole = inner.diagonal(), alike.diagonal()
-    undefined = own <= n * torch.finfo(own.dtype).eps * whole
+    undefined = own <= 16 * n * torch.finfo(own.dtype).eps * whole
     norms = torch.where(undefined, 1, own).sqrt()
     matrix = torch.where(undefined[:, None] | undefined, undefined_value(live), inner / (norms[:, None] * norms))
     return matrix if ys is None else matrix[: len(xs), len(xs) :]
