@@ -238,6 +238,8 @@ def test_hetero_ssfl_has_the_mu_of_the_data_and_two_architectures(scale: str) ->
         assert hetero.models is not None
         assert alike.model in hetero.models  # the larger of the two
         assert hetero.settings["hetero_ssfl"]["mu"] == (1.0 if column == "Tiny-ImageNet" else 0.5)
+        wide = {(own["hidden"], own["out"]) for c in (alike, hetero) for own in c.settings.values() if "out" in own}
+        assert wide == {(4096, 2048) if scale == "paper" else (512, 128)}
 
 
 def test_settings_overrule_those_of_the_rows_one_by_one(out: Path) -> None:

@@ -17,9 +17,10 @@ from kinfed.engine.checks import fault
 from kinfed.engine.loop import sampled
 from kinfed.engine.places import Task
 from kinfed.learning import SGD
-from kinfed.methods import METHODS, Memory, Message
-from kinfed.models import Model
-from tests.worlds import dataset, federation, run, same, small, workshop
+from kinfed.methods import METHODS, Memory, Message, Method
+from kinfed.methods.fedavg import FedAvg
+from kinfed.models import HEAD, Model
+from tests.worlds import dataset, federation, parabolas, run, same, small, workshop
 
 pytestmark = [pytest.mark.parametrize("name", METHODS), pytest.mark.usefixtures("global_generators")]
 
@@ -239,6 +240,49 @@ def test_a_method_learns(name: str, tmp_path: Path) -> None:
         lines = run(workshop(name, rounds=8, sgd=sgd), tmp_path / "out").lines
         untrained = run(workshop(name, rounds=1, sgd=replace(sgd, lr=1e-9)), tmp_path / "untrained").lines[0]
         assert lines[-1]["train_loss"] < min(0.5 * untrained["train_loss"], untrained["train_loss"] - 0.5)
+
+
+WANTED = np.linspace(-3.0, 7.0, 16).tolist()  # by sixteen clients of one weight, whose start is 0
+
+
+def path_of_one_weight(method: Method, monkeypatch: pytest.MonkeyPatch, rounds: int) -> np.ndarray:
+    """The global weight after each round, of which one client of the sixteen takes part.
+
+    Skips where there is no global weight, or it is not what clients train.
+    """
+    if not (method.supervised and isinstance(method, FedAvg) and set(HEAD) <= {*method.shared}):
+        pytest.skip("no head is learned and averaged")
+    if method.needs_probe or method.needs_sources or not all(set(HEAD) <= {*phase.train} for phase in method.phases()):
+        pytest.skip("needs more than one weight")
+    sgd = SGD(lr=0.5, epochs=3, momentum=0.0)
+    shop = parabolas(method, WANTED, monkeypatch, sgd=sgd, rounds=rounds, participation=1 / len(WANTED))
+    state, memories, path = method.init(shop.server(0)), {}, []
+    for round in range(1, rounds + 1):
+        uploads = {}
+        for id in sampled(len(shop.trained), 1 if method.trains == "pooled" else 1 / len(WANTED), 0, round):
+            message = method.download(state, id)
+            uploads[id], memories[id] = shop.update(id, round, message, memories.get(id, Memory()))
+        state = method.aggregate(shop.server(round), state, uploads)
+        served = method.global_model(shop.server(round), state)
+        if served is None:
+            pytest.skip("there is no global model")
+        path.append(served["head.weight"].item())
+    return np.array(path)
+
+
+def assert_one_weight_is_learned(path: np.ndarray) -> None:
+    """It comes to the mean of what the clients want, and is never more than the one that wants most, or less than any.
+
+    A server that divides what came from few clients by their number, where it should by that of all, goes too far.
+    """
+    assert path[len(path) // 2 :].mean() == pytest.approx(np.mean(WANTED), abs=1)
+    assert min(WANTED) <= path.min() <= path.max() <= max(WANTED)
+
+
+def test_a_method_learns_one_weight_from_clients_that_seldom_take_part(  # case 354
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_one_weight_is_learned(path_of_one_weight(small(name), monkeypatch, rounds=240))
 
 
 def test_models_are_saved_after_the_last_round(name: str, tmp_path: Path) -> None:

@@ -99,8 +99,14 @@ def test_a_client_without_a_step_tells_no_spread_and_keeps_its_weights(name: str
     assert all(torch.equal(ends[n], start[n]) for n in ends)
 
 
-def test_the_defaults_are_the_papers() -> None:
-    assert all((METHODS[name]().hidden, METHODS[name]().out) == (4096, 2048) for name in UNLABELLED)  # type: ignore[attr-defined]
+def test_projector_and_predictor_are_in_proportion_to_the_representation() -> None:  # case 347
+    for model, width in (("tiny_cnn", 64), ("mlp", 200)):
+        online = METHODS["fedbyol"]().online(workshop("fedbyol", model=model).client(0, 1))  # type: ignore[attr-defined]
+        shapes = [layer.weight.shape for layer in (*online.projector, *online.predictor) if isinstance(layer, nn.Linear)]
+        assert shapes == [(4 * width, width), (128, 4 * width), (4 * width, 128), (128, 4 * width)]
+
+
+def test_the_other_defaults_are_the_papers() -> None:
     assert (FedU().threshold, FedEMA().tau, FedEMA().autoscale) == (0.4, 0.7, True)
 
 

@@ -324,6 +324,7 @@ _SSL = ("fedbyol", "fedsimsiam", "fedu", "fedema", "hetero_ssfl", "local_ssl", "
 _SSL_FIELDS: Fields = {
     "clients": 5, "partition": "disjoint", "probe": 5000, "local_epochs": 5, "batch_size": 200, "lr": 0.032,
     "lr_schedule": "cosine", "momentum": 0.9, "weight_decay": 5e-4, "linear_probe": True, "ft_epochs": 0,
+    "settings": {name: {"hidden": 4096, "out": 2048} for name in _SSL},
 }  # fmt: skip
 _SSL_SMALL: Fields = {
     "train_images": 3000, "probe": 500, "rounds": 15, "local_epochs": 1, "batch_size": 64, "knn_every": 5,

@@ -22,14 +22,17 @@ from kinfed.models import BODY, HEAD, ONLINE, TARGET, Model, Part, Siamese, Sour
 
 __all__ = ["SelfSupervised", "copied", "divergence", "traced"]
 
+WIDER = 4  # times the representation, between the layers of projector and predictor
+
 
 @dataclass(frozen=True, kw_only=True)
 class SelfSupervised(FedAvg):
     """FedAvg of online networks, trained without labels: o and q travel, the target ξ stays with its client.
 
     Attributes:
-        hidden: Width of projector and predictor between their layers.
-        out: Width of their outputs.
+        hidden: Width of projector and predictor between their layers; if not given, four times that of the
+            representation, so that they do not cost many times what the encoder does (the papers' 4096 is eight times).
+        out: Width of their outputs, the same whatever the encoder.
     """
 
     supervised: ClassVar[bool] = False
@@ -37,8 +40,8 @@ class SelfSupervised(FedAvg):
     tested: ClassVar[str] = "linear probe, global encoder"
     shared: ClassVar[Part] = ONLINE
 
-    hidden: Annotated[int, Gt(0)] = 4096
-    out: Annotated[int, Gt(0)] = 2048
+    hidden: Annotated[int, Gt(0)] | None = None
+    out: Annotated[int, Gt(0)] = 128
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
         """The inputs must be images of which views are made, and every body must have something to train."""
@@ -53,7 +56,8 @@ class SelfSupervised(FedAvg):
 
     def online(self, site: Site) -> Siamese:
         """q(o(x)) with its initial weights, on the body of the site's model."""
-        return Siamese(site.model, site.seed, hidden=self.hidden, out=self.out)
+        hidden = WIDER * site.model.head.in_features if self.hidden is None else self.hidden
+        return Siamese(site.model, site.seed, hidden=hidden, out=self.out)
 
     def target(self, online: Siamese, kept: Mapping[str, Tensor]) -> Target | None:
         """ξ as the client kept it; if it kept none, at its first participation, a deep copy of o."""
