@@ -299,6 +299,8 @@ def test_clients_without_test_samples_do_not_count() -> None:  # case 115
     assert spread["acc_weighted"] == pytest.approx(0.58)
     assert spread["acc_mean"] == pytest.approx(0.7)
     assert set(over_clients([None, None], [0, 0]).values()) == {None}
+    spread = over_clients([0.5, 0.7], [0, 0])  # case 337: tested on what is not their own
+    assert (spread["acc_weighted"], spread["acc_mean"]) == (None, pytest.approx(0.6))
 
 
 def test_the_worst_tenth_of_25_clients_is_the_mean_of_the_worst_two() -> None:

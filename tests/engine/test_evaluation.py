@@ -279,6 +279,22 @@ def test_a_run_stopped_in_its_last_evaluation_ends_as_if_it_had_not_been(name: s
     assert models[0] == models[1]
 
 
+@pytest.mark.parametrize("pooled", [False, True])  # there is an official test set, or none
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedproto", "fedbyol", "local_ssl", "central"])
+def test_where_nobody_has_test_samples_there_is_no_accuracy_of_ones_own(
+    name: str, pooled: bool, tmp_path: Path
+) -> None:  # case 337
+    fed = federation(new=1)
+    nobody = [Partition(cut.train, [np.arange(0)] * len(cut), pooled) for cut in (fed.partition, fed.new_clients)]
+    shop = workshop(name, Federation(fed.dataset, nobody[0], fed.probe_rows, nobody[1]), linear_probe=True)
+    last = run(shop, tmp_path / "out").lines[-1]
+    assert last["untested"] == {"all": "no client has test samples"}
+    assert all(accuracy is None for accuracy in last["client_acc"].get("personal", []))
+    assert last.get("personal_acc_weighted") is None
+    assert (last["global_acc"] is None) == (pooled or name in ("fedper", "fedproto", "local_ssl"))
+    assert ("linear_global_acc_mean" in last) == (not pooled)
+
+
 # -- what is not finite -----------------------------------------------------------------------------------------------
 
 

@@ -7,14 +7,16 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from kinfed.data import Federation, Partition
 from kinfed.engine import Inline, Workers, WorkersFailed, Workshop
 from kinfed.engine.places import Task
 from kinfed.errors import RunFailed
@@ -51,9 +53,16 @@ class Diverging(FedPer):
         return tested
 
 
+def untested() -> Federation:
+    """Nobody has test samples, and there is no test set."""
+    fed = federation()
+    return replace(fed, partition=Partition(fed.partition.train, [np.arange(0)] * len(fed), pooled=True))
+
+
 WORLDS: dict[str, Callable[[], Workshop]] = {
     **{name: functools.partial(workshop, name, federation(new=2), participation=0.75) for name in METHODS},
     "augmented": functools.partial(workshop, "fedavg", sgd=AUGMENTED),
+    "untested": functools.partial(workshop, "fedavg", untested()),
     "broken": functools.partial(workshop, Broken()),
     "diverging": functools.partial(workshop, Diverging(), fine_tuning=Phase(epochs=1, lr=1e30)),
 }
@@ -106,7 +115,7 @@ def test_worker_processes_give_the_same_bits_as_this_one(  # cases 53, 55
     assert outside.lines == inside.lines
     assert len(inside.lines) == 3
     assert any(line["refused"] for line in inside.lines) == (name == "broken")
-    assert any(line["untested"] for line in inside.lines) == (name == "diverging")
+    assert any(line["untested"] for line in inside.lines) == (name in ("diverging", "untested"))
     assert same(outside.state, inside.state)
     assert outside.memories.keys() == inside.memories.keys()
     assert all(same(outside.memories[id], inside.memories[id]) for id in inside.memories)

@@ -88,6 +88,8 @@ class Evaluation:
         method, federation, plan = self.workshop.method, self.workshop.federation, self.workshop.plan
         last = self.round == plan.rounds
         own = _Accuracies([len(rows) for rows in federation.tested[1]])
+        if not any(own.sizes):
+            self.untested["all"] = "no client has test samples"
         new = _Accuracies([len(rows) for rows in federation.new_clients.test])
         model = method.global_model(self.workshop.server(self.round), state)
         global_acc: float | None = None

@@ -145,8 +145,8 @@ class Workers:
     def test(self, tensors: Tensors) -> Tensor | Failure:
         """The global model on the pooled test set, which the workers share in whole chunks."""
         size = len(self._here.workshop.federation.tested[0])
-        share = math.ceil(size / CHUNK / len(self._workers)) * CHUNK
-        chunks = [(start, min(start + share, size)) for start in range(0, size, share)]
+        share = max(math.ceil(size / CHUNK / len(self._workers)), 1) * CHUNK
+        chunks = [(start, min(start + share, size)) for start in range(0, max(size, 1), share)]
         jobs = (_Job("test", self._exchange.post(Message(tensors)), rows=rows) for rows in chunks)
         hits: dict[tuple[int, int], Tensor | Failure] = {}
         for job, answer in self._answers(jobs):

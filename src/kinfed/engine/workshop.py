@@ -254,11 +254,11 @@ class Workshop:
         ``linear_global``: linear, fitted to all labelled training images, on the whole test set; this verdict has the
         model with the classifier as its head. ``linear_local I``: the same, both with the images of client I's classes
         alone, whoever holds them. There is none of fewer than two classes. ``knn``: nearest neighbours, on the whole
-        test set.
+        test set. Empty if that is.
         """
         plan, method = self.plan, self.method
         linear, neighbours = plan.fits_probes(round, method), plan.asks_neighbours(round, method)
-        if not (linear or neighbours):
+        if not (linear or neighbours) or not len(self.federation.tested[0]):
             return {}
         known, asked = self._probed.to(self.device), self._seen(self.federation.tested[0]).to(self.device)
         assert known.labels is not None and asked.labels is not None  # noqa: PT018

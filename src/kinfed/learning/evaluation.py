@@ -53,8 +53,8 @@ def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> di
 
     Returns:
         ``acc_weighted`` by test samples, ``acc_mean`` over clients, ``acc_std`` over clients (population), and
-        ``acc_worst_tenth``, the mean of the tenth of the clients (one at least) that are served worst. All None if no
-        client has test samples.
+        ``acc_worst_tenth``, the mean of the tenth of the clients (one at least) that are served worst. All None
+        if there is no accuracy; the first also if no client has test samples of its own.
     """
     tested = [(a, n) for a, n in zip(accuracies, sizes, strict=True) if a is not None]
     if not tested:
@@ -62,8 +62,9 @@ def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> di
     ordered = sorted(a for a, _ in tested)
     mean = math.fsum(ordered) / len(ordered)
     worst = ordered[: max(1, len(ordered) // 10)]
+    samples = sum(n for _, n in tested)
     return {
-        "acc_weighted": math.fsum(a * n for a, n in tested) / sum(n for _, n in tested),
+        "acc_weighted": math.fsum(a * n for a, n in tested) / samples if samples else None,
         "acc_mean": mean,
         "acc_std": math.sqrt(math.fsum((a - mean) ** 2 for a in ordered) / len(ordered)),
         "acc_worst_tenth": math.fsum(worst) / len(worst),
