@@ -186,7 +186,7 @@ def test_what_does_nothing_for_these_data_or_this_model_is_refused(
     fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:  # case 330
     with pytest.raises(InputError, match=message):
-        kinfed.run("fedavg", out=tmp_path / "o", **SMALL, **fields)
+        kinfed.compare(**{"methods": "fedavg", "out": tmp_path / "o", **SMALL, **fields})
     assert not [*tmp_path.iterdir()]
 
 
@@ -197,11 +197,11 @@ def whole(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def test_batchnorm_of_one_of_several_models_is_enough(tmp_path: Path) -> None:
-    from kinfed.experiment.uses import refuse_idle_bn
+    from kinfed.experiment.uses import refuse_idle_in
     from kinfed.models import build
 
     config = Config.checked({"methods": "local", "bn": "group"})
     mlp, cnn = (build(name, (1, 16, 16), 10, 0, bn="group") for name in ("mlp", "cnn4"))
-    refuse_idle_bn(config, [mlp, cnn])
+    refuse_idle_in(config, [mlp, cnn])
     with pytest.raises(InputError, match="bn: 'group' would do nothing; mlp has"):
-        refuse_idle_bn(config, [mlp])
+        refuse_idle_in(config, [mlp])

@@ -89,6 +89,8 @@ def test_two_saved_models_see_the_same_test_images(kinfed: Command, tmp_path: Pa
         (["a.npz", "short.npy"], "the numbers of rows differ"),
         (["a.npz", "a.npz", "--kernel", "poly"], "'poly' is not one of 'linear', 'rbf'"),
         (["a.npz", "a.npz", "--kernel", "rbf", "--bandwidth", "0"], "bandwidth must be positive"),
+        (["a.npz", "a.npz", "--bandwidth", "0.8"], "bandwidth: 0.8 would do nothing; it is of kernel rbf"),
+        (["a.npz", "a.npz", "--samples", "9"], "samples: 9 would do nothing; it is of the images that models see"),
         (["a.npz", "a.npz", "--out", "."], "out: '.' exists"),
         (["a.npz", "a.npz", "--data", "digits", "--samples", "3"], "samples: 3 is not allowed"),
     ],

@@ -185,12 +185,12 @@ def similarity(
     a: Annotated[Path, typer.Argument(metavar="A", help="activations (.npy, .npz, .safetensors) or a saved model")],
     b: Annotated[Path, typer.Argument(metavar="B", help="likewise, of the same examples in the same order")],
     data: Annotated[str | None, typer.Option("--data", metavar="TEXT", help="whose test images models see")] = None,
-    samples: Annotated[int, typer.Option("--samples", metavar="INT", help="how many of them [256]")] = 256,
+    samples: Annotated[int | None, typer.Option("--samples", metavar="INT", help="how many of them [256]")] = None,
     layers: Annotated[
         list[str] | None, typer.Option("--layer", metavar="NAME", help="a layer; repeatable [all]")
     ] = None,
     kernel: Annotated[Literal["linear", "rbf"], typer.Option("--kernel", help="of the CKA")] = "linear",
-    bandwidth: Annotated[float, typer.Option("--bandwidth", metavar="FLOAT", help="of rbf [0.5]")] = 0.5,
+    bandwidth: Annotated[float | None, typer.Option("--bandwidth", metavar="FLOAT", help="of rbf [0.5]")] = None,
     out: Out = None,
 ) -> None:
     """Which layers of two models are alike: a table, a picture and JSON."""
@@ -200,6 +200,11 @@ def similarity(
     from kinfed.cli.similarity import compare_files
     from kinfed.report.layers import layer_table, provenance, save_layers
 
+    if bandwidth is not None and kernel == "linear":
+        raise InputError(f"bandwidth: {bandwidth} would do nothing; it is of kernel rbf")
+    if samples is not None and data is None:
+        raise InputError(f"samples: {samples} would do nothing; it is of the images that models see, with --data")
+    samples, bandwidth = 256 if samples is None else samples, 0.5 if bandwidth is None else bandwidth
     with api.result_folder(out, "similarity") as folder, new_folder(folder):
         result = compare_files(a, b, data=data, samples=samples, layers=layers, kernel=kernel, bandwidth=bandwidth)
         console = Console()
@@ -246,7 +251,7 @@ def vote(
     from kinfed.report.vote import provenance, ranking_table
 
     with api.result_folder(out or run, "vote") as folder:
-        later = f"kinfed resume {folder}, then kinfed vote {folder} --sources …"
+        later = f"kinfed resume {folder}, then kinfed vote {folder} --sources {given.get('sources', '…')}"
         with _resumable("the same command" if run else later):
             held = api.vote(
                 run,

@@ -50,7 +50,7 @@ from kinfed.experiment.folders import (
 from kinfed.experiment.participation import never_trained, of_trained
 from kinfed.experiment.targets import rounds_to
 from kinfed.experiment.trackers import Tracked
-from kinfed.experiment.uses import refuse_idle_bn
+from kinfed.experiment.uses import refuse_idle_in
 from kinfed.files import claimed, clear_unfinished, read_json, write_whole
 from kinfed.learning import COLLAPSED, SGD, Phase
 from kinfed.methods.fedvote import Vote
@@ -242,7 +242,7 @@ def _settled(config: Config, workshop: Workshop) -> Config:
     Raises:
         InputError: If a method needs more probe images than that, or ``bn`` is of no use to the models.
     """
-    refuse_idle_bn(config, workshop.models)
+    refuse_idle_in(config, workshop.models)
     return Config.checked(config.model_dump() | {"probe": len(workshop.federation.probe_rows)})
 
 

@@ -184,16 +184,25 @@ OWN: dict[Any, dict[str, Use]] = {
 }  # fmt: skip
 
 
-def refuse_idle_bn(config: Config, models: Sequence[Model]) -> None:
-    """Refuse another mode of BatchNorm than usual where no model has a layer of it, or what it became.
+def refuse_idle_in(config: Config, models: Sequence[Model]) -> None:
+    """Refuse what would do nothing to the models of a run: a mode of BatchNorm without any, a pooling that none has.
 
     Raises:
-        InputError: One line that names the mode and the models.
+        InputError: One line that names the field, its value and the models.
     """
+    names = ", ".join(dict.fromkeys(model.recipe.get("architecture", "the model") for model in models))
     normed = (nn.BatchNorm2d, nn.GroupNorm)
     if config.bn != "track" and not any(isinstance(module, normed) for model in models for module in model.modules()):
-        names = ", ".join(dict.fromkeys(model.recipe.get("architecture", "the model") for model in models))
         raise InputError(f"bn: {config.bn!r} would do nothing; {names} has no BatchNorm of maps")
+    for name in config.methods:
+        method = config.method(name)
+        if isinstance(method, FedCKA) and method.tap == "pool" and not _pooled(models, method.layers):
+            raise InputError(f"{name}.tap: 'pool' would do nothing; the first layers of {names} are not pooled")
+
+
+def _pooled(models: Sequence[Model], layers: int) -> bool:
+    """Whether one of the first layers of a model is pooled."""
+    return any(model.pooled(layer) != layer for model in models for layer in model.layers[:layers])
 
 
 def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mapping[str, Use]) -> None:
