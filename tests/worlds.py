@@ -46,10 +46,11 @@ def equal_sizes(clients: int = 4) -> Federation:
 
 
 def small(name: str) -> Method:
-    """A method with its defaults, but for the widths of projector and predictor, and an early vote."""
+    """A method with its defaults, but for narrow projectors and predictors, an early vote, and a term that shows."""
     kind = method_named(name)
     widths = {} if kind.supervised else {"hidden": 32, "out": 16}
-    return kind(**widths, **({"round": 2, "ballot": 2} if kind.needs_sources else {}))
+    own = {"moon": {"mu": 5.0}, "central": {"lr_scale": 1.0}}.get(name, {})
+    return kind(**widths, **own, **({"round": 2, "ballot": 2} if kind.needs_sources else {}))
 
 
 def pool(data: Dataset, seeds: Iterable[int] = (11, 12, 13), model: str = "tiny_cnn") -> tuple[Source, ...]:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Gt
 
 from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.method import Client, Memory, Message
 
 __all__ = ["Central"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Central(FedAvg):
-    """Not federated: one client holds all training data, and trains as long as the clients would."""
+    """Not federated: one client holds all training data, and trains as long as the clients would.
+
+    Attributes:
+        lr_scale: What the run's learning rate is multiplied by. All steps of a round share one momentum here, so that a
+            rate which serves clients of a few steps can be too large.
+    """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "pooled"
     tested: ClassVar[str] = "central"
+
+    lr_scale: Annotated[float, Gt(0)] = 0.3
+
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """Train the model on everything."""
+        slower = replace(client.sgd, lr=client.sgd.lr * self.lr_scale)
+        return super().update(replace(client, sgd=slower), message, memory)

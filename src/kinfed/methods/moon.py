@@ -30,7 +30,7 @@ class MOON(Contrast):
         tau: Its temperature.
     """
 
-    mu: Annotated[float, Ge(0)] = 5.0
+    mu: Annotated[float, Ge(0)] = 0.1
     tau: Annotated[float, Gt(0)] = 0.5
 
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
