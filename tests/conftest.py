@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import sklearn.datasets  # noqa: F401 - its first import draws from Python's glo
 import torch
 
 from kinfed import settings
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, which some of them are about.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for _name in ("SIGTERM", "SIGHUP"):
+    signal.signal(getattr(signal, _name), signal.SIG_DFL)
 
 torch.set_num_threads(1)  # small tensors: two threads cost more than they bring, above all on a busy machine
 

@@ -150,6 +150,7 @@ def model(shape, classes):
 """
 
 
+@pytest.mark.slow
 def test_a_run_in_which_all_clients_fail_ends_with_the_reason_and_leaves_no_process(kinfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # case 95
     (tmp_path / "failing.py").write_text(FAILING)
     before = multiprocessing.active_children()

@@ -176,6 +176,7 @@ def test_an_unknown_tap_is_refused_with_those_there_are() -> None:  # case 25
         made("tiny_cnn").activations(torch.rand(1, 1, 8, 8), ["conv1.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_weights_belong_to_the_seed(name: str) -> None:
     first, again, other = (build(name, SHAPES[name], 10, seed).tensors() for seed in (0, 0, 1))
@@ -251,6 +252,7 @@ def layers(model: Model, kind: type[nn.Module]) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, kind)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn4", "resnet18", "vgg16_bn"])
 def test_batchnorm_tracks_knows_its_batch_alone_or_becomes_groupnorm(name: str) -> None:
     made_with = {bn: build(name, (3, 32, 32), 10, 0, bn=bn) for bn in ("track", "batch", "group")}  # type: ignore[arg-type]

@@ -73,6 +73,7 @@ def test_new_clients_are_marked_and_more_than_forty_are_left_to_the_files(kinfed
     assert clients[-1]["name"] == "new 19"
 
 
+@pytest.mark.slow
 def test_what_was_shown_is_what_is_run(kinfed: Command, tmp_path: Path) -> None:  # noqa: F811
     arguments = ("--partition", "dirichlet_clients", "--clients", "8", "--new-clients", "2", "--seed", "3")
     assert kinfed("partition", *arguments, "--out", "o")[0] == 0
@@ -194,6 +195,7 @@ def test_warnings_name_who_will_be_hurt() -> None:
     assert Holdings.of(federate(data, iid, clients=3, probe=0, seed=0), "").warnings(16) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", ["dirichlet_clients", "disjoint", "sort", "groups", "quantity"])
 def test_methods_run_on_every_partition(partition: str, tmp_path: Path) -> None:
     result = package.compare(

@@ -170,6 +170,7 @@ def test_a_pool_that_is_not_there_is_told(pool: Path) -> None:
 # -- torchvision's names ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", TORCHVISION)
 def test_torchvisions_own_files_give_its_own_logits(architecture: str, pool: Path, tmp_path: Path) -> None:
     theirs = torchvisions(architecture, 7)

@@ -173,6 +173,7 @@ def of(method: Method, **fields: Any) -> Workshop:
     return workshop(method, rounds=4, **fields)
 
 
+@pytest.mark.slow
 def test_a_round_goes_on_without_a_client_that_hangs_or_is_killed(tmp_path: Path) -> None:
     build = functools.partial(of, Deadly())
     with working(timeout=2) as workers:
@@ -199,6 +200,7 @@ class Killing:
             worker._process.join()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_while_idle_is_replaced_and_no_client_is_lost(tmp_path: Path) -> None:
     build = functools.partial(workshop, "fedavg", rounds=2)
     with working(1) as workers:
@@ -210,6 +212,7 @@ def unbuildable() -> Workshop:
     raise OSError("the data are gone")
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_start_end_the_run_with_the_reason_and_serve_the_next(
     two_workers: Workers, tmp_path: Path
 ) -> None:
@@ -231,6 +234,7 @@ class Counting:
             yield answer
 
 
+@pytest.mark.slow
 def test_messages_in_shared_memory_do_not_pile_up(tmp_path: Path) -> None:
     build = functools.partial(workshop, "fedshibu", federation(clients=12), rounds=2)
     with working() as workers:
@@ -256,6 +260,7 @@ class Measuring:
         return self.workers.test(tensors)
 
 
+@pytest.mark.slow
 def test_many_clients_pile_up_neither_memory_nor_processes(two_workers: Workers, tmp_path: Path) -> None:  # case 97
     measuring = Measuring(two_workers)
     outcome = run(many(), tmp_path / "out", lambda here: taken_on(two_workers, many)(here) and measuring)

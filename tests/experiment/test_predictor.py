@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from kinfed.engine.files import read_tensors, save_tensors
 from torch import nn
 
 import kinfed
@@ -17,7 +16,7 @@ from kinfed.data import Federation, Samples
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
 from kinfed.experiment.run import federation_of
-from kinfed.models import Model
+from kinfed.models import Model, read_tensors, save_tensors
 
 SMALL: dict[str, Any] = {"clients": 5, "rounds": 2, "quiet": True, "partition": "dirichlet"}
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import kinfed
 from kinfed.report.folders import Run, read_runs
@@ -49,6 +50,7 @@ def test_one_round_needs_no_slider_and_unknown_pairs_are_left_blank() -> None:
     assert np.isnan(figure.data[1].z).sum() == 2
 
 
+@pytest.mark.slow
 def test_a_report_has_a_picture_of_it(tmp_path: Path) -> None:
     result = kinfed.run("fedshibu", out=tmp_path / "o", clients=10, rounds=4, checkpoint_every=1, quiet=True)
     page = result.report()

@@ -298,6 +298,7 @@ def test_another_seed_may_hold_back_clients_of_other_sizes() -> None:
     assert "in data" in notes([first, made("fedavg", 0.5, seed=1, summary=fewer)])[0]
 
 
+@pytest.mark.slow
 def test_the_tables_fit_eighty_columns(tmp_path: Path) -> None:
     methods = ["fedavg", "fedper", "fedbabu", "fedshibu"]
     result = kinfed.compare(methods, out=tmp_path / "o", clients=10, new_clients=2, rounds=1, seeds=2, quiet=True)

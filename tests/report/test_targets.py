@@ -162,6 +162,7 @@ def test_the_longest_rows_fit_eighty_columns() -> None:
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 
 
+@pytest.mark.slow
 def test_the_target_is_in_the_terminal_and_a_line_in_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -108,8 +109,8 @@ def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, o
         InputError: If the data do not fit, a source of one of the names was trained otherwise, or the folder cannot be
             written or is in use.
     """
+    _refuse_foreign(out)
     with claimed(out):
-        _refuse_foreign(out)
         _train_missing(training, out, watcher, overwrite=overwrite)
 
 
@@ -141,7 +142,7 @@ def _train_missing(training: Training, out: Path, watcher: Watcher, *, overwrite
 
 def _refuse_foreign(out: Path) -> None:
     """Refuse a place for a pool that is a run's, or has something in it and no source."""
-    there = sorted(path.name for path in out.iterdir() if path.name != LOCK)
+    there = sorted({*os.listdir(out)} - {LOCK}) if os.path.isdir(out) else []
     strange = next((name for name in there if not (FILES.fullmatch(name) or name.endswith(UNFINISHED))), None)
     if strange is not None and not any(name.endswith(".safetensors") for name in there):
         raise InputError(
