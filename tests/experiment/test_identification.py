@@ -35,6 +35,7 @@ def test_what_is_right_where_shards_are_random() -> None:
     assert right("paired", [[0], [1], [], [3]], counts[[0, 0, 0, 3]]) == {"paired": 0.5}
 
 
+@pytest.mark.slow
 def test_the_experiment_on_digits(tmp_path: Path) -> None:
     fields = {"data": "digits", "model": "tiny_cnn", "clients": 5, "rounds": 1, "local_epochs": 10, "evaluate_every": 1}
     fields |= {"lr": 0.1, "batch_size": 8}

@@ -64,6 +64,7 @@ def test_a_run_folder_holds_what_it_should(out: Path) -> None:
     assert [line["round"] for line in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_the_summary_tells_the_last_round_and_the_best_beside_it(out: Path) -> None:
     (run,) = read_runs([kinfed.run("fedavg", out=out, **{**SMALL, "rounds": 12}).path])
     series = run.series("global_acc")[1]
@@ -116,6 +117,7 @@ def test_the_rounds_to_a_target_count_from_the_first_one(curve: list[float | Non
     assert rounds_to(curve, 0.9) == round
 
 
+@pytest.mark.slow
 def test_the_summary_tells_the_first_round_of_the_target(tmp_path: Path) -> None:
     def told(method: str, name: str, **fields: Any) -> Run:
         (run,) = read_runs([kinfed.run(method, out=tmp_path / name, **SMALL, **fields).path])
@@ -170,12 +172,14 @@ def test_the_summary_has_every_accuracy_of_the_last_round_and_two_in_any_case(tm
         assert ("initial_acc_mean" in told) == (epochs > 0)
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_config_are_bit_identical(tmp_path: Path) -> None:  # case 92
     for name in "ab":
         kinfed.compare(["fedavg", "fedshibu"], out=tmp_path / name, participation=0.5, **SMALL)
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_a_comparison_is_a_folder_a_method_and_seed_on_the_same_clients(out: Path) -> None:
     result = kinfed.compare(["fedavg", "fedper"], out=out, seeds=2, partition="dirichlet", alpha=0.5, **SMALL)
     assert [(s["method"], s["seed"]) for s in result.summaries] == [
@@ -186,6 +190,7 @@ def test_a_comparison_is_a_folder_a_method_and_seed_on_the_same_clients(out: Pat
     assert len(told) == 2  # one federation a seed, whatever the method
 
 
+@pytest.mark.slow
 def test_clients_are_the_same_whether_or_not_a_method_uses_the_probe(tmp_path: Path) -> None:  # METHODS.md F.0
     for method in ("fedavg", "fedshibu"):
         kinfed.run(method, out=tmp_path / method, **SMALL)
@@ -267,6 +272,7 @@ def test_clients_with_different_architectures_each_train_their_own(out: Path) ->
     assert [model.recipe["architecture"] for model in saved] == ["tiny_cnn"] * 3 + ["mlp"] * 7
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:  # case 96
     kinfed.run("fedavg", out=tmp_path / "first", **{**SMALL, "rounds": 12})
     weights = str(tmp_path / "first" / "models" / "global.safetensors")
@@ -307,6 +313,7 @@ def test_arrays_are_data_and_the_run_can_be_resumed(out: Path) -> None:
     assert files(out) == before
 
 
+@pytest.mark.slow
 def test_augmented_runs_are_repeatable_and_differ_from_plain_ones(tmp_path: Path) -> None:
     for name, augment in (("a", "crop_flip"), ("b", "crop_flip"), ("c", "none")):
         kinfed.run("fedbabu", out=tmp_path / name, augment=augment, **SMALL)
@@ -327,6 +334,7 @@ def wait_for(path: Path, lines: int, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "round"), [("fedper", 1), ("fedper", 5), ("fedshibu", 4), ("local", 8)])
 def test_a_comparison_killed_and_resumed_ends_as_if_it_had_never_stopped(
     method: str, round: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
@@ -340,12 +348,14 @@ def test_a_comparison_killed_and_resumed_ends_as_if_it_had_never_stopped(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     (killed / f"{method}-seed0" / "config.toml.unfinished").write_text("as if killed while writing")
-    (killed / f"{method}-seed0" / ".tmpAbC123").write_text("as safetensors leaves it")
+    (killed / f"{method}-seed0" / "models").mkdir(exist_ok=True)
+    (killed / f"{method}-seed0" / "models" / ".tmpAbC123").write_text("as safetensors leaves it")
     kinfed.resume(killed, quiet=True).report()
     assert files(killed).keys() == files(straight).keys()
     assert {n for n, b in files(killed).items() if b != files(straight)[n] and not n.startswith("report")} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_ctrl_c_stops_after_the_round_says_how_to_go_on_and_ends_with_130(workers: int, tmp_path: Path) -> None:
     out = tmp_path / "out"

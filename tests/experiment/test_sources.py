@@ -262,6 +262,7 @@ def test_a_run_s_models_are_a_pool(tmp_path: Path) -> None:
 SHARED = Path("/work/shared/data")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "usps").is_dir(), reason="needs the data sets of /work/shared")
 def test_real_images_get_the_format_of_usps(tmp_path: Path) -> None:  # METHODS.md E.5
     fields = TINY | {"model": "mlp", "train_images": 50, "like": str(SHARED / "usps"), "image_size": 28}

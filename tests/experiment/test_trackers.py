@@ -76,6 +76,7 @@ def interrupted(method: str, seed: int, rounds: int) -> Watch:
     return Interrupted()
 
 
+@pytest.mark.slow
 def test_every_round_of_a_comparison_is_in_tensorboard_and_mlflow(out: Path) -> None:
     kinfed.compare(["fedbabu"], out=out, log=BOTH, quiet=True, **SMALL)
     runs = mlflow_runs()
@@ -119,6 +120,7 @@ def test_a_run_that_goes_on_is_one_run_with_each_round_once(out: Path) -> None:
     assert in_mlflow(tracked, "train_loss") == wanted
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_with_and_without_trackers(tmp_path: Path) -> None:
     for name, fields in (("plain", {}), ("tracked", {"log": BOTH})):
         kinfed.run("fedshibu", out=tmp_path / name, quiet=True, **SMALL, **fields)
