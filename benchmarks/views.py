@@ -4,8 +4,8 @@
 
 A step of BYOL with ``cnn4`` on 200 images of 32×32, one thread. The step is timed whole, views included, by a client's
 local training on one batch; the views are timed alone in between, and the same views by torchvision, image by image.
-``--hidden`` and ``--out`` are the widths of projector and predictor: 4096 and 2048 are the papers', which cost more than
-this encoder, so another row has them small, and one has a step of supervised training.
+``--hidden`` and ``--out`` are the widths of projector and predictor: 4096 and 2048 are the papers', which cost more
+than this encoder, so another row has them small, and one has a step of supervised training.
 """
 
 from __future__ import annotations

@@ -44,11 +44,15 @@ def equal_sizes(clients: int = 4) -> Federation:
     return Federation(data, Partition(cut(np.arange(24, 240)), cut(np.arange(120))), np.arange(24))
 
 
+OWN: dict[str, dict[str, Any]] = {"moon": {"mu": 5.0}, "central": {"lr_factor": 1.0}}  # a strong term; FedAvg's rate
+
+
 def small(name: str) -> Method:
-    """A method with its defaults, but for the widths of projector and predictor, and an early vote."""
+    """A method with its defaults, but for the widths of projector and predictor, an early vote, and `OWN`."""
     kind = method_named(name)
     widths = {} if kind.supervised else {"hidden": 32, "out": 16}
-    return kind(**widths, **({"round": 2, "ballot": 2} if kind.needs_sources else {}))
+    vote = {"round": 2, "ballot": 2} if kind.needs_sources else {}
+    return kind(**widths, **vote, **OWN.get(name, {}))
 
 
 def pool(data: Dataset, seeds: Iterable[int] = (11, 12, 13), model: str = "tiny_cnn") -> tuple[Source, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from kinfed.engine import Workshop
 from kinfed.learning import SGD
@@ -102,7 +103,9 @@ def test_a_client_without_a_step_tells_no_spread_and_keeps_its_weights(name: str
 def test_projector_and_predictor_are_in_proportion_to_the_representation() -> None:  # case 347
     for model, width in (("tiny_cnn", 64), ("mlp", 200)):
         online = METHODS["fedbyol"]().online(workshop("fedbyol", model=model).client(0, 1))  # type: ignore[attr-defined]
-        shapes = [layer.weight.shape for layer in (*online.projector, *online.predictor) if isinstance(layer, nn.Linear)]
+        shapes = [
+            layer.weight.shape for layer in (*online.projector, *online.predictor) if isinstance(layer, nn.Linear)
+        ]
         assert shapes == [(4 * width, width), (128, 4 * width), (4 * width, 128), (128, 4 * width)]
 
 

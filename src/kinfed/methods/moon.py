@@ -26,11 +26,11 @@ class MOON(Contrast):
     """FedAvg whose clients keep each sample's representation near the global model's, off their own former one.
 
     Attributes:
-        mu: Weight of the contrastive term.
+        mu: Weight of the contrastive term (the paper: 0.1, 1, 5 or 10, for longer training of larger networks).
         tau: Its temperature.
     """
 
-    mu: Annotated[float, Ge(0)] = 5.0
+    mu: Annotated[float, Ge(0)] = 0.1
     tau: Annotated[float, Gt(0)] = 0.5
 
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
