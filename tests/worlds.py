@@ -44,15 +44,12 @@ def equal_sizes(clients: int = 4) -> Federation:
     return Federation(data, Partition(cut(np.arange(24, 240)), cut(np.arange(120))), np.arange(24))
 
 
-OWN: dict[str, dict[str, Any]] = {"moon": {"mu": 5.0}, "central": {"lr_factor": 1.0}}  # a strong term; FedAvg's rate
-
-
 def small(name: str) -> Method:
-    """A method with its defaults, but for the widths of projector and predictor, an early vote, and `OWN`."""
+    """A method with its defaults, but for narrow projectors and predictors, an early vote, and a term that shows."""
     kind = method_named(name)
     widths = {} if kind.supervised else {"hidden": 32, "out": 16}
-    vote = {"round": 2, "ballot": 2} if kind.needs_sources else {}
-    return kind(**widths, **vote, **OWN.get(name, {}))
+    own = {"moon": {"mu": 5.0}, "central": {"lr_scale": 1.0}}.get(name, {})
+    return kind(**widths, **own, **({"round": 2, "ballot": 2} if kind.needs_sources else {}))
 
 
 def pool(data: Dataset, seeds: Iterable[int] = (11, 12, 13), model: str = "tiny_cnn") -> tuple[Source, ...]:

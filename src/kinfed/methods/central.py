@@ -18,16 +18,16 @@ class Central(FedAvg):
     """Not federated: one client holds all training data, and trains as long as the clients would.
 
     Attributes:
-        lr_factor: What the learning rate is multiplied by. With one momentum it makes as many steps in a round as all
-            clients together, so that a rate which suits clients of few steps can be too large here.
+        lr_scale: What the run's learning rate is multiplied by. All steps of a round share one momentum here, so that a
+            rate which serves clients of a few steps can be too large.
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "pooled"
     tested: ClassVar[str] = "central"
 
-    lr_factor: Annotated[float, Gt(0)] = 0.3
+    lr_scale: Annotated[float, Gt(0)] = 0.3
 
     def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
-        """Train as FedAvg does, at the factor's part of the learning rate."""
-        sgd = replace(client.sgd, lr=self.lr_factor * client.sgd.lr)
-        return super().update(replace(client, sgd=sgd), message, memory)
+        """Train the model on everything."""
+        slower = replace(client.sgd, lr=client.sgd.lr * self.lr_scale)
+        return super().update(replace(client, sgd=slower), message, memory)

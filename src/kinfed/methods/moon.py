@@ -26,7 +26,7 @@ class MOON(Contrast):
     """FedAvg whose clients keep each sample's representation near the global model's, off their own former one.
 
     Attributes:
-        mu: Weight of the contrastive term (the paper: 0.1, 1, 5 or 10, for longer training of larger networks).
+        mu: Weight of the contrastive term.
         tau: Its temperature.
     """
 
