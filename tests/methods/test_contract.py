@@ -150,6 +150,24 @@ def test_uploads_are_as_the_method_says_they_are(name: str) -> None:
         assert upload.numbers["steps"] >= 1
 
 
+def test_a_loss_is_told_in_its_parts(name: str, tmp_path: Path) -> None:  # case 332
+    shop = workshop(name)
+    _, _, uploads, _ = after_one_round(shop)
+    for numbers in (upload.numbers for upload in uploads.values()):
+        assert ("cross_entropy" in numbers) == shop.method.supervised
+        if shop.method.supervised:
+            assert numbers["loss"] == pytest.approx(numbers["cross_entropy"] + numbers.get("term", 0), rel=1e-6)
+    line = run(shop, tmp_path / "out").lines[1]
+    samples = [upload.numbers["samples"] for upload in uploads.values()]
+    for told, number in (("train_loss", "loss"), ("train_cross_entropy", "cross_entropy"), ("train_term", "term")):
+        values = [upload.numbers.get(number) for upload in uploads.values()]
+        if None in values:
+            assert line.get(told) is None
+        else:
+            assert line[told] == pytest.approx(np.average(values, weights=samples), rel=1e-9)  # type: ignore[arg-type]
+    assert "train_cross_entropy" in line
+
+
 def test_one_client_is_a_federation_too(name: str, tmp_path: Path) -> None:
     lines = run(workshop(name, federation(clients=1)), tmp_path / "out").lines
     assert len(lines) == 3

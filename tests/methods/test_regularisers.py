@@ -24,7 +24,7 @@ from kinfed.similarity import cka, cosine, frobenius
 from tests.worlds import dataset, float_samples, run, same, workshop
 
 METRICS = ("linear", "rbf", "debiased", "frobenius", "cosine")
-CONTRASTS: list[Contrast] = [MOON(), FedCKA(), *(FedCKA(metric=m, tap="pool") for m in METRICS)]  # type: ignore[arg-type]
+CONTRASTS: list[Contrast] = [MOON(mu=5.0), FedCKA(), *(FedCKA(metric=m, tap="pool") for m in METRICS)]  # type: ignore[arg-type]
 ids = pytest.mark.parametrize("method", CONTRASTS, ids=lambda m: f"{type(m).__name__}-{getattr(m, 'metric', '')}")
 
 
@@ -210,6 +210,20 @@ def test_the_gradient_reaches_the_local_model_alone(method: Contrast) -> None:
     assert not any(t.requires_grad for t in (*message.tensors.values(), *previous.values()))
 
 
+@ids
+def test_a_term_is_told_apart_from_the_cross_entropy(method: Contrast) -> None:  # case 332
+    client = a_client(dataset(32).train, epochs=1)
+    message, previous = Message(client.model.tensors()), Memory(other(client))
+    numbers = method.update(client, message, previous)[0].numbers
+    assert numbers["loss"] == pytest.approx(numbers["cross_entropy"] + numbers["term"], rel=1e-6)
+    assert numbers["term"] > 0.1
+    first = method.update(a_client(dataset(32).train, epochs=1), message, Memory())[0].numbers
+    plain = replace(method, mu=0.0).update(a_client(dataset(32).train, epochs=1), message, Memory())[0].numbers
+    assert first["term"] == pytest.approx(method.mu * math.log(2))
+    assert first["cross_entropy"] == plain["loss"] == plain["cross_entropy"]
+    assert plain["term"] == 0
+
+
 # -- what frozen models make of the samples, once ---------------------------------------------------------------------
 
 
@@ -244,7 +258,7 @@ def test_frozen_models_see_each_image_once_and_run_no_deeper_than_the_deepest_ta
 
 
 def test_with_augmentation_frozen_models_see_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = with_hooks(MOON(), dataset(40).train, monkeypatch, epochs=3, augment="crop_flip")
+    seen = with_hooks(MOON(mu=5.0), dataset(40).train, monkeypatch, epochs=3, augment="crop_flip")
     assert set(seen.values()) == {2 * 3 * 40}
 
 
