@@ -269,8 +269,8 @@ def test_stored_features_and_forward_passes_train_alike(method: Contrast, epochs
     stored = trained(method, samples, epochs=epochs, lr=0.01)
     with pytest.warns(RuntimeWarning, match="more than feature_cache_mb allows, 0; it is computed anew"):
         anew = trained(method, samples, epochs=epochs, lr=0.01, feature_cache_mb=0)
-    assert close(stored, anew, atol=2e-5)
-    assert not close(stored, trained(replace(method, mu=0.0), samples, epochs=epochs, lr=0.01), atol=1e-4)
+    assert close(stored, anew, atol=1e-4)
+    assert not close(stored, trained(replace(method, mu=0.0), samples, epochs=epochs, lr=0.01), atol=2e-4)
 
 
 @ids
