@@ -49,7 +49,7 @@ def small(name: str) -> Method:
     """A method with its defaults, but for narrow projectors and predictors, an early vote, and a term that shows."""
     kind = method_named(name)
     widths = {} if kind.supervised else {"hidden": 32, "out": 16}
-    own = {"moon": {"mu": 5.0}, "central": {"lr_scale": 1.0}}.get(name, {})
+    own = {"moon": {"mu": 5.0}, "central": {"lr_scale": 1.0}}.get(name.removeprefix("fedvote+"), {})
     return kind(**widths, **own, **({"round": 2, "ballot": 2} if kind.needs_sources else {}))
 
 
