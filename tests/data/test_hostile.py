@@ -236,6 +236,16 @@ def test_an_image_of_too_many_pixels_is_told_in_one_line(tmp_path: Path, monkeyp
         refused(lambda: load(str(tmp_path)), r"a/1\.png: the image cannot be decoded: Image size \(64 pixels\) exceeds")
 
 
+def test_images_of_another_size_end_the_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+    original = images._one
+    monkeypatch.setattr(images, "_one", lambda *given: decoded.append(given[0]) or original(*given))
+    files = [encoded(grey(1, side)) for side in (8, 8, 2000, *range(3, 200))]
+    with pytest.raises(InputError, match="of different sizes, 2000×2000 and 8×8"):
+        decode(Encoded([str(i) for i in range(len(files))], files), Decoding())
+    assert decoded == ["0", "1", "2"]
+
+
 def test_no_program_is_started_to_decode_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_: pytest.fail("Ghostscript was started"))

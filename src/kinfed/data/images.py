@@ -121,7 +121,15 @@ def _decoded(encoded: Encoded, decoding: Decoding) -> Iterator[Pixels | str]:
 
     def chunk(start: int) -> list[Pixels | str]:
         part = slice(start, start + CHUNK)
-        return [_one(*image, decoding) for image in zip(encoded.names[part], encoded.files[part], strict=True)]
+        images: list[Pixels | str] = []
+        sizes = set()
+        for image in zip(encoded.names[part], encoded.files[part], strict=True):
+            images.append(decoded := _one(*image, decoding))
+            if not isinstance(decoded, str):
+                sizes.add(decoded.shape[1:])
+            if len(sizes) > 1:
+                break  # that is an error, however large the rest may be
+        return images
 
     # PIL decodes outside the interpreter's lock: threads help with all but the smallest images.
     threads = ThreadPoolExecutor(os.cpu_count())

@@ -99,13 +99,18 @@ def _files(folder: Path, split: str) -> tuple[Path, ...]:
 
 
 def _read(path: Path) -> Split:
+    with readable(path):
+        return split_of(_table(path), str(path), [path.parent])
+
+
+def _table(path: Path, columns: list[str] | None = None) -> Any:
+    """All of a file, or some of its columns."""
     import pyarrow.parquet as pq
 
-    with readable(path):
-        rows, size = pq.read_metadata(path).num_rows, path.stat().st_size
-        if rows > size:  # thousands of millions of equal rows can be said in a few bytes
-            raise InputError(f"data: {path} says that it has {rows:,} rows, in {size:,} bytes")
-        return split_of(pq.read_table(path, partitioning=None), str(path), [path.parent])
+    rows, size = pq.read_metadata(path).num_rows, path.stat().st_size
+    if rows > size:  # thousands of millions of equal rows can be said in a few bytes
+        raise InputError(f"data: {path} says that it has {rows:,} rows, in {size:,} bytes")
+    return pq.read_table(path, columns=columns, partitioning=None)
 
 
 def _named(path: Path) -> list[Path]:
@@ -119,7 +124,7 @@ def _named(path: Path) -> list[Path]:
         image = next((name for name in IMAGE if name in schema.names), None)
         if image is None or f"{image}.path" not in [field.name for field in schema.field(image).flatten()]:
             return []
-        cells = pq.read_table(path, columns=[f"{image}.path"], partitioning=None).column(0).to_pylist()
+        cells = _table(path, [f"{image}.path"]).column(0).to_pylist()
         names = (cell.get("path") if isinstance(cell, dict) else cell for cell in cells)
         files = (path.parent / name for name in names if name)
         return [file for file in files if file.is_file() and _lies_in([path.parent], file)]

@@ -107,7 +107,9 @@ def known() -> dict[str, str]:
         path = _named(name)
         names[name] = str(path) if path is not None else f"{hub}{extra}"
     root = _root()
-    for path in sorted(root.iterdir()) if root is not None and root.is_dir() else ():
+    with _readable("$KINFED_DATA"):
+        paths = sorted(root.iterdir()) if root is not None and root.is_dir() else []
+    for path in paths:
         try:
             if find_files(path) is not None:
                 names.setdefault(path.stem if path.is_file() else path.name, str(path))
