@@ -153,14 +153,14 @@ def split_locally(
     sample, as long as there are others to keep: a client is tested on what it trains on.
     """
     shuffle = rng.permutation(len(owner))
-    place = np.lexsort((labels[shuffle], owner[shuffle]))  # by client and class, in each at random
-    order = shuffle[place]
-    first = np.append(True, (np.diff(owner[order]) != 0) | (np.diff(labels[order]) != 0))
-    sizes = np.diff(np.flatnonzero(first), append=len(order))  # of every client's classes
-    rank = np.arange(len(order)) - np.repeat(np.flatnonzero(first), sizes)
-    of_class = np.repeat(sizes, sizes)
-    turn = np.where(rank < of_class - 1, (rank + 0.5) / of_class, 1.0)
-    order = order[np.lexsort((place, turn, owner[order]))]  # where turns are equal, at random
+    cell = owner[shuffle] * (labels.max() + 1) + labels[shuffle]  # a client's class
+    place = np.argsort(cell, kind="stable")
+    first = np.flatnonzero(np.append(True, np.diff(cell[place]) != 0))
+    sizes = np.diff(first, append=len(place))
+    rank, size = np.arange(len(place)) - np.repeat(first, sizes), np.repeat(sizes, sizes)
+    turn = np.empty(len(place))
+    turn[place] = np.where(rank < size - 1, (rank + 0.5) / size, 1.0)
+    order = shuffle[np.argsort(owner[shuffle] + turn / 2, kind="stable")]  # by client and turn; equal turns at random
     sizes = np.bincount(owner + 1, minlength=clients + 1)
     rank = np.arange(len(order)) - np.repeat(sizes.cumsum() - sizes, sizes)
     kept = np.where(sizes > 1, np.round(LOCAL_TEST * sizes).clip(min=1), 0)
