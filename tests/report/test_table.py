@@ -317,8 +317,8 @@ def test_the_tables_fit_eighty_columns(tmp_path: Path) -> None:
         assert len(re.findall(r"(?<= )(?:\d+\.\d+|–)(?=[* ]|$)", rows[0])) == numbers
 
 
-def test_an_unfinished_run_is_named(tmp_path: Path) -> None:
+def test_a_run_without_results_is_named(tmp_path: Path) -> None:
     result = kinfed.run("fedavg", out=tmp_path / "o", clients=10, rounds=1, quiet=True)
     (tmp_path / "o" / "summary.json").unlink()
-    with pytest.raises(InputError, match="is not finished; go on with it: kinfed resume"):
+    with pytest.raises(InputError, match="has no results yet; go on with it: kinfed resume"):
         show([result.path])

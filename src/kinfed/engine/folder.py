@@ -27,7 +27,7 @@ METRICS, SECONDS, ERRORS = "metrics.jsonl", "seconds.jsonl", "errors.log"
 
 # What a run writes into its folder, by the paths in it; nothing else there is ever deleted.
 RUN_FILES = re.compile(
-    r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|summary\.json|mlflow_run_id"
+    r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|(?:summary|so_far)\.json|mlflow_run_id"
     rf"|(?:checkpoints|pictures)/round-\d+\.safetensors|memories/{MEMORY_FILES.pattern}"
     r"|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)|tensorboard/events\.out\.tfevents\.[^/]+"
     r"|vote\.(?:json|png)|report(?:-(?:kinship|vote)-[^/]+)?\.(?:html|png)"

@@ -48,6 +48,7 @@ from kinfed.experiment.folders import (
     run_folders,
 )
 from kinfed.experiment.participation import never_trained, of_trained
+from kinfed.experiment.so_far import Lines, SoFar
 from kinfed.experiment.targets import rounds_to
 from kinfed.experiment.trackers import Tracked
 from kinfed.experiment.uses import refuse_idle_in
@@ -396,9 +397,12 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, worker
     here = Inline(workshop, folder.memories)
     if workers is not None:
         workers.take_on(functools.partial(workshop_of, config), here)
-    with Tracked(config, folder, watcher(method, config.seed, config.rounds)) as watch:
-        run_rounds(workshop, workers or here, folder, watch)
-    write_whole(out / SUMMARY, json.dumps(_summary(config, workshop, folder), indent=1) + "\n")
+    so_far = SoFar(folder, config.rounds, functools.partial(_summary, config, workshop))
+    watch = watcher(method, config.seed, config.rounds)
+    with Tracked(config, folder, watch, {"so_far.json": so_far}) as tracked:
+        run_rounds(workshop, workers or here, folder, tracked)
+    lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
+    write_whole(out / SUMMARY, json.dumps(_summary(config, workshop, lines, seconds), indent=1) + "\n")
 
 
 def check_unchanged(workshop: Workshop, out: Path) -> None:
@@ -455,9 +459,8 @@ def about_clients(workshop: Workshop) -> str:
     return json.dumps(about) + "\n"
 
 
-def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str, Any]:
+def _summary(config: Config, workshop: Workshop, lines: Lines, seconds: Lines) -> dict[str, Any]:
     """``summary.json``, version 1: accuracies at the last round; best-on-test stands beside them, never for them."""
-    lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
     (method,) = config.methods
     federation = workshop.federation
     always = [f"{name}_{quantity}" for name in ("personal", "fine_tuned") for quantity in SPREAD]
@@ -477,7 +480,7 @@ def _summary(config: Config, workshop: Workshop, folder: RunFolder) -> dict[str,
         "version": SUMMARY_VERSION,
         "method": method,
         "seed": config.seed,
-        "rounds": config.rounds,
+        "rounds": len(lines),
         "supervised": workshop.method.supervised,
         "tested": workshop.method.tested,
         "model": config.models or config.model or suited(federation.dataset.shape),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kinfed.engine import RunFolder, Watch
     from kinfed.experiment.config import Config
 
-__all__ = ["TRACKERS", "Tracked", "check_installed"]
+__all__ = ["TRACKERS", "Tracked", "Tracker", "check_installed"]
 
 Line = Mapping[str, Any]  # of metrics.jsonl
 EVENTS = re.compile(r"tensorboard/events\.out\.tfevents\.[^/]+")
@@ -117,11 +117,11 @@ def check_installed(name: str) -> None:
 
 
 class Tracked:
-    """A `Watch` with the trackers of a config beside it; each is left out, with a warning, once it fails."""
+    """A `Watch` with trackers beside it, of a config and others; one that fails is left out, with a warning."""
 
-    def __init__(self, config: Config, folder: RunFolder, watch: Watch) -> None:
+    def __init__(self, config: Config, folder: RunFolder, watch: Watch, others: Mapping[str, Tracker]) -> None:
         self._config, self._folder, self._watch = config, folder, watch
-        self._trackers = {name: TRACKERS[name]() for name in config.trackers}
+        self._trackers = {**others, **{name: TRACKERS[name]() for name in config.trackers}}
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from plotly.colors import sample_colorscale
 
 from kinfed.errors import plain
-from kinfed.experiment.targets import reference
 from kinfed.report.folders import Run
 from kinfed.report.names import hypertext, labels
 from kinfed.report.picture import picture
@@ -29,8 +28,8 @@ CLASSIFIER = {"keep": "the classifier stayed", "reinit": "the classifier started
 
 
 def votes(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The rows of methods that transfer a source, a run a seed."""
-    return {row: group for row, group in in_rows(runs).items() if reference(group[0].method)}
+    """The rows of methods that have transferred a source, a run a seed."""
+    return {row: group for row, group in in_rows(runs).items() if all(run.summary.get("vote") for run in group)}
 
 
 def voted(run: Run) -> bool:

@@ -21,12 +21,12 @@ __all__ = ["Run", "read_runs"]
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run.
+    """One run: all of its rounds if it is finished, else those that are done.
 
     Attributes:
         path: The folder.
         config: ``config.toml``, parsed.
-        summary: ``summary.json``.
+        summary: ``summary.json``; of a run that is not finished ``so_far.json``, which names the rounds ``planned``.
         lines: One a round.
         federation: Class names, training samples by client and class, test samples by client.
         pictured: Matrices by name, by the rounds for which there are any, in order.
@@ -89,6 +89,7 @@ class _Summary(_Told):
     method: str = Field(pattern=r"^[\w+:.-]+$")
     seed: int
     rounds: int = Field(ge=1)
+    planned: int | None = None
     tested: str
     model: str
     data: _Data
@@ -126,10 +127,10 @@ class _Named(_Told):
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """All finished runs in some run and comparison folders, in the order of the comparison.
+    """All runs in some run folders, and the finished ones in some comparison folders, in the order of the comparison.
 
     Raises:
-        InputError: If a folder holds no run, or a run that is not finished, or a file of one is damaged.
+        InputError: If a folder holds no run, or one of which nothing was tested yet, or a file of one is damaged.
     """
     return [_read(folder) for path in paths for folder in _folders(path)]
 
@@ -146,10 +147,13 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Run:
-    if not (path / "summary.json").is_file():
-        raise InputError(f"run: {str(path)!r} is not finished; go on with it: kinfed resume {path}")
-    summary = _checked(TypeAdapter(_Summary), read_json(path / "summary.json"), path / "summary.json")
-    lines = _checked(TypeAdapter(list[_Line]), read_json_lines(path / "metrics.jsonl"), path / "metrics.jsonl")
+    finished = (path / "summary.json").is_file()
+    file = path / ("summary.json" if finished else "so_far.json")
+    if not file.is_file():
+        raise InputError(f"run: {str(path)!r} has no results yet; go on with it: kinfed resume {path}")
+    summary = _checked(TypeAdapter(_Summary), read_json(file), file)
+    told = read_json_lines(path / "metrics.jsonl", cut=not finished)  # somebody may be writing the last one
+    lines = _checked(TypeAdapter(list[_Line]), told if finished else told[: summary["rounds"]], path / "metrics.jsonl")
     if [line["round"] for line in lines] != [*range(1, summary["rounds"] + 1)]:
         raise InputError(
             f"{path / 'metrics.jsonl'}: does not have the {summary['rounds']} rounds of the run, a line each"

@@ -444,6 +444,8 @@ def notes(runs: Sequence[Run]) -> list[str]:
         ]
     for run in runs:
         s, name = run.summary, f"{run.method}, seed {run.summary['seed']}"
+        if planned := s.get("planned"):
+            said.append(f"{name}: is not finished; these are {s['rounds']} of its {planned} rounds.")
         for count, what in (
             (s["refused"], f"uploads were refused; {_reasons(s.get('refusals', ()))}"),
             (s.get("untested", 0), f"tests of a model failed; {_reasons(s.get('untested_reasons', ()))}"),
