@@ -204,3 +204,10 @@ def test_a_layer_may_have_any_name(kinfed: Command, tmp_path: Path, name: str) -
     assert code == 0
     assert "\x1b[2J" not in out
     assert [*json.loads((tmp_path / "o" / "similarity.json").read_text())["features_a"]] == [name]
+
+
+def test_images_that_nothing_would_look_at_are_refused(kinfed: Command, files: dict[str, Path]) -> None:  # noqa: F811
+    code, _, told = kinfed("similarity", str(files["a.npz"]), str(files["b.safetensors"]), "--data", "digits")
+    assert code == 2
+    assert told.startswith("kinfed: data: 'digits' is of no use:")
+    assert told.count("\n") == 1

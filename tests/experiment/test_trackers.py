@@ -15,6 +15,7 @@ from kinfed.experiment.config import Config
 from kinfed.experiment.run import run
 from kinfed.experiment.trackers import TRACKERS
 from tests.experiment.test_run import files
+from tests.experiment.test_vote import write_pool
 
 SMALL: dict[str, Any] = {"clients": 10, "rounds": 5, "checkpoint_every": 2}
 BOTH = "tensorboard,mlflow"
@@ -129,6 +130,15 @@ def test_a_run_is_the_same_with_and_without_trackers(tmp_path: Path) -> None:
     own = {name for name in tracked if name.startswith("tensorboard/") or name == "mlflow_run_id"}
     assert len(own) == 2
     assert {name: content for name, content in tracked.items() if name not in own} == plain
+
+
+def test_a_method_with_a_vote_is_followed_under_names_that_mlflow_takes(out: Path, tmp_path: Path) -> None:
+    sources = str(write_pool(tmp_path / "pool", "ab"))
+    vote = {"fedvote+fedprox": {"round": 1, "mu": 0.5}}
+    kinfed.run("fedvote+fedprox", out=out, log="mlflow", sources=sources, settings=vote, quiet=True, **SMALL)
+    (tracked,) = mlflow_runs().values()
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.params.items() >= {"method": "fedvote+fedprox", "fedvote/fedprox.mu": "0.5"}.items()
 
 
 def test_inside_a_run_of_ones_own_mlflow_shows_them_as_its_children(out: Path) -> None:

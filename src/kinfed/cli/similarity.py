@@ -39,10 +39,12 @@ def compare_files(
         bandwidth: As in `kinfed.similarity.cka`.
 
     Raises:
-        InputError: If a file is neither, or the two cannot be compared.
+        InputError: If a file is neither, the two cannot be compared, or neither needs the data set.
     """
     from kinfed.similarity import compare_layers
 
+    if data is not None and not any(_is_model(path) for path in (a, b)):
+        raise InputError(f"data: {data!r} is of no use: {a} and {b} hold activations, which were computed before")
     seen = None if data is None else _test_images(data, samples)
     one, other = (_model(path, seen, layers) if _is_model(path) else _file(path, layers) for path in (a, b))
     ids = None if one.ids is None or other.ids is None else (one.ids, other.ids)

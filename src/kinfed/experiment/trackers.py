@@ -177,8 +177,9 @@ def _scalars(line: Line) -> dict[str, float]:
 
 
 def _parameters(config: Config) -> dict[str, Any]:
-    """The fields of a run's config, its method's own as ``METHOD.FIELD``."""
+    """The fields of a run's config, its method's own as ``METHOD.FIELD``, or ``fedvote/METHOD.FIELD``."""
     (method,) = config.methods
     fields = config.model_dump(exclude_none=True, exclude={"methods", "settings", "seeds", "log"})
-    own = {f"{method}.{name}": value for name, value in config.settings[method].items()}
+    prefix = method.replace("+", "/")  # MLflow takes no + in a name
+    own = {f"{prefix}.{name}": value for name, value in config.settings[method].items()}
     return {"method": method, **fields, **own}

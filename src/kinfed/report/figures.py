@@ -216,7 +216,7 @@ def _draw(runs: Sequence[Run], figure: Figure) -> None:
         )
         if not np.isnan(accuracies).all():
             right.hlines(np.nanmean(accuracies), i - 0.3, i + 0.3, color=colour[method], linewidth=2)
-    right.set(title="Own test accuracy of every client after the last round (line: mean)", ylim=(-0.02, 1.04))
+    right.set(title="Own test accuracy of every client\nafter the last round (line: mean)", ylim=(-0.02, 1.04))
     right.set_xticks(range(len(grouped)), [*shown_as.values()], rotation=20)
     right.grid(alpha=0.25, axis="y")
 
