@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kinfed.data import Dataset, Normalisation, Samples, federate, iid, load
-from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workers, Workshop
+from kinfed.engine import SerialExecutor, RoundSettings, RunFolder, Unwatched, ProcessExecutor, ClientRuntime
 from kinfed.engine import federate as run_rounds
-from kinfed.engine.places import Place
+from kinfed.engine.executor import Executor
 from kinfed.errors import InputError
 from kinfed.learning import SGD
 from kinfed.methods import METHODS
@@ -185,14 +185,14 @@ class Turns(Unwatched):
         self.turn()
 
 
-def workshop(clients: int, rounds: int) -> Workshop:
+def workshop(clients: int, rounds: int) -> ClientRuntime:
     """FedAvg over equal clients."""
     federation = federate(dataset(), iid, clients=clients, probe=0, seed=0)
-    return Workshop(
+    return ClientRuntime(
         METHODS["fedavg"](),
         federation,
         (build("small_cnn", federation.dataset.shape, 10, seed=0),),
-        Plan(
+        RoundSettings(
             rounds=rounds,
             sgd=SGD(lr=LR, epochs=1, batch_size=BATCH, momentum=MOMENTUM),
             lr_schedule="constant",
@@ -204,15 +204,15 @@ def workshop(clients: int, rounds: int) -> Workshop:
 
 
 @contextlib.contextmanager
-def inline(here: Inline, clients: int, rounds: int) -> Iterator[Place]:
+def inline(here: SerialExecutor, clients: int, rounds: int) -> Iterator[Executor]:
     """In this process."""
     yield here
 
 
 @contextlib.contextmanager
-def two_workers(here: Inline, clients: int, rounds: int) -> Iterator[Place]:
+def two_workers(here: SerialExecutor, clients: int, rounds: int) -> Iterator[Executor]:
     """In two worker processes."""
-    workers = Workers(2)
+    workers = ProcessExecutor(2)
     workers.take_on(functools.partial(workshop, clients, rounds), here)
     try:
         yield workers
@@ -225,7 +225,7 @@ def kinfed(place_of: Callable[..., Any], clients: int, rounds: int, turn: Turn) 
     shop = workshop(clients, rounds)
     with tempfile.TemporaryDirectory() as out:
         folder = RunFolder(Path(out))
-        with own_settings(), place_of(Inline(shop, folder.memories), clients, rounds) as place:
+        with own_settings(), place_of(SerialExecutor(shop, folder.memories), clients, rounds) as place:
             run_rounds(shop, place, folder, Turns(turn))
 
 

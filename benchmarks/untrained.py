@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from kinfed.engine.workshop import LOCAL, PROBED
+from kinfed.engine.runtime import LOCAL, PROBED
 from kinfed.experiment.config import Config
-from kinfed.experiment.run import workshop_of
+from kinfed.experiment.run import runtime_of
 from kinfed.settings import own_settings
 
 
@@ -32,10 +32,10 @@ def main() -> None:
         for model in given.models.split(","):
             for seed in range(given.seeds):
                 own = {"methods": ("local_ssl",), "data": data, "model": model, "seed": seed}
-                workshop = workshop_of(Config.checked(fields | own))
+                workshop = runtime_of(Config.checked(fields | own))
                 with own_settings():
-                    verdicts = workshop.appraise(1, workshop.models[0].tensors())
-                right = {name: 100 * verdict.hits.double().mean().item() for name, verdict in verdicts.items()}
+                    verdicts = workshop.evaluate_representation(1, workshop.models[0].tensors())
+                right = {name: 100 * verdict.correct.double().mean().item() for name, verdict in verdicts.items()}
                 local = statistics.fmean(share for name, share in right.items() if name.startswith(LOCAL))
                 print(
                     f"{data:<20}{model:<14}{seed:>4}{right[PROBED]:>8.1f}{local:>8.1f}{right['knn']:>8.1f}", flush=True

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
-from kinfed.engine import Inline, Place, Plan, RunFolder, Unwatched, Workshop, federate
+from kinfed.engine import SerialExecutor, Executor, RoundSettings, RunFolder, Unwatched, ClientRuntime, federate
 from kinfed.engine.folder import Checkpoint
 from kinfed.learning import SGD, Batch, Phase, train
 from kinfed.methods import Memory, Message, Method, State, fedavg, method_named
@@ -80,14 +80,14 @@ def workshop(
     wrap: Callable[[Model], Model] = lambda m: m,
     sources: tuple[Source, ...] | None = None,
     **plan: Any,
-) -> Workshop:
+) -> ClientRuntime:
     fed = fed or federation()
     method = small(method) if isinstance(method, str) else method
-    return Workshop(
+    return ClientRuntime(
         method,
         fed,
         (wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),),
-        Plan(
+        RoundSettings(
             rounds=rounds,
             sgd=sgd or SGD(lr=0.05, batch_size=16),
             lr_schedule=plan.pop("lr_schedule", "constant"),
@@ -116,11 +116,11 @@ class Outcome:
         return {id: self.folder.memories.read(id, round) for id, round in self.last.kept.items()}
 
 
-def run(shop: Workshop, path: Path, place: Callable[[Inline], Place] = lambda here: here) -> Outcome:
+def run(shop: ClientRuntime, path: Path, place: Callable[[SerialExecutor], Executor] = lambda here: here) -> Outcome:
     folder = RunFolder(path)
     path.mkdir(exist_ok=True)
     with own_settings():
-        federate(shop, place(Inline(shop, folder.memories)), folder, Unwatched())
+        federate(shop, place(SerialExecutor(shop, folder.memories)), folder, Unwatched())
     last = folder.last_checkpoint()
     assert last is not None
     return Outcome(folder.lines("metrics.jsonl"), last, folder)
@@ -147,7 +147,7 @@ def float_samples(inputs: torch.Tensor, labels: list[int] | torch.Tensor) -> Sam
 
 def parabolas(
     method: Method, centres: list[float], monkeypatch: pytest.MonkeyPatch, *, start: float = 0.0, sgd: SGD, **plan: Any
-) -> Workshop:
+) -> ClientRuntime:
     """The model is one weight; client i has one sample, and its loss is (w − m_i)²/2 whatever the method says."""
     samples = float_samples(torch.tensor(centres)[:, None], [0] * len(centres))
     own = [np.array([i]) for i in range(len(centres))]

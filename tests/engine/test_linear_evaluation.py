@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from kinfed.data import Federation, Partition
-from kinfed.engine import Workers, Workshop
-from kinfed.learning import features, hits, linear_probe, unnormalised
+from kinfed.engine import ProcessExecutor, ClientRuntime
+from kinfed.learning import features, correct, linear_probe, unnormalised
 from kinfed.methods import METHODS, Client, Memory, Message
 from kinfed.methods.hetero_ssfl import HeteroSSFL
 from kinfed.models import BODY, build, select
@@ -88,8 +88,8 @@ def test_every_client_s_own_encoder_is_probed_and_saved_under_its_head(tmp_path:
         model = build("tiny_cnn", (1, 8, 8), 10, 0)
         saved = load_file(tmp_path / "out" / "models" / f"client-{id:05d}-personal.safetensors")
         model.load(saved)
-        assert told["linear_global"][id] == share(hits(model, unnormalised(fed.dataset.test)))
-        assert told["personal"][id] == share(hits(model, unnormalised(fed.test(id))))
+        assert told["linear_global"][id] == share(correct(model, unnormalised(fed.dataset.test)))
+        assert told["personal"][id] == share(correct(model, unnormalised(fed.test(id))))
         assert same(select(saved, BODY), select(outcome.memories[id].tensors, BODY))
 
 
@@ -98,10 +98,10 @@ def test_every_client_s_own_encoder_is_probed_and_saved_under_its_head(tmp_path:
 def test_probes_are_the_same_bit_for_bit_in_worker_processes(name: str, tmp_path: Path) -> None:
     shop = workshop(name, by_classes(*PAIRS), knn_every=2)
     here = run(shop, tmp_path / "here")
-    workers = Workers(2)
+    workers = ProcessExecutor(2)
     try:
 
-        def there(inline: Any) -> Workers:
+        def there(inline: Any) -> ProcessExecutor:
             workers.take_on(Again(name), inline)
             return workers
 
@@ -119,7 +119,7 @@ class Again:
 
     name: str
 
-    def __call__(self) -> Workshop:
+    def __call__(self) -> ClientRuntime:
         return workshop(self.name, by_classes(*PAIRS), knn_every=2)
 
 
@@ -190,7 +190,7 @@ def test_a_probe_that_fails_is_told_and_the_run_goes_on(tmp_path: Path, monkeypa
     def failing(*_: object, **__: object) -> None:
         raise MemoryError("too much")
 
-    monkeypatch.setattr("kinfed.engine.workshop.linear_probe", failing)
+    monkeypatch.setattr("kinfed.engine.runtime.linear_probe", failing)
     for name, whose in (("fedbyol", ["global"]), ("local_ssl", ["0", "1", "2", "3"])):
         last = run(workshop(name, by_classes(*PAIRS)), tmp_path / name).lines[-1]
         assert last["untested"] == dict.fromkeys(whose, "MemoryError: too much")
@@ -204,7 +204,7 @@ def test_a_new_client_gets_the_global_encoder_under_its_probe(tmp_path: Path) ->
     assert last["client_acc"].keys() == {"personal", "linear_global", "linear_local", "knn", "new_global"}
     model = build("tiny_cnn", (1, 8, 8), 10, 0)
     model.load(load_file(tmp_path / "with" / "models" / "global.safetensors"))
-    assert last["client_acc"]["new_global"] == [share(hits(model, unnormalised(fed.test(id)))) for id in (4, 5)]
+    assert last["client_acc"]["new_global"] == [share(correct(model, unnormalised(fed.test(id)))) for id in (4, 5)]
     without = run(workshop("fedema", replace(fed, new_clients=NOBODY)), tmp_path / "without").lines[-1]
     assert last["global_acc"] == without["global_acc"]
 

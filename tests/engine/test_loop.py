@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from kinfed.data import federate, natural
-from kinfed.engine import Inline, RunFolder, Unwatched
+from kinfed.engine import SerialExecutor, RunFolder, Unwatched
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.checks import fault
 from kinfed.engine.loop import sampled
-from kinfed.engine.places import Task
+from kinfed.engine.executor import Task
 from kinfed.errors import InputError, RunFailed
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Client, ClientId, Memory, Message, Method, Server, State
@@ -373,7 +373,7 @@ def test_ctrl_c_ends_the_run_after_the_present_round_and_resuming_equals_never_h
     (tmp_path / "out").mkdir()
     folder = RunFolder(tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
-        run_rounds(shop, Inline(shop, folder.memories), folder, watch)
+        run_rounds(shop, SerialExecutor(shop, folder.memories), folder, watch)
     assert (watch.pressed, watch.told, watch.done) == ([1], [2], 2)
     assert folder.last_checkpoint().round == 2  # type: ignore[union-attr]
     resumed, straight = run(shop, tmp_path / "out"), run(workshop("fedper", rounds=4), tmp_path / "straight")
@@ -398,7 +398,7 @@ def test_ctrl_c_after_a_rounds_checkpoint_was_due_ends_the_next_with_one(
 ) -> None:
     shop, folder = workshop("fedper", rounds=4), RunFolder(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run_rounds(shop, Inline(shop, folder.memories), folder, Late(pressed))
+        run_rounds(shop, SerialExecutor(shop, folder.memories), folder, Late(pressed))
     last = folder.last_checkpoint()
     assert last is not None
     assert last.round == len(folder.lines("metrics.jsonl")) == ended
@@ -428,7 +428,7 @@ def test_the_learning_rate_of_a_round_follows_the_schedule(tmp_path: Path) -> No
 
 
 def test_a_run_that_goes_on_after_round_4_has_the_learning_rate_of_round_5(tmp_path: Path) -> None:  # case 105
-    class Stops(Inline):
+    class Stops(SerialExecutor):
         def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
             for task in tasks:
                 if task.round == 5:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from kinfed.data import Federation, Partition, Samples
-from kinfed.engine import Inline, Workshop
+from kinfed.engine import SerialExecutor, ClientRuntime
 from kinfed.engine.checks import fault
 from kinfed.engine.loop import sampled
-from kinfed.engine.places import Task
+from kinfed.engine.executor import Task
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Memory, Message, Method
 from kinfed.methods.fedavg import FedAvg
@@ -40,7 +40,7 @@ def test_another_seed_gives_other_numbers(name: str, tmp_path: Path) -> None:
     assert first.lines[-1]["train_loss"] != other.lines[-1]["train_loss"]
 
 
-class Backwards(Inline):
+class Backwards(SerialExecutor):
     """Does the clients' work in the opposite order, as processes may finish it."""
 
     def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
@@ -65,7 +65,7 @@ def test_resuming_equals_never_having_stopped(name: str, tmp_path: Path) -> None
     class Stopped(Exception):
         pass
 
-    class Stops(Inline):
+    class Stops(SerialExecutor):
         def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
             yield from super().update(tasks)
             if len((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()) == 4:
@@ -99,7 +99,7 @@ def snapshot(message: Message) -> Message:
     return Message({n: t.clone() for n, t in message.tensors.items()}, dict(message.numbers))
 
 
-def after_one_round(shop: Workshop):  # type: ignore[no-untyped-def]
+def after_one_round(shop: ClientRuntime):  # type: ignore[no-untyped-def]
     """State, then every client's message, upload and memory of the next round."""
     method = shop.method
     state, memories = method.init(shop.server(0)), {}

@@ -2,23 +2,23 @@
 
 from kinfed.engine.folder import RunFolder, save_model
 from kinfed.engine.loop import federate
-from kinfed.engine.places import Inline, Place
+from kinfed.engine.executor import SerialExecutor, Executor
 from kinfed.engine.watch import Unwatched, Watch
-from kinfed.engine.workers import Workers, WorkersFailed
-from kinfed.engine.workshop import Plan, Workshop
+from kinfed.engine.processes import ProcessExecutor, WorkersFailed
+from kinfed.engine.runtime import RoundSettings, ClientRuntime
 from kinfed.files import NotSaved
 
 __all__ = [
-    "Inline",
+    "SerialExecutor",
     "NotSaved",
-    "Place",
-    "Plan",
+    "Executor",
+    "RoundSettings",
     "RunFolder",
     "Unwatched",
     "Watch",
-    "Workers",
+    "ProcessExecutor",
     "WorkersFailed",
-    "Workshop",
+    "ClientRuntime",
     "federate",
     "save_model",
 ]

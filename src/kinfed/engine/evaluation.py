@@ -14,8 +14,8 @@ from torch import Tensor
 from kinfed.engine.checks import not_finite
 from kinfed.engine.folder import RunFolder
 from kinfed.engine.memories import Kept
-from kinfed.engine.places import Failure, Place, Task
-from kinfed.engine.workshop import PROBED, Verdict, Workshop
+from kinfed.engine.executor import Failure, Executor, Task
+from kinfed.engine.runtime import PROBED, TestResult, ClientRuntime
 from kinfed.learning import class_overlap, over_clients, rank_correlation
 from kinfed.methods import ClientId, Message, State
 from kinfed.methods.aggregation import mean_of
@@ -39,9 +39,9 @@ class _Accuracies:
     sizes: Sequence[int]
     of: dict[str, list[float | None]] = field(default_factory=dict)
 
-    def note(self, name: str, at: int, verdict: Verdict) -> float | None:
+    def note(self, name: str, at: int, verdict: TestResult) -> float | None:
         """Write down one, and return it."""
-        accuracy = _share(verdict.hits)
+        accuracy = _share(verdict.correct)
         self.leave_out(name)[at] = accuracy
         return accuracy
 
@@ -64,7 +64,7 @@ class Evaluation:
 
     Attributes:
         round: Its number.
-        workshop: Method, federation, models and plan.
+        runtime: Method, federation, models and settings.
         place: Where clients run.
         folder: Gets the models after the last round.
         told: Is told what is done, how many clients are through, and of how many.
@@ -72,8 +72,8 @@ class Evaluation:
     """
 
     round: int
-    workshop: Workshop
-    place: Place
+    runtime: ClientRuntime
+    place: Executor
     folder: RunFolder
     told: Callable[[str, int, int], None]
     untested: dict[str, str] = field(default_factory=dict)
@@ -85,13 +85,13 @@ class Evaluation:
         saved, each client fine-tunes a copy of what serves it, and the new clients are tested. Where no labels were
         read, a model is a body under the head that a linear probe fitted to it in the end; before, it has no accuracy.
         """
-        method, federation, plan = self.workshop.method, self.workshop.federation, self.workshop.plan
-        last = self.round == plan.rounds
+        method, federation, settings = self.runtime.method, self.runtime.federation, self.runtime.settings
+        last = self.round == settings.rounds
         own = _Accuracies([len(rows) for rows in federation.tested[1]])
         if not any(own.sizes):
             self.untested["all"] = "no client has test samples"
         new = _Accuracies([len(rows) for rows in federation.new_clients.test])
-        model = method.global_model(self.workshop.server(self.round), state)
+        model = method.global_model(self.runtime.server(self.round), state)
         global_acc: float | None = None
         served: Served = {}
         if model is not None:
@@ -99,7 +99,7 @@ class Evaluation:
         if method.personal:
             tasks = (Task(id, self.round, method.download(state, id), kept.get(id)) for id in range(len(federation)))
             served = self._own(tasks, own) or served
-        if last and method.adapts and method.trains != "pooled" and plan.fine_tuning is not None:
+        if last and method.adapts and method.trains != "pooled" and settings.fine_tuning is not None:
             self._fine_tuned(served, own)
         if last and len(federation.new_clients):
             self._new(model if model is not None else self._mean(served), new)
@@ -115,10 +115,10 @@ class Evaluation:
 
     def _kinship(self, state: State) -> Line:
         """Whether the clients that a method finds alike are those that hold the same classes."""
-        pictures = self.workshop.method.pictures(state)
+        pictures = self.runtime.method.pictures(state)
         if "crsm" not in pictures:
             return {}
-        overlap = class_overlap(self.workshop.federation.class_counts())
+        overlap = class_overlap(self.runtime.federation.class_counts())
         return {"crsm_overlap_correlation": rank_correlation(pictures["crsm"].numpy(), overlap)}
 
     def _global(self, model: Tensors, own: _Accuracies) -> tuple[Tensors | None, float | None, Served]:
@@ -127,7 +127,7 @@ class Evaluation:
         The clients' accuracies are read off the pooled test set. Where no labels were read and no linear probe is due,
         there is nothing to test.
         """
-        federation, method = self.workshop.federation, self.workshop.method
+        federation, method = self.runtime.federation, self.runtime.method
         pooled, rows = federation.tested
         if fault := not_finite(model):
             self.untested["global"] = fault
@@ -137,7 +137,7 @@ class Evaluation:
         if method.supervised:
             right = self.place.test(model)
         elif probed is not None:
-            model, right = probed.tensors, probed.hits
+            model, right = probed.tensors, probed.correct
         accuracy = None
         if isinstance(right, Failure):
             self.untested["global"] = self._noted(right, "test of the global model")
@@ -152,10 +152,10 @@ class Evaluation:
         serves = method.headline == "global"
         return model, accuracy, dict.fromkeys(range(len(federation)), lambda: model) if serves else {}
 
-    def _represented(self, model: Tensors, own: _Accuracies) -> Verdict | None:
+    def _represented(self, model: Tensors, own: _Accuracies) -> TestResult | None:
         """Note what a global model's representation is worth; what a linear probe made of it, if that is due."""
-        plan, method = self.workshop.plan, self.workshop.method
-        due = plan.fits_probes(self.round, method) or plan.asks_neighbours(self.round, method)
+        settings, method = self.runtime.settings, self.runtime.method
+        due = settings.fits_probes(self.round, method) or settings.asks_neighbours(self.round, method)
         if not due or method.headline != "global":
             return None
         task = Task(0, self.round, Message(model), test="global representation")
@@ -171,7 +171,7 @@ class Evaluation:
 
     def _own(self, tasks: Iterator[Task], own: _Accuracies) -> Served:
         """Test the clients' own models; those that serve them, as they were saved after the last round."""
-        headline, served = self.workshop.method.headline, {}
+        headline, served = self.runtime.method.headline, {}
         for id, verdicts in self._verdicts(tasks, own, len(own.sizes), "evaluation"):
             for name, verdict in verdicts.items():
                 called = f"client-{id:05d}-{'personal' if name == headline else name}"
@@ -189,7 +189,7 @@ class Evaluation:
 
     def _new(self, model: Tensors | None, new: _Accuracies) -> None:
         """Give the global model to the clients that took no part; where there is none, they have no accuracy."""
-        first, count = len(self.workshop.federation), len(new.sizes)
+        first, count = len(self.runtime.federation), len(new.sizes)
         new.of["new_global"] = [None] * count
         if model is None:
             return
@@ -204,14 +204,14 @@ class Evaluation:
         Where they share a body, that is the body under the mean of their heads (CRC-9). None if their architectures
         differ, or where no labels were read: a linear probe belongs to its representation alone.
         """
-        if not served or len(self.workshop.models) > 1 or not self.workshop.method.supervised:
+        if not served or len(self.runtime.models) > 1 or not self.runtime.method.supervised:
             return None
-        counts = [len(self.workshop.federation.partition.train[id]) for id in served]
+        counts = [len(self.runtime.federation.partition.train[id]) for id in served]
         return mean_of([count / sum(counts) for count in counts], (of() for of in served.values()))
 
     def _verdicts(
         self, tasks: Iterable[Task], accuracies: _Accuracies, total: int, what: str
-    ) -> Iterator[tuple[ClientId, Mapping[str, Verdict]]]:
+    ) -> Iterator[tuple[ClientId, Mapping[str, TestResult]]]:
         """Of the clients whose test did not fail, as they come, those of models that could be tested."""
         for done, (id, answer) in enumerate(self.place.evaluate(tasks), start=1):
             if isinstance(answer, Failure):
@@ -221,20 +221,20 @@ class Evaluation:
                 for name, verdict in answer.items():
                     if verdict.fault:
                         accuracies.leave_out(name)
-                        whose = str(id) if name == self.workshop.method.headline else f"{id}, {name}"
+                        whose = str(id) if name == self.runtime.method.headline else f"{id}, {name}"
                         self.untested[whose] = verdict.fault
                 yield id, {name: verdict for name, verdict in answer.items() if not verdict.fault}
             self.told(what, done, total)
 
-    def _save_own(self, name: str, verdict: Verdict, id: ClientId, accuracy: float | None) -> None:
+    def _save_own(self, name: str, verdict: TestResult, id: ClientId, accuracy: float | None) -> None:
         if verdict.tensors:
-            self._save(name, verdict.tensors, id, accuracy, f"the client's own test samples, {len(verdict.hits)}")
+            self._save(name, verdict.tensors, id, accuracy, f"the client's own test samples, {len(verdict.correct)}")
 
     def _save(self, name: str, model: Tensors, id: ClientId | None, accuracy: float | None, measured_on: str) -> None:
         """Save a model after the last round."""
-        if self.round == self.workshop.plan.rounds:
+        if self.round == self.runtime.settings.rounds:
             told = {"client": id, "accuracy": accuracy, "measured_on": measured_on}
-            self.folder.save_model(name, model, self.workshop.about_model(id or 0), self.workshop.about_run() | told)
+            self.folder.save_model(name, model, self.runtime.about_model(id or 0), self.runtime.about_run() | told)
 
     def _noted(self, failure: Failure, where: str) -> str:
         """The reason; the traceback is written down."""

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from kinfed.data import Federation, Samples, balanced
 from kinfed.engine.checks import not_finite
 from kinfed.errors import InputError
-from kinfed.learning import SGD, NotFinite, Phase, features, finite, hits, knn, linear_probe, train, unnormalised
+from kinfed.learning import SGD, NotFinite, Phase, features, finite, correct, knn, linear_probe, train, unnormalised
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import Client, ClientId, Memory, Message, Method, Server
 from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
 from kinfed.streams import numpy_stream, torch_stream
 
-__all__ = ["LOCAL", "PROBED", "Plan", "Verdict", "Workshop"]
+__all__ = ["LOCAL", "PROBED", "RoundSettings", "TestResult", "ClientRuntime"]
 
 PROBED, LOCAL = "linear_global", "linear_local"
 NOTHING_TESTED = torch.zeros(0, dtype=torch.bool)
@@ -28,7 +28,7 @@ NEW_HEAD_EPOCHS = 10  # a head alone after the last round, in the code of Collin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RoundSettings:
     """What the rounds of one run are.
 
     Attributes:
@@ -81,29 +81,29 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TestResult:
     """One of a client's models, tested.
 
     Attributes:
-        hits: Which of the client's test samples it gets right, bool.
+        correct: Which of the client's test samples it gets right, bool.
         tensors: The model, if it is to be saved; else empty.
         fault: Why it cannot be tested; it has neither of the two then.
     """
 
-    hits: Tensor
+    correct: Tensor
     tensors: Tensors
     fault: str = ""
 
 
 @dataclass(frozen=True)
-class Workshop:
+class ClientRuntime:
     """A method, the clients' data and a model to work with.
 
     Attributes:
         method: What is done.
         federation: Who holds what.
         models: One of each architecture, with the common initial weights, on the device where work is done.
-        plan: The rounds.
+        settings: The rounds.
         architectures: For each client, which of the models is its own; everybody has the first if not given.
         sources: Pre-trained models that the method asks for, on the same device.
 
@@ -114,14 +114,14 @@ class Workshop:
     method: Method
     federation: Federation
     models: tuple[Model, ...]
-    plan: Plan
+    settings: RoundSettings
     architectures: tuple[int, ...] = ()
     sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
         classes = len(self.federation.dataset.classes)
-        if self.plan.probed is not None and self.plan.probed < classes:
-            raise InputError(f"linear_probe_images: {self.plan.probed} is too few; there are {classes} classes")
+        if self.settings.probed is not None and self.settings.probed < classes:
+            raise InputError(f"linear_probe_images: {self.settings.probed} is too few; there are {classes} classes")
         for model in self.models:
             if fault := not_finite(model.state_dict()):
                 raise InputError(f"weights, model: the weights that training starts from cannot be used: {fault}")
@@ -163,7 +163,7 @@ class Workshop:
         normalise = self._seen(self.federation.dataset.train).normalise
         how = {"mean": normalise.mean, "std": normalise.std}
         learned = "with labels" if self.method.supervised else "without labels; a head is that of a linear probe"
-        return {"normalisation": how, "learned": learned, "seed": self.plan.seed, "rounds": self.plan.rounds}
+        return {"normalisation": how, "learned": learned, "seed": self.settings.seed, "rounds": self.settings.rounds}
 
     def tensor_names(self, id: ClientId) -> set[str]:
         """Of all parameters and buffers of a client's model."""
@@ -185,9 +185,9 @@ class Workshop:
         """The server's side of one round."""
         return Server(
             model=self._fresh_model(),
-            seed=self.plan.seed,
+            seed=self.settings.seed,
             round=round,
-            rounds=self.plan.rounds,
+            rounds=self.settings.rounds,
             sources=self.sources,
             clients=len(self.trained),
             probe=self._probe(),
@@ -204,13 +204,13 @@ class Workshop:
     def _client(self, id: ClientId, round: int, holder: Federation) -> Client:
         return Client(
             model=self._fresh_model(id),
-            seed=self.plan.seed,
+            seed=self.settings.seed,
             round=round,
-            rounds=self.plan.rounds,
+            rounds=self.settings.rounds,
             sources=self.sources,
             id=id,
             train=holder.train(id).to(self.device),
-            sgd=self.plan.sgd_in(round),
+            sgd=self.settings.sgd_in(round),
             probe=self._probe() if self.method.sends_probe else None,
         )
 
@@ -218,15 +218,15 @@ class Workshop:
         """A client's local work."""
         return self.method.update(self.client(id, round), message, memory)
 
-    def evaluate(self, id: ClientId, round: int, message: Message, memory: Memory) -> dict[str, Verdict]:
+    def evaluate(self, id: ClientId, round: int, message: Message, memory: Memory) -> dict[str, TestResult]:
         """A client's own models on its own test samples, by name; empty if it has none of its own."""
         if self.method.trains == "pooled":
             return {}
         client = self.client(id, round)
-        verdicts: dict[str, Verdict] = {}
+        verdicts: dict[str, TestResult] = {}
         for name, tensors in self.method.evaluated(client, message, memory).items():
             if fault := not_finite(tensors):
-                verdicts[name] = Verdict(NOTHING_TESTED, {}, fault)
+                verdicts[name] = TestResult(NOTHING_TESTED, {}, fault)
                 continue
             client.model.load(tensors)
             if name == self.method.headline:
@@ -236,19 +236,19 @@ class Workshop:
                 verdicts[name] = self._verdict(client, tensors if client.last_round else {})
             elif PROBED in verdicts:  # its representation under a head that was fitted to it
                 probed = verdicts[PROBED]
-                right = probed.hits[torch.from_numpy(self.federation.tested[1][id])]
-                verdicts |= {name: Verdict(right, probed.tensors), PROBED: Verdict(probed.hits, {})}
+                right = probed.correct[torch.from_numpy(self.federation.tested[1][id])]
+                verdicts |= {name: TestResult(right, probed.tensors), PROBED: TestResult(probed.correct, {})}
             elif client.last_round:
-                verdicts[name] = Verdict(NOTHING_TESTED, select(tensors, BODY))
+                verdicts[name] = TestResult(NOTHING_TESTED, select(tensors, BODY))
         return verdicts
 
-    def appraise(self, round: int, tensors: Tensors) -> dict[str, Verdict]:
+    def evaluate_representation(self, round: int, tensors: Tensors) -> dict[str, TestResult]:
         """What the representation of a global model is worth; by name, see `_represented`."""
         model = self.models[0]
         model.load(tensors)
         return self._represented(model, round, range(len(self.federation)))
 
-    def _represented(self, model: Model, round: int, ids: Sequence[ClientId]) -> dict[str, Verdict]:
+    def _represented(self, model: Model, round: int, ids: Sequence[ClientId]) -> dict[str, TestResult]:
         """What classifiers make of a model's frozen body (METHODS.md D.7, G.3), on features that are read once.
 
         ``linear_global``: linear, fitted to all labelled training images, on the whole test set; this verdict has the
@@ -256,8 +256,8 @@ class Workshop:
         alone, whoever holds them. There is none of fewer than two classes. ``knn``: nearest neighbours, on the whole
         test set. Empty if that is.
         """
-        plan, method = self.plan, self.method
-        linear, neighbours = plan.fits_probes(round, method), plan.asks_neighbours(round, method)
+        settings, method = self.settings, self.method
+        linear, neighbours = settings.fits_probes(round, method), settings.asks_neighbours(round, method)
         if not (linear or neighbours) or not len(self.federation.tested[0]):
             return {}
         known, asked = self._probed.to(self.device), self._seen(self.federation.tested[0]).to(self.device)
@@ -265,9 +265,9 @@ class Workshop:
         x, x_test = (finite(features(model, samples), "representations") for samples in (known, asked))
         y, y_test = known.labels, asked.labels
         classes = len(self.federation.dataset.classes)
-        verdicts: dict[str, Verdict] = {}
+        verdicts: dict[str, TestResult] = {}
         if neighbours:
-            verdicts["knn"] = Verdict(knn(x, y, x_test, y_test, classes=classes).cpu(), {})
+            verdicts["knn"] = TestResult(knn(x, y, x_test, y_test, classes=classes).cpu(), {})
         if not linear:
             return verdicts
         bias, counts = model.head.bias is not None, self.federation.class_counts()
@@ -277,7 +277,7 @@ class Workshop:
             order = torch.tensor(own, device=self.device)
             rows, rows_test = (torch.isin(labels, order).nonzero().squeeze(1) for labels in (y, y_test))
             places, places_test = (torch.searchsorted(order, labels) for labels in (y[rows], y_test[rows_test]))
-            stream = torch_stream(plan.seed, "linear probe")
+            stream = torch_stream(settings.seed, "linear probe")
             head = linear_probe(x[rows], places, classes=len(own), stream=stream, bias=bias)
             with torch.no_grad():
                 logits = finite(head(x_test[rows_test]), "linear probe's outputs")
@@ -286,14 +286,14 @@ class Workshop:
         everything = tuple(range(classes))
         head, right = fitted(everything)
         under = {f"head.{name}": tensor.cpu() for name, tensor in head.state_dict().items()}
-        verdicts[PROBED] = Verdict(right, model.tensors(BODY) | under)
+        verdicts[PROBED] = TestResult(right, model.tensors(BODY) | under)
         right_of = {everything: right}  # clients of the same classes share a classifier
         for id in ids:
             own = tuple(counts[id].nonzero()[0].tolist())
             if len(own) > 1:
                 if own not in right_of:
                     _, right_of[own] = fitted(own)
-                verdicts[f"{LOCAL} {id}"] = Verdict(right_of[own], {})
+                verdicts[f"{LOCAL} {id}"] = TestResult(right_of[own], {})
         return verdicts
 
     @cached_property
@@ -306,23 +306,23 @@ class Workshop:
         federation = self.federation
         rows = np.sort(np.concatenate([*federation.partition.train, federation.probe_rows]))
         known = federation.splits[0]
-        if self.plan.probed is not None and self.plan.probed < len(rows):
+        if self.settings.probed is not None and self.settings.probed < len(rows):
             assert known.labels is not None
-            stream = numpy_stream(self.plan.seed, "probed")
-            rows = rows[balanced(known.labels.numpy()[rows], self.plan.probed, stream)]
+            stream = numpy_stream(self.settings.seed, "probed")
+            rows = rows[balanced(known.labels.numpy()[rows], self.settings.probed, stream)]
         return self._seen(known.take(rows))
 
     def _seen(self, samples: Samples) -> Samples:
         """Samples as the method's models see them: those that learned from two views, unnormalised."""
         return samples if self.method.supervised else unnormalised(samples)
 
-    def fine_tune(self, id: ClientId, round: int, tensors: Tensors) -> dict[str, Verdict]:
+    def fine_tune(self, id: ClientId, round: int, tensors: Tensors) -> dict[str, TestResult]:
         """A copy of a client's headline model, fine-tuned on its training samples and tested on its test samples."""
         client = self.client(id, round)
         self._fine_tuned(client, tensors)
         return {"fine_tuned": self._verdict(client, client.model.tensors() if self.method.personal else {})}
 
-    def welcome(self, id: ClientId, round: int, tensors: Tensors) -> dict[str, Verdict]:
+    def evaluate_new_client(self, id: ClientId, round: int, tensors: Tensors) -> dict[str, TestResult]:
         """What the global model is to a client that took no part (METHODS.md H.4, CRC-T2).
 
         As it is; its body under the run's initial head, which is then fitted to the client's training samples; and
@@ -334,29 +334,29 @@ class Workshop:
         if not self.method.adapts:
             return verdicts
         client.model.load(select(self._initial[0], HEAD))
-        head = Phase(train=HEAD, epochs=NEW_HEAD_EPOCHS, lr=self.plan.sgd.lr)
+        head = Phase(train=HEAD, epochs=NEW_HEAD_EPOCHS, lr=self.settings.sgd.lr)
         train(client.model, client.train, head, client.sgd, client.stream("new head"))
         verdicts["new_head"] = self._verdict(client)
-        if self.plan.fine_tuning is not None:
+        if self.settings.fine_tuning is not None:
             self._fine_tuned(client, tensors)
             verdicts["new_fine_tuned"] = self._verdict(client)
         return verdicts
 
     def _fine_tuned(self, client: Client, tensors: Tensors) -> None:
         """Leave the client's model as what fine-tuning makes of these tensors."""
-        assert self.plan.fine_tuning is not None
+        assert self.settings.fine_tuning is not None
         client.model.load(tensors)
-        train(client.model, client.train, self.plan.fine_tuning, client.sgd, client.stream("fine-tuning"))
+        train(client.model, client.train, self.settings.fine_tuning, client.sgd, client.stream("fine-tuning"))
 
-    def _verdict(self, client: Client, saved: Tensors | None = None) -> Verdict:
+    def _verdict(self, client: Client, saved: Tensors | None = None) -> TestResult:
         """The client's present model on its test samples, and what of it is to be saved."""
         if fault := not_finite(client.model.state_dict()):
-            return Verdict(NOTHING_TESTED, {}, fault)
+            return TestResult(NOTHING_TESTED, {}, fault)
         try:
-            right = hits(client.model, self._seen(self.federation.test(client.id)).to(self.device)).cpu()
+            right = correct(client.model, self._seen(self.federation.test(client.id)).to(self.device)).cpu()
         except NotFinite as error:
-            return Verdict(NOTHING_TESTED, {}, str(error))
-        return Verdict(right, saved or {})
+            return TestResult(NOTHING_TESTED, {}, str(error))
+        return TestResult(right, saved or {})
 
     def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
         """Which of some rows of the pooled test set the one global model gets right, bool."""
@@ -364,4 +364,4 @@ class Workshop:
         model.load(tensors)
         assert tested.labels is not None
         part = replace(tested, inputs=tested.inputs[start:stop], labels=tested.labels[start:stop])
-        return hits(model, part.to(self.device)).cpu()
+        return correct(model, part.to(self.device)).cpu()

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from kinfed.engine.checks import bounded, not_finite, unsound
 from kinfed.engine.memories import Memories
-from kinfed.engine.workshop import Verdict, Workshop
+from kinfed.engine.runtime import TestResult, ClientRuntime
 from kinfed.learning import NotFinite
 from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
 from kinfed.streams import seeded_globals, torch_stream
 
-__all__ = ["Done", "Failure", "Inline", "Place", "Task", "Test"]
+__all__ = ["Done", "Failure", "SerialExecutor", "Executor", "Task", "Test"]
 
 Test = Literal["own models", "fine-tuning", "new client", "global representation"]
 
@@ -78,13 +78,13 @@ class Failure:
         return cls(bounded(f"{type(error).__name__}: {error}"), "".join(traceback.format_exception(error)))
 
 
-class Place(Protocol):
+class Executor(Protocol):
     """Does clients' work. Answers come in whichever order they are ready; tasks are drawn as they are needed."""
 
     def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
         """Local work of several clients; what they keep is written to their memories."""
 
-    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, Verdict] | Failure]]:
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, TestResult] | Failure]]:
         """Tests of models at several clients."""
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
@@ -92,32 +92,32 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class Inline:
+class SerialExecutor:
     """In this process, one client after the other; a worker process does its tasks likewise.
 
     Attributes:
-        workshop: Method, data and models.
+        runtime: Method, data and models.
         memories: Where what clients keep is kept.
     """
 
-    workshop: Workshop
+    runtime: ClientRuntime
     memories: Memories
 
     def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
         """Local work of several clients."""
         return ((task.id, self.update_one(task)) for task in tasks)
 
-    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, Verdict] | Failure]]:
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, TestResult] | Failure]]:
         """Tests of models at several clients."""
         return ((task.id, self.evaluate_one(task)) for task in tasks)
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
         """The global model on the pooled test set."""
-        return self.test_rows(tensors, 0, len(self.workshop.federation.tested[0]))
+        return self.test_rows(tensors, 0, len(self.runtime.federation.tested[0]))
 
     def _drawing(self, *address: str | int) -> contextlib.AbstractContextManager[None]:
         """What a user's module draws from global generators, it draws from a stream of its own."""
-        return seeded_globals(torch_stream(self.workshop.plan.seed, *address), self.workshop.device)
+        return seeded_globals(torch_stream(self.runtime.settings.seed, *address), self.runtime.device)
 
     # One client's fault must not end the others' run, whatever it is.
 
@@ -126,7 +126,7 @@ class Inline:
         try:
             memory = self.memories.read(task.id, task.kept)
             with self._drawing("update", task.id, task.round):
-                upload, kept = self.workshop.update(task.id, task.round, task.message, memory)
+                upload, kept = self.runtime.update(task.id, task.round, task.message, memory)
             if reason := unsound(upload):
                 return Failure(reason)
             if reason := unsound(kept) or not_finite(kept.tensors):
@@ -135,18 +135,18 @@ class Inline:
         except Exception as error:
             return Failure.of(error)
 
-    def evaluate_one(self, task: Task) -> dict[str, Verdict] | Failure:
+    def evaluate_one(self, task: Task) -> dict[str, TestResult] | Failure:
         """Tests of models at one client."""
         try:
             with self._drawing(task.test, task.id, task.round):
                 if task.test == "fine-tuning":
-                    return self.workshop.fine_tune(task.id, task.round, task.message.tensors)
+                    return self.runtime.fine_tune(task.id, task.round, task.message.tensors)
                 if task.test == "new client":
-                    return self.workshop.welcome(task.id, task.round, task.message.tensors)
+                    return self.runtime.evaluate_new_client(task.id, task.round, task.message.tensors)
                 if task.test == "global representation":
-                    return self.workshop.appraise(task.round, task.message.tensors)
+                    return self.runtime.evaluate_representation(task.round, task.message.tensors)
                 memory = self.memories.read(task.id, task.kept)
-                return self.workshop.evaluate(task.id, task.round, task.message, memory)
+                return self.runtime.evaluate(task.id, task.round, task.message, memory)
         except Exception as error:
             return Failure.of(error)
 
@@ -154,6 +154,6 @@ class Inline:
         """The global model on some rows of the pooled test set."""
         try:
             with self._drawing("test", start):
-                return self.workshop.test(tensors, start, stop)
+                return self.runtime.test(tensors, start, stop)
         except Exception as error:
             return Failure.of(error)

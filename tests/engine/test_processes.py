@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed.engine import Workers, WorkersFailed, exchange
+from kinfed.engine import ProcessExecutor, WorkersFailed, exchange
 from kinfed.engine.exchange import Exchange, clear_left_behind
 from kinfed.engine.interrupt import SIGNALS, Interrupt, Stopped, out_of_reach
 from kinfed.errors import InputError
 from kinfed.methods import Message
-from tests.engine.test_places import taken_on, working
+from tests.engine.test_executors import taken_on, working
 from tests.worlds import run, workshop
 
 SMALL: dict[str, Any] = {"clients": 3, "partition": "iid", "rounds": 1, "ft_epochs": 0, "quiet": True}
@@ -116,7 +116,7 @@ def test_processes_that_cannot_be_started_are_told_and_leave_nothing(
 
     monkeypatch.setattr(SpawnProcess, "start", full)
     with pytest.raises(WorkersFailed, match=r"^a worker process cannot be started: BlockingIOError: .* unavailable$"):
-        Workers(2)
+        ProcessExecutor(2)
     assert not [*exchanges.iterdir()]
 
 
@@ -124,7 +124,7 @@ def test_processes_that_end_as_soon_as_they_start_are_told(exchanges: Path) -> N
     multiprocessing.set_executable("/bin/false")
     try:
         with pytest.raises(WorkersFailed, match=r"^a worker process cannot be started: it ended with exit code 1$"):
-            Workers(1)
+            ProcessExecutor(1)
     finally:
         multiprocessing.set_executable(sys.executable)
     assert not [*exchanges.iterdir()]
