@@ -40,7 +40,7 @@ def resident() -> float:
 def federation(clients: int, rounds: int) -> dict[str, Any]:
     """Run one federation in this process, and tell what it took."""
     from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples
-    from kinfed.engine import SerialExecutor, RoundSettings, RunFolder, Unwatched, ClientRuntime, federate
+    from kinfed.engine import ClientRuntime, RoundSettings, RunFolder, SerialExecutor, TaskRunner, Unwatched, federate
     from kinfed.learning import SGD
     from kinfed.methods import METHODS
     from kinfed.models import build
@@ -75,7 +75,9 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as path, own_settings():
         folder = RunFolder(Path(path))
         before = resident()
-        federate(shop, SerialExecutor(shop, folder.memories), folder, Timed())
+        executor = SerialExecutor()
+        executor.start(lambda: shop, TaskRunner(shop, folder.memories))
+        federate(shop, executor, folder, Timed())
         files = [p.stat().st_size for p in folder.memories.folder.rglob("*.safetensors")]
     trained = {"peak": peak(), "before": before, "client seconds": statistics.median(seconds[:-1])}
     return {"clients": clients, **trained, "memories": len(files), "memory bytes": sum(files)}

@@ -13,7 +13,16 @@ import torch
 from torch import nn
 
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
-from kinfed.engine import SerialExecutor, Executor, RoundSettings, RunFolder, Unwatched, ClientRuntime, federate
+from kinfed.engine import (
+    ClientRuntime,
+    Executor,
+    RoundSettings,
+    RunFolder,
+    SerialExecutor,
+    TaskRunner,
+    Unwatched,
+    federate,
+)
 from kinfed.engine.folder import Checkpoint
 from kinfed.learning import SGD, Batch, Phase, train
 from kinfed.methods import Memory, Message, Method, State, fedavg, method_named
@@ -116,11 +125,26 @@ class Outcome:
         return {id: self.folder.memories.read(id, round) for id, round in self.last.kept.items()}
 
 
-def run(shop: ClientRuntime, path: Path, place: Callable[[SerialExecutor], Executor] = lambda here: here) -> Outcome:
+def serial(shop: ClientRuntime, folder: RunFolder) -> SerialExecutor:
+    """A serial executor that is started."""
+    executor = SerialExecutor()
+    executor.start(lambda: shop, TaskRunner(shop, folder.memories))
+    return executor
+
+
+def run(
+    shop: ClientRuntime,
+    path: Path,
+    executor: Executor | None = None,
+    build: Callable[[], ClientRuntime] | None = None,
+) -> Outcome:
+    """All rounds, with the serial executor if no other is given; ``build`` makes the same runtime elsewhere."""
     folder = RunFolder(path)
     path.mkdir(exist_ok=True)
+    executor = executor or SerialExecutor()
     with own_settings():
-        federate(shop, place(SerialExecutor(shop, folder.memories)), folder, Unwatched())
+        executor.start(build or (lambda: shop), TaskRunner(shop, folder.memories))
+        federate(shop, executor, folder, Unwatched())
     last = folder.last_checkpoint()
     assert last is not None
     return Outcome(folder.lines("metrics.jsonl"), last, folder)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from kinfed.data import Federation, Partition
-from kinfed.engine import SerialExecutor, ProcessExecutor, WorkersFailed, ClientRuntime
+from kinfed.engine import ClientRuntime, ProcessExecutor, WorkersFailed
 from kinfed.engine.executor import Task
 from kinfed.errors import RunFailed
 from kinfed.learning import SGD, Phase
@@ -96,21 +96,11 @@ def two_workers() -> Iterator[ProcessExecutor]:
         yield workers
 
 
-def taken_on(workers: ProcessExecutor, build: Callable[[], ClientRuntime]) -> Callable[[SerialExecutor], ProcessExecutor]:
-    """The place for a run of this workshop."""
-
-    def place(here: SerialExecutor) -> ProcessExecutor:
-        workers.take_on(build, here)
-        return workers
-
-    return place
-
-
 @pytest.mark.parametrize("name", WORLDS)
 def test_worker_processes_give_the_same_bits_as_this_one(  # cases 53, 55
     name: str, two_workers: ProcessExecutor, tmp_path: Path
 ) -> None:
-    outside = run(WORLDS[name](), tmp_path / "workers", taken_on(two_workers, WORLDS[name]))
+    outside = run(WORLDS[name](), tmp_path / "workers", two_workers, WORLDS[name])
     inside = run(WORLDS[name](), tmp_path / "inline")
     assert outside.lines == inside.lines
     assert len(inside.lines) == 3
@@ -130,7 +120,7 @@ def test_worker_processes_give_the_same_bits_as_this_one(  # cases 53, 55
 def test_workers_go_from_one_run_to_the_next(two_workers: ProcessExecutor, tmp_path: Path) -> None:
     before = [worker._process.pid for worker in two_workers._workers]
     for name in ("fedper", "local"):
-        run(WORLDS[name](), tmp_path / name, taken_on(two_workers, WORLDS[name]))
+        run(WORLDS[name](), tmp_path / name, two_workers, WORLDS[name])
     assert [worker._process.pid for worker in two_workers._workers] == before
 
 
@@ -177,7 +167,7 @@ def of(method: Method, **fields: Any) -> ClientRuntime:
 def test_a_round_goes_on_without_a_client_that_hangs_or_is_killed(tmp_path: Path) -> None:
     build = functools.partial(of, Deadly())
     with working(timeout=2) as workers:
-        outcome = run(build(), tmp_path / "out", taken_on(workers, build))
+        outcome = run(build(), tmp_path / "out", workers, build)
     assert [line["refused"] for line in outcome.lines] == [
         {"1": "no answer within 2 s"},
         {"2": "its worker process was killed by SIGKILL"},
@@ -191,7 +181,8 @@ class Killing:
     """ProcessExecutor that are killed after every round, when they have nothing to do."""
 
     def __init__(self, workers: ProcessExecutor) -> None:
-        self.evaluate, self.test, self.workers = workers.evaluate, workers.test, workers
+        self.start, self.evaluate, self.test, self.close = workers.start, workers.evaluate, workers.test, workers.close
+        self.workers = workers
 
     def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
         yield from self.workers.update(tasks)
@@ -204,7 +195,7 @@ class Killing:
 def test_a_worker_that_is_killed_while_idle_is_replaced_and_no_client_is_lost(tmp_path: Path) -> None:
     build = functools.partial(workshop, "fedavg", rounds=2)
     with working(1) as workers:
-        outcome = run(build(), tmp_path / "out", lambda here: Killing(taken_on(workers, build)(here)))
+        outcome = run(build(), tmp_path / "out", Killing(workers), build)
     assert not any(line["refused"] or line["untested"] for line in outcome.lines)
 
 
@@ -217,16 +208,17 @@ def test_workers_that_cannot_start_end_the_run_with_the_reason_and_serve_the_nex
     two_workers: ProcessExecutor, tmp_path: Path
 ) -> None:
     with pytest.raises(WorkersFailed, match="cannot start: OSError: the data are gone"):
-        run(workshop("fedavg"), tmp_path / "out", taken_on(two_workers, unbuildable))
+        run(workshop("fedavg"), tmp_path / "out", two_workers, unbuildable)
     build = functools.partial(workshop, "fedavg", rounds=1)
-    assert run(build(), tmp_path / "next", taken_on(two_workers, build)).lines[0]["refused"] == {}
+    assert run(build(), tmp_path / "next", two_workers, build).lines[0]["refused"] == {}
 
 
 class Counting:
     """Counts the messages in shared memory whenever an answer has come."""
 
     def __init__(self, workers: ProcessExecutor) -> None:
-        self.evaluate, self.test, self.workers, self.most = workers.evaluate, workers.test, workers, 0
+        self.start, self.evaluate, self.test, self.close = workers.start, workers.evaluate, workers.test, workers.close
+        self.workers, self.most = workers, 0
 
     def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
         for answer in self.workers.update(tasks):
@@ -239,7 +231,7 @@ def test_messages_in_shared_memory_do_not_pile_up(tmp_path: Path) -> None:
     build = functools.partial(workshop, "fedshibu", federation(clients=12), rounds=2)
     with working() as workers:
         counting = Counting(workers)
-        run(build(), tmp_path / "out", lambda here: taken_on(workers, build)(here) and counting)
+        run(build(), tmp_path / "out", counting, build)
     # at any time: a message down and two up for each of two workers, and the last one down
     assert 0 < counting.most <= 2 * 3 + 1
 
@@ -248,7 +240,13 @@ class Measuring:
     """Measures worker processes, and the resident memory of all of them and this one, whenever there is a test."""
 
     def __init__(self, workers: ProcessExecutor) -> None:
-        self.update, self.evaluate, self.workers = workers.update, workers.evaluate, workers
+        self.start, self.update, self.evaluate, self.close = (
+            workers.start,
+            workers.update,
+            workers.evaluate,
+            workers.close,
+        )
+        self.workers = workers
         self.processes: list[int] = []
         self.resident: list[float] = []  # megabytes
 
@@ -261,9 +259,11 @@ class Measuring:
 
 
 @pytest.mark.slow
-def test_many_clients_pile_up_neither_memory_nor_processes(two_workers: ProcessExecutor, tmp_path: Path) -> None:  # case 97
+def test_many_clients_pile_up_neither_memory_nor_processes(
+    two_workers: ProcessExecutor, tmp_path: Path
+) -> None:  # case 97
     measuring = Measuring(two_workers)
-    outcome = run(many(), tmp_path / "out", lambda here: taken_on(two_workers, many)(here) and measuring)
+    outcome = run(many(), tmp_path / "out", measuring, many)
     assert not any(line["refused"] for line in outcome.lines)
     assert measuring.processes == [2] * 5
     assert measuring.resident[4] - measuring.resident[1] < 50

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from kinfed.data import Federation, Partition
-from kinfed.engine import ProcessExecutor, ClientRuntime
-from kinfed.learning import features, correct, linear_probe, unnormalised
+from kinfed.engine import ClientRuntime, ProcessExecutor
+from kinfed.engine.evaluator import Evaluator
+from kinfed.learning import correct, features, linear_probe, unnormalised
 from kinfed.methods import METHODS, Client, Memory, Message
 from kinfed.methods.hetero_ssfl import HeteroSSFL
 from kinfed.models import BODY, build, select
@@ -171,7 +172,7 @@ def test_a_supervised_method_can_be_probed_too_and_reads_its_images_as_it_does(n
 
 def test_images_of_the_probe_can_be_limited_with_the_classes_alike(tmp_path: Path) -> None:
     shop = workshop("fedbyol", by_classes(*PAIRS), probed=50)
-    labels = shop._probed.labels
+    labels = Evaluator(shop)._probed.labels
     assert labels is not None
     assert torch.bincount(labels).tolist() == [5] * 10
     assert run(shop, tmp_path / "out").lines[-1]["client_acc"]["linear_global"][0] > 0.1
@@ -190,7 +191,7 @@ def test_a_probe_that_fails_is_told_and_the_run_goes_on(tmp_path: Path, monkeypa
     def failing(*_: object, **__: object) -> None:
         raise MemoryError("too much")
 
-    monkeypatch.setattr("kinfed.engine.runtime.linear_probe", failing)
+    monkeypatch.setattr("kinfed.engine.evaluator.linear_probe", failing)
     for name, whose in (("fedbyol", ["global"]), ("local_ssl", ["0", "1", "2", "3"])):
         last = run(workshop(name, by_classes(*PAIRS)), tmp_path / name).lines[-1]
         assert last["untested"] == dict.fromkeys(whose, "MemoryError: too much")
@@ -251,7 +252,7 @@ def test_where_clients_split_their_samples_themselves_no_test_sample_is_learned_
     rows = np.random.default_rng(0).permutation(np.arange(24, 360))
     cut = Partition([rows[:100], rows[150:260]], [rows[100:150], rows[260:]], pooled=True)
     shop = workshop("fedbyol", Federation(data, cut, np.arange(24)))
-    learned = {image.numpy().tobytes() for image in shop._probed.inputs}
+    learned = {image.numpy().tobytes() for image in Evaluator(shop)._probed.inputs}
     tested = {image.numpy().tobytes() for image in shop.federation.tested[0].inputs}
-    assert (len(shop._probed), len(tested)) == (24 + 210, 126)
+    assert (len(Evaluator(shop)._probed), len(tested)) == (24 + 210, 126)
     assert not learned & tested

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from kinfed.data import Federation, Partition, Samples
-from kinfed.engine import SerialExecutor, ClientRuntime
+from kinfed.engine import ClientRuntime, SerialExecutor
 from kinfed.engine.checks import fault
-from kinfed.engine.loop import sampled
+from kinfed.engine.evaluator import Evaluator
 from kinfed.engine.executor import Task
+from kinfed.engine.loop import sampled
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Memory, Message, Method
 from kinfed.methods.fedavg import FedAvg
@@ -53,7 +54,7 @@ class Backwards(SerialExecutor):
 def test_the_order_in_which_clients_finish_changes_nothing(name: str, tmp_path: Path) -> None:
     shop = workshop(name)
     forwards = run(shop, tmp_path / "a")
-    backwards = run(shop, tmp_path / "b", lambda here: Backwards(here.workshop, here.memories))
+    backwards = run(shop, tmp_path / "b", Backwards())
     assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == (tmp_path / "b" / "metrics.jsonl").read_bytes()
     assert same(forwards.state, backwards.state)
 
@@ -73,7 +74,7 @@ def test_resuming_equals_never_having_stopped(name: str, tmp_path: Path) -> None
 
     shop = workshop(name, **fields, checkpoint_every=3)
     with pytest.raises(Stopped):  # in round 5; round 4 is done, but only round 3 is saved
-        run(shop, tmp_path / "b", lambda here: Stops(here.workshop, here.memories))
+        run(shop, tmp_path / "b", Stops())
     resumed = run(shop, tmp_path / "b")
     assert resumed.lines == straight.lines
     assert same(resumed.state, straight.state)
@@ -121,7 +122,7 @@ def test_nothing_changes_its_arguments(name: str) -> None:
     before = [snapshot(m) for m in (state, *messages.values(), *uploads.values(), *memories.values())]
     for id in messages:
         shop.update(id, 2, messages[id], memories[id])
-        shop.evaluate(id, 3, messages[id], memories[id])  # the last round: with what is costly
+        Evaluator(shop).evaluate(id, 3, messages[id], memories[id])  # the last round: with what is costly
     shop.method.aggregate(shop.server(2), state, uploads)
     shop.method.global_model(shop.server(2), state)
     shop.method.pictures(state)

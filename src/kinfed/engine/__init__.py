@@ -1,24 +1,26 @@
-"""The round loop, and where clients run."""
+"""The round loop, and the executors that do clients' work."""
 
+from kinfed.engine.executor import Executor, SerialExecutor, TaskRunner
 from kinfed.engine.folder import RunFolder, save_model
 from kinfed.engine.loop import federate
-from kinfed.engine.executor import SerialExecutor, Executor
-from kinfed.engine.watch import Unwatched, Watch
 from kinfed.engine.processes import ProcessExecutor, WorkersFailed
-from kinfed.engine.runtime import RoundSettings, ClientRuntime
+from kinfed.engine.runtime import ClientRuntime
+from kinfed.engine.settings import RoundSettings
+from kinfed.engine.watch import Unwatched, Watch
 from kinfed.files import NotSaved
 
 __all__ = [
-    "SerialExecutor",
-    "NotSaved",
+    "ClientRuntime",
     "Executor",
+    "NotSaved",
+    "ProcessExecutor",
     "RoundSettings",
     "RunFolder",
+    "SerialExecutor",
+    "TaskRunner",
     "Unwatched",
     "Watch",
-    "ProcessExecutor",
     "WorkersFailed",
-    "ClientRuntime",
     "federate",
     "save_model",
 ]

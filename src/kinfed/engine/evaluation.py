@@ -12,10 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from kinfed.engine.checks import not_finite
+from kinfed.engine.evaluator import PROBED, TestResult
+from kinfed.engine.executor import Executor, Failure, Task
 from kinfed.engine.folder import RunFolder
 from kinfed.engine.memories import Kept
-from kinfed.engine.executor import Failure, Executor, Task
-from kinfed.engine.runtime import PROBED, TestResult, ClientRuntime
+from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning import class_overlap, over_clients, rank_correlation
 from kinfed.methods import ClientId, Message, State
 from kinfed.methods.aggregation import mean_of
@@ -39,10 +40,10 @@ class _Accuracies:
     sizes: Sequence[int]
     of: dict[str, list[float | None]] = field(default_factory=dict)
 
-    def note(self, name: str, at: int, verdict: TestResult) -> float | None:
+    def note(self, result: TestResult, at: int) -> float | None:
         """Write down one, and return it."""
-        accuracy = _share(verdict.correct)
-        self.leave_out(name)[at] = accuracy
+        accuracy = _share(result.correct)
+        self.leave_out(result.name)[at] = accuracy
         return accuracy
 
     def leave_out(self, name: str) -> list[float | None]:
@@ -65,7 +66,7 @@ class Evaluation:
     Attributes:
         round: Its number.
         runtime: Method, federation, models and settings.
-        place: Where clients run.
+        executor: Does the clients' work.
         folder: Gets the models after the last round.
         told: Is told what is done, how many clients are through, and of how many.
         untested: Why an accuracy is not there, by whose it would be.
@@ -73,7 +74,7 @@ class Evaluation:
 
     round: int
     runtime: ClientRuntime
-    place: Executor
+    executor: Executor
     folder: RunFolder
     told: Callable[[str, int, int], None]
     untested: dict[str, str] = field(default_factory=dict)
@@ -135,7 +136,7 @@ class Evaluation:
         probed = self._represented(model, own)
         right: Tensor | Failure | None = None
         if method.supervised:
-            right = self.place.test(model)
+            right = self.executor.test(model)
         elif probed is not None:
             model, right = probed.tensors, probed.correct
         accuracy = None
@@ -159,33 +160,32 @@ class Evaluation:
         if not due or method.headline != "global":
             return None
         task = Task(0, self.round, Message(model), test="global representation")
-        ((_, answer),) = self.place.evaluate([task])
+        ((_, answer),) = self.executor.evaluate([task])
         if isinstance(answer, Failure):
             self.untested["global"] = self._noted(answer, "test of the global representation")
             return None
-        for name, verdict in answer.items():
-            kind, _, id = name.partition(" ")
-            for at in [int(id)] if id else range(len(own.sizes)):  # one representation serves all
-                own.note(kind, at, verdict)
-        return answer.get(PROBED)
+        for result in answer:
+            for at in range(len(own.sizes)) if result.client is None else [result.client]:  # it serves all
+                own.note(result, at)
+        return next((result for result in answer if result.name == PROBED), None)
 
     def _own(self, tasks: Iterator[Task], own: _Accuracies) -> Served:
         """Test the clients' own models; those that serve them, as they were saved after the last round."""
         headline, served = self.runtime.method.headline, {}
-        for id, verdicts in self._verdicts(tasks, own, len(own.sizes), "evaluation"):
-            for name, verdict in verdicts.items():
-                called = f"client-{id:05d}-{'personal' if name == headline else name}"
-                self._save_own(called, verdict, id, own.note(name, id, verdict))
-                if name == headline and verdict.tensors:
+        for id, results in self._results(tasks, own, len(own.sizes), "evaluation"):
+            for result in results:
+                called = f"client-{id:05d}-{'personal' if result.name == headline else result.name}"
+                self._save_own(called, result, id, own.note(result, id))
+                if result.name == headline and result.tensors:
                     served[id] = lambda called=called: self.folder.model(called)
         return dict(sorted(served.items()))
 
     def _fine_tuned(self, served: Served, own: _Accuracies) -> None:
         """Have each client fine-tune a copy of what serves it."""
         tasks = (Task(id, self.round, Message(of()), test="fine-tuning") for id, of in served.items())
-        for id, verdicts in self._verdicts(tasks, own, len(served), "fine-tuning"):
-            for name, verdict in verdicts.items():
-                self._save_own(f"client-{id:05d}-{name}", verdict, id, own.note(name, id, verdict))
+        for id, results in self._results(tasks, own, len(served), "fine-tuning"):
+            for result in results:
+                self._save_own(f"client-{id:05d}-{result.name}", result, id, own.note(result, id))
 
     def _new(self, model: Tensors | None, new: _Accuracies) -> None:
         """Give the global model to the clients that took no part; where there is none, they have no accuracy."""
@@ -194,9 +194,9 @@ class Evaluation:
         if model is None:
             return
         tasks = (Task(first + i, self.round, Message(model), test="new client") for i in range(count))
-        for id, verdicts in self._verdicts(tasks, new, count, "new client"):
-            for name, verdict in verdicts.items():
-                new.note(name, id - first, verdict)
+        for id, results in self._results(tasks, new, count, "new client"):
+            for result in results:
+                new.note(result, id - first)
 
     def _mean(self, served: Served) -> Tensors | None:
         """The global model of a method that has none: the mean of what serves the clients, by their training samples.
@@ -209,26 +209,26 @@ class Evaluation:
         counts = [len(self.runtime.federation.partition.train[id]) for id in served]
         return mean_of([count / sum(counts) for count in counts], (of() for of in served.values()))
 
-    def _verdicts(
+    def _results(
         self, tasks: Iterable[Task], accuracies: _Accuracies, total: int, what: str
-    ) -> Iterator[tuple[ClientId, Mapping[str, TestResult]]]:
-        """Of the clients whose test did not fail, as they come, those of models that could be tested."""
-        for done, (id, answer) in enumerate(self.place.evaluate(tasks), start=1):
+    ) -> Iterator[tuple[ClientId, list[TestResult]]]:
+        """Results of clients whose test did not fail, as they come, and of models that could be tested."""
+        for done, (id, answer) in enumerate(self.executor.evaluate(tasks), start=1):
             if isinstance(answer, Failure):
                 whose = str(id) if what == "evaluation" else f"{id}, {what}"
                 self.untested[whose] = self._noted(answer, f"test of client {whose}")
             else:
-                for name, verdict in answer.items():
-                    if verdict.fault:
-                        accuracies.leave_out(name)
-                        whose = str(id) if name == self.runtime.method.headline else f"{id}, {name}"
-                        self.untested[whose] = verdict.fault
-                yield id, {name: verdict for name, verdict in answer.items() if not verdict.fault}
+                for result in answer:
+                    if result.fault:
+                        accuracies.leave_out(result.name)
+                        whose = str(id) if result.name == self.runtime.method.headline else f"{id}, {result.name}"
+                        self.untested[whose] = result.fault
+                yield id, [result for result in answer if not result.fault]
             self.told(what, done, total)
 
-    def _save_own(self, name: str, verdict: TestResult, id: ClientId, accuracy: float | None) -> None:
-        if verdict.tensors:
-            self._save(name, verdict.tensors, id, accuracy, f"the client's own test samples, {len(verdict.correct)}")
+    def _save_own(self, name: str, result: TestResult, id: ClientId, accuracy: float | None) -> None:
+        if result.tensors:
+            self._save(name, result.tensors, id, accuracy, f"the client's own test samples, {len(result.correct)}")
 
     def _save(self, name: str, model: Tensors, id: ClientId | None, accuracy: float | None, measured_on: str) -> None:
         """Save a model after the last round."""

@@ -1,27 +1,29 @@
-"""Where clients run: in this process, or in worker processes. The results are the same, bit for bit.
+"""The executor that does clients' work: in this process, in worker processes, or wherever one is written for.
 
-Both work with kinfed's own settings (`kinfed.settings`), whatever those of the program are.
+The results are the same, bit for bit. All work with kinfed's own settings (`kinfed.settings`), whatever those of the
+program are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from kinfed.engine.checks import bounded, not_finite, unsound
+from kinfed.engine.evaluator import Evaluator, TestResult
 from kinfed.engine.memories import Memories
-from kinfed.engine.runtime import TestResult, ClientRuntime
+from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning import NotFinite
 from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
-from kinfed.streams import seeded_globals, torch_stream
+from kinfed.streams import seeded_globals, torch_stream, without_draws
 
-__all__ = ["Done", "Failure", "SerialExecutor", "Executor", "Task", "Test"]
+__all__ = ["Done", "Executor", "Failure", "SerialExecutor", "Task", "Test"]
 
 Test = Literal["own models", "fine-tuning", "new client", "global representation"]
 
@@ -31,11 +33,11 @@ class Task:
     """One client's work in one round.
 
     Attributes:
-        id: Whose.
-        round: Of the run.
-        message: What it received; in the tests but the first a whole model.
-        kept: The round of which its memory is; None if it has none.
-        test: What is tested, where the work is a test.
+        id: The client.
+        round: Round of the run.
+        message: Message that the client received; in the tests but the first a whole model.
+        kept: Round in which the client's memory was written; None if it has none.
+        test: Kind of test, where the work is one.
     """
 
     id: ClientId
@@ -50,8 +52,8 @@ class Done:
     """A client's work ended well.
 
     Attributes:
-        upload: What it sends.
-        keeps: Whether it wrote a memory of this round.
+        upload: Message that the client sends.
+        keeps: The client wrote a memory of this round.
     """
 
     upload: Message
@@ -72,57 +74,26 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """What an exception says."""
+        """The failure that an exception tells of."""
         if isinstance(error, NotFinite):  # is no error of the code
             return cls(str(error))
         return cls(bounded(f"{type(error).__name__}: {error}"), "".join(traceback.format_exception(error)))
 
 
-class Executor(Protocol):
-    """Does clients' work. Answers come in whichever order they are ready; tasks are drawn as they are needed."""
+class TaskRunner:
+    """Does single tasks, whichever thread of whichever process it is called in; an error in one is its answer.
 
-    def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
-        """Local work of several clients; what they keep is written to their memories."""
-
-    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, TestResult] | Failure]]:
-        """Tests of models at several clients."""
-
-    def test(self, tensors: Tensors) -> Tensor | Failure:
-        """Which samples of the pooled test set the one global model gets right, bool."""
-
-
-@dataclass(frozen=True)
-class SerialExecutor:
-    """In this process, one client after the other; a worker process does its tasks likewise.
-
-    Attributes:
+    Args:
         runtime: Method, data and models.
-        memories: Where what clients keep is kept.
+        memories: Files of what clients keep.
     """
 
-    runtime: ClientRuntime
-    memories: Memories
+    def __init__(self, runtime: ClientRuntime, memories: Memories) -> None:
+        self.runtime, self.memories = runtime, memories
+        self.evaluator = Evaluator(runtime)
 
-    def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
-        """Local work of several clients."""
-        return ((task.id, self.update_one(task)) for task in tasks)
-
-    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, TestResult] | Failure]]:
-        """Tests of models at several clients."""
-        return ((task.id, self.evaluate_one(task)) for task in tasks)
-
-    def test(self, tensors: Tensors) -> Tensor | Failure:
-        """The global model on the pooled test set."""
-        return self.test_rows(tensors, 0, len(self.runtime.federation.tested[0]))
-
-    def _drawing(self, *address: str | int) -> contextlib.AbstractContextManager[None]:
-        """What a user's module draws from global generators, it draws from a stream of its own."""
-        return seeded_globals(torch_stream(self.runtime.settings.seed, *address), self.runtime.device)
-
-    # One client's fault must not end the others' run, whatever it is.
-
-    def update_one(self, task: Task) -> Done | Failure:
-        """Local work of one client."""
+    def update(self, task: Task) -> Done | Failure:
+        """Do a client's local work; what it keeps is written to its memory."""
         try:
             memory = self.memories.read(task.id, task.kept)
             with self._drawing("update", task.id, task.round):
@@ -132,28 +103,88 @@ class SerialExecutor:
             if reason := unsound(kept) or not_finite(kept.tensors):
                 return Failure(f"what it keeps: {reason}")
             return Done(upload, self.memories.write(task.id, task.round, kept))
-        except Exception as error:
+        except Exception as error:  # one client's fault must not end the others' run, whatever it is
             return Failure.of(error)
 
-    def evaluate_one(self, task: Task) -> dict[str, TestResult] | Failure:
-        """Tests of models at one client."""
+    def evaluate(self, task: Task) -> list[TestResult] | Failure:
+        """Test models at a client."""
+        evaluator, tensors = self.evaluator, task.message.tensors
         try:
             with self._drawing(task.test, task.id, task.round):
                 if task.test == "fine-tuning":
-                    return self.runtime.fine_tune(task.id, task.round, task.message.tensors)
+                    return evaluator.fine_tune(task.id, task.round, tensors)
                 if task.test == "new client":
-                    return self.runtime.evaluate_new_client(task.id, task.round, task.message.tensors)
+                    return evaluator.evaluate_new_client(task.id, task.round, tensors)
                 if task.test == "global representation":
-                    return self.runtime.evaluate_representation(task.round, task.message.tensors)
+                    return evaluator.evaluate_representation(task.round, tensors)
                 memory = self.memories.read(task.id, task.kept)
-                return self.runtime.evaluate(task.id, task.round, task.message, memory)
+                return evaluator.evaluate(task.id, task.round, task.message, memory)
         except Exception as error:
             return Failure.of(error)
 
-    def test_rows(self, tensors: Tensors, start: int, stop: int) -> Tensor | Failure:
-        """The global model on some rows of the pooled test set."""
+    def test(self, tensors: Tensors, rows: range | None = None) -> Tensor | Failure:
+        """Which samples of the pooled test set, or of some rows of it, the one global model gets right, bool."""
+        rows = range(len(self.runtime.federation.tested[0])) if rows is None else rows
         try:
-            with self._drawing("test", start):
-                return self.runtime.test(tensors, start, stop)
+            with self._drawing("test", rows.start):
+                return self.evaluator.test(tensors, rows.start, rows.stop)
         except Exception as error:
             return Failure.of(error)
+
+    def _drawing(self, *address: str | int) -> contextlib.AbstractContextManager[None]:
+        """A block in which a user's method or module that draws from global generators draws from its own stream."""
+        if not self.runtime.draws:
+            return without_draws()
+        return seeded_globals(torch_stream(self.runtime.settings.seed, *address), self.runtime.device)
+
+
+class Executor(Protocol):
+    """Does clients' work. Answers come in whichever order they are ready; tasks are drawn as they are needed.
+
+    Tasks may be done by any number of threads and processes, which need a `TaskRunner` each, or one a process: of a
+    runtime that they build. What clients keep (`Task.kept`) lies in files that all of them must reach.
+    """
+
+    def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
+        """Work on this run from now on; an executor serves one run after the other.
+
+        Args:
+            build: Importable function (or a `functools.partial` of one) that builds the run's runtime elsewhere.
+            here: Runner of the run's tasks in this process.
+        """
+
+    def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
+        """Local work of several clients; what they keep is written to their memories."""
+
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, list[TestResult] | Failure]]:
+        """Tests of models at several clients."""
+
+    def test(self, tensors: Tensors) -> Tensor | Failure:
+        """Which samples of the pooled test set the one global model gets right, bool."""
+
+    def close(self) -> None:
+        """Let go of whatever does the work, whatever it is at."""
+
+
+class SerialExecutor:
+    """Does clients' work in this process, one client after the other."""
+
+    def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
+        """Work on this run from now on."""
+        del build
+        self._here = here
+
+    def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
+        """Local work of several clients."""
+        return ((task.id, self._here.update(task)) for task in tasks)
+
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, list[TestResult] | Failure]]:
+        """Tests of models at several clients."""
+        return ((task.id, self._here.evaluate(task)) for task in tasks)
+
+    def test(self, tensors: Tensors) -> Tensor | Failure:
+        """The global model on the pooled test set."""
+        return self._here.test(tensors)
+
+    def close(self) -> None:
+        """Nothing is held."""

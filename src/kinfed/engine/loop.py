@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from kinfed.engine.checks import diverged, fault, not_finite, unsound
 from kinfed.engine.evaluation import Evaluation, Line
+from kinfed.engine.executor import Executor, Failure, Task
 from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
 from kinfed.engine.interrupt import Interrupt, Stopped
 from kinfed.engine.memories import Kept, Ledger
-from kinfed.engine.executor import Failure, Executor, Task
-from kinfed.engine.watch import Watch
 from kinfed.engine.runtime import ClientRuntime
+from kinfed.engine.watch import Watch
 from kinfed.errors import RunFailed
 from kinfed.methods import ClientId, Message, State
 from kinfed.methods.fedvote import ballots
@@ -35,14 +35,14 @@ def sampled(clients: int, participation: float, seed: int, round: int) -> list[C
     return sorted(int(id) for id in chosen)
 
 
-def federate(runtime: ClientRuntime, place: Executor, folder: RunFolder, watch: Watch) -> None:
+def federate(runtime: ClientRuntime, executor: Executor, folder: RunFolder, watch: Watch) -> None:
     """Run the rounds that are still to do, from the folder's last checkpoint or from the start.
 
     The first Ctrl-C, SIGTERM or SIGHUP ends the run after its present round, with a checkpoint; the second one at once.
 
     Args:
         runtime: Method, federation, model and settings.
-        place: Where clients run.
+        executor: Does the clients' work; it was started with this run.
         folder: Gets a line a round, checkpoints, pictures, and the models after the last round.
         watch: Is told how it goes.
 
@@ -64,7 +64,7 @@ def federate(runtime: ClientRuntime, place: Executor, folder: RunFolder, watch: 
     with Interrupt() as interrupt:
         for round in range(start.round + 1, settings.rounds + 1):
             clock, told = _Clock(), _Told(watch, interrupt, round)
-            present = _Round(round, runtime, place, folder, told)
+            present = _Round(round, runtime, executor, folder, told)
             with clock("train"):
                 ids = sampled(len(runtime.trained), participation, settings.seed, round)
                 answers = present.train(ids, state, ledger.now)
@@ -91,7 +91,7 @@ def federate(runtime: ClientRuntime, place: Executor, folder: RunFolder, watch: 
             with clock("evaluate"):
                 vain = round == settings.rounds and _nobody_got_on(runtime, [*folder.lines(METRICS), line])
                 if settings.evaluates(round, method) and not vain:
-                    line |= Evaluation(round, runtime, place, folder, told).line(state, ledger.now)
+                    line |= Evaluation(round, runtime, executor, folder, told).line(state, ledger.now)
                 else:
                     line |= {"global_acc": None, "untested": {}, "client_acc": {}}
             with clock("save"):
@@ -229,7 +229,7 @@ class _Round:
 
     number: int
     runtime: ClientRuntime
-    place: Executor
+    executor: Executor
     folder: RunFolder
     told: _Told
 
@@ -245,7 +245,7 @@ class _Round:
                 answers.down_bytes += message.nbytes
                 yield Task(id, self.number, message, kept.get(id))
 
-        for done, (id, answer) in enumerate(self.place.update(tasks()), start=1):
+        for done, (id, answer) in enumerate(self.executor.update(tasks()), start=1):
             if isinstance(answer, Failure):
                 answers.refused[str(id)] = self._noted(answer, f"client {id}")
             elif reason := fault(answer.upload, like, most):
@@ -261,8 +261,8 @@ class _Round:
 
     def _save_local(self, id: ClientId, upload: Message) -> None:
         """For who wants to compare what the clients made of the model in the last round (`kinfed similarity`)."""
-        settings = self.runtime.settings
-        if settings.save_local and self.number == settings.rounds and upload.tensors.keys() == self.runtime.tensor_names(id):
+        settings, names = self.runtime.settings, self.runtime.tensor_names(id)
+        if settings.save_local and self.number == settings.rounds and upload.tensors.keys() == names:
             told = self.runtime.about_run() | {"client": id}
             self.folder.save_model(f"client-{id:05d}-local", upload.tensors, self.runtime.about_model(id), told)
 

@@ -1,7 +1,7 @@
 """Clients in worker processes, each with a pipe of its own, so that one which hangs or is killed stops nobody else.
 
 Through the pipes go names and numbers; tensors lie in safetensors files in shared memory. (A pool whose workers share
-a queue and its lock can be broken by one kill, which is why none is used here.) ProcessExecutor do not run the program's main
+a queue and its lock can be broken by one kill, which is why none is used here.) Workers do not run the program's main
 module, so that it does not matter whether that is a script without a guard, a notebook or standard input.
 """
 
@@ -29,12 +29,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kinfed.engine.evaluator import TestResult
 from kinfed.engine.exchange import Exchange, Parcel, clear, post, take
+from kinfed.engine.executor import Done, Failure, Task, TaskRunner, Test
 from kinfed.engine.interrupt import out_of_reach
 from kinfed.engine.memories import Memories
 from kinfed.engine.memory import keep_freed_memory
-from kinfed.engine.executor import Done, Failure, SerialExecutor, Task, Test
-from kinfed.engine.runtime import TestResult, ClientRuntime
+from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning.frozen import CHUNK
 from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
@@ -60,7 +61,7 @@ class _Job:
     round: int = 0
     kept: int | None = None
     test: Test = "own models"
-    rows: tuple[int, int] = (0, 0)
+    rows: range = range(0)
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,8 @@ class ProcessExecutor:
             self.close()
             raise
 
-    def take_on(self, build: Callable[[], ClientRuntime], here: SerialExecutor) -> None:
-        """From now on, work on this run.
-
-        Args:
-            build: Importable function (or a `functools.partial` of one) that builds its runtime in a worker process.
-            here: The same runtime in this process.
-        """
+    def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
+        """Work on this run from now on; each worker process builds its runtime once more."""
         self._here = here
         self._setup = _Setup(self._setup.number + 1 if self._setup else 0, pickle.dumps(build), here.memories)
         for at, worker in enumerate(self._workers):
@@ -137,22 +133,22 @@ class ProcessExecutor:
                 parcel, keeps = answer
                 yield job.id, Done(take(parcel), keeps)
 
-    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, TestResult] | Failure]]:
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, list[TestResult] | Failure]]:
         """Tests of models at several clients."""
         for job, answer in self._answers(self._job("evaluate", task) for task in tasks):
-            yield job.id, answer if isinstance(answer, Failure) else _verdicts(*answer)
+            yield job.id, answer if isinstance(answer, Failure) else _unpacked(*answer)
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
         """The global model on the pooled test set, which the workers share in whole chunks."""
         size = len(self._here.runtime.federation.tested[0])
         share = max(math.ceil(size / CHUNK / len(self._workers)), 1) * CHUNK
-        chunks = [(start, min(start + share, size)) for start in range(0, max(size, 1), share)]
+        chunks = [range(start, min(start + share, size)) for start in range(0, max(size, 1), share)]
         jobs = (_Job("test", self._exchange.post(Message(tensors)), rows=rows) for rows in chunks)
-        correct: dict[tuple[int, int], Tensor | Failure] = {}
+        correct: dict[range, Tensor | Failure] = {}
         for job, answer in self._answers(jobs):
             # A worker that was lost takes no part of the test with it.
             lost = isinstance(answer, Failure)
-            correct[job.rows] = self._here.test_rows(tensors, *job.rows) if lost else take(answer).tensors[CORRECT]
+            correct[job.rows] = self._here.test(tensors, job.rows) if lost else take(answer).tensors[CORRECT]
         failure = next((part for part in correct.values() if isinstance(part, Failure)), None)
         return failure or torch.cat([correct[rows] for rows in chunks])  # type: ignore[misc]
 
@@ -329,20 +325,27 @@ def _tensors(path: str) -> Tensors:
     return take(Parcel(path, {})).tensors
 
 
-def _verdicts(parcel: Parcel, faults: dict[str, str]) -> dict[str, TestResult]:
-    """What was `_packed`."""
-    models: dict[str, Tensors] = {}
+_Words = list[tuple[str, str, ClientId | None]]  # of each result: name, fault and client
+
+
+def _unpacked(parcel: Parcel, words: _Words) -> list[TestResult]:
+    """Results as they were `_packed`."""
+    of_results: list[Tensors] = [{} for _ in words]
     for path, tensor in take(parcel).tensors.items():
-        name, _, of_model = path.partition("/")
-        models.setdefault(name, {})[of_model] = tensor
-    return {name: TestResult(own.pop(CORRECT), own, faults[name]) for name, own in models.items()}
+        at, _, name = path.partition("/")
+        of_results[int(at)][name] = tensor
+    return [
+        TestResult(name, own.pop(CORRECT), own, fault, client)
+        for (name, fault, client), own in zip(words, of_results, strict=True)
+    ]
 
 
-def _packed(verdicts: dict[str, TestResult], path: Path) -> tuple[Parcel, dict[str, str]]:
-    """Verdicts in a parcel, and their faults."""
-    tensors = {f"{name}/{n}": t for name, verdict in verdicts.items() for n, t in verdict.tensors.items()}
-    correct = {f"{name}/{CORRECT}": verdict.correct for name, verdict in verdicts.items()}
-    return post(Message(tensors | correct), path), {name: verdict.fault for name, verdict in verdicts.items()}
+def _packed(results: list[TestResult], path: Path) -> tuple[Parcel, _Words]:
+    """The tensors of results in a parcel, and the rest of them."""
+    tensors = {f"{at}/{name}": t for at, result in enumerate(results) for name, t in result.tensors.items()}
+    correct = {f"{at}/{CORRECT}": result.correct for at, result in enumerate(results)}
+    words = [(result.name, result.fault, result.client) for result in results]
+    return post(Message(tensors | correct), path), words
 
 
 # -- in a worker process ----------------------------------------------------------------------------------------------
@@ -354,7 +357,7 @@ def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it, also where it could not be kept away
     threading.Thread(target=_end_with_parent, args=(exchange,), daemon=True).start()
     keep_freed_memory()
-    here: SerialExecutor | None = None
+    here: TaskRunner | None = None
     with contextlib.suppress(EOFError, OSError):  # the parent needs nobody any more, or is gone
         pipe.send(_Ready(NO_SETUP))
         for number in itertools.count():
@@ -362,7 +365,7 @@ def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
             if isinstance(asked, _Setup):
                 here = None  # before the next one takes memory
                 try:
-                    here = SerialExecutor(pickle.loads(asked.build)(), asked.memories)
+                    here = TaskRunner(pickle.loads(asked.build)(), asked.memories)
                     pipe.send(_Ready(asked.number))
                 except Exception as error:
                     pipe.send(_Ready(asked.number, Failure.of(error)))
@@ -381,17 +384,17 @@ def _end_with_parent(exchange: Path) -> None:
     os._exit(1)
 
 
-def _do(here: SerialExecutor, job: _Job, answer: Path) -> Any:
+def _do(here: TaskRunner, job: _Job, answer: Path) -> Any:
     try:
         message = Message(_tensors(job.parcel.path), job.parcel.numbers)
         if job.kind == "test":
-            correct = here.test_rows(message.tensors, *job.rows)
+            correct = here.test(message.tensors, job.rows)
             return correct if isinstance(correct, Failure) else post(Message({CORRECT: correct}), answer)
         task = Task(job.id, job.round, message, job.kept, job.test)
         if job.kind == "evaluate":
-            verdicts = here.evaluate_one(task)
-            return verdicts if isinstance(verdicts, Failure) else _packed(verdicts, answer)
-        done = here.update_one(task)
+            results = here.evaluate(task)
+            return results if isinstance(results, Failure) else _packed(results, answer)
+        done = here.update(task)
         return done if isinstance(done, Failure) else (post(done.upload, answer), done.keeps)
     except Exception as error:  # a message that cannot be read or written
         return Failure.of(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kinfed.engine import SerialExecutor, RunFolder
+from kinfed.engine import RunFolder, SerialExecutor, TaskRunner
 from kinfed.engine.evaluation import Evaluation, Line
 from kinfed.engine.folder import METRICS, Checkpoint
 from kinfed.errors import InputError
@@ -83,8 +83,9 @@ def _evaluate_again(config: Config, run: RunFolder, last: Checkpoint) -> None:
     trained = {name: line[name] for name in [*line][: [*line].index("global_acc")]}
     tested: Line = {"global_acc": None, "untested": {}, "client_acc": {}}
     if runtime.settings.evaluates(last.round, runtime.method):
-        here = SerialExecutor(runtime, run.memories)
-        tested = Evaluation(last.round, runtime, here, run, lambda *_: None).line(last.state, last.kept)
+        executor = SerialExecutor()
+        executor.start(lambda: runtime, TaskRunner(runtime, run.memories))
+        tested = Evaluation(last.round, runtime, executor, run, lambda *_: None).line(last.state, last.kept)
     run.rewrite(METRICS, [*before, trained | tested])
     if last.round % runtime.settings.checkpoint_every:  # there are pictures of it only since it was the last
         delete([run.path / "pictures" / f"round-{last.round:06d}.safetensors"], run.path, PICTURES)

@@ -30,7 +30,17 @@ from kinfed.data import (
     sort,
 )
 from kinfed.data.federation import Recipe
-from kinfed.engine import SerialExecutor, RoundSettings, RunFolder, Unwatched, Watch, ProcessExecutor, ClientRuntime
+from kinfed.engine import (
+    ClientRuntime,
+    Executor,
+    ProcessExecutor,
+    RoundSettings,
+    RunFolder,
+    SerialExecutor,
+    TaskRunner,
+    Unwatched,
+    Watch,
+)
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.exchange import clear_left_behind
 from kinfed.errors import InputError, RunFailed
@@ -233,8 +243,8 @@ def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool
     check_room(out, overwrite=overwrite)
     runtime = runtime_of(config)
     config = _settled(config, runtime)
-    with _workers(config) as workers, new_run(out, overwrite=overwrite):
-        _run(config, runtime, out, watcher, workers)
+    with _executor(config) as executor, new_run(out, overwrite=overwrite):
+        _run(config, runtime, out, watcher, executor)
 
 
 def _settled(config: Config, runtime: ClientRuntime) -> Config:
@@ -261,9 +271,9 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
     for method in config.methods:
         sources = _sources(config, method, runtime.federation)
         dataclasses.replace(runtime, method=config.method(method), sources=sources)
-    with _workers(config) as workers, new_run(out, overwrite=overwrite):
+    with _executor(config) as executor, new_run(out, overwrite=overwrite):
         write_whole(out / COMPARISON, config.toml())
-        _compare(config, out, watcher, workers)
+        _compare(config, out, watcher, executor)
 
 
 @own_settings()
@@ -293,8 +303,8 @@ def resume(out: Path, watcher: Watcher = nobody, *, device: str | None = None) -
             warnings.warn(f"{out} goes on on {config.device}: last bits differ from those of {begun_on}", stacklevel=2)
         if device is not None:
             write_whole(file, config.toml())
-        with _workers(config) as workers:
-            (_compare if several else _run_the_rest)(config, out, watcher, workers)
+        with _executor(config) as executor:
+            (_compare if several else _run_the_rest)(config, out, watcher, executor)
 
 
 @own_settings()
@@ -317,12 +327,12 @@ def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
         resume(folder, watcher)
 
 
-def _compare(config: Config, out: Path, watcher: Watcher, workers: ProcessExecutor | None) -> None:
+def _compare(config: Config, out: Path, watcher: Watcher, executor: Executor) -> None:
     """Every run that is still to do. One that fails does not keep the others from being done."""
     failed = []
     for method, seed, folder in run_folders(config, out):
         try:
-            _run_the_rest(config.of(method, seed), folder, watcher, workers)
+            _run_the_rest(config.of(method, seed), folder, watcher, executor)
         except RunFailed as error:
             failed.append(f"{method} (seed {seed}): {error}")
         summaries = [read_json(path) for path in _in_order(config, out)]
@@ -337,12 +347,12 @@ def _in_order(config: Config, out: Path) -> list[Path]:
     return [folder / SUMMARY for _, _, folder in runs if (folder / SUMMARY).is_file()]
 
 
-def _run_the_rest(config: Config, out: Path, watcher: Watcher, workers: ProcessExecutor | None) -> None:
+def _run_the_rest(config: Config, out: Path, watcher: Watcher, executor: Executor) -> None:
     if (out / SUMMARY).is_file():
         check_config(config, out)
         _tell_target(config, out)
     else:
-        _run(config, runtime_of(config), out, watcher, workers)
+        _run(config, runtime_of(config), out, watcher, executor)
 
 
 def check_config(config: Config, out: Path) -> None:
@@ -384,7 +394,7 @@ def folder_of(config: Config, out: Path) -> RunFolder:
     )
 
 
-def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: Watcher, workers: ProcessExecutor | None) -> None:
+def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: Watcher, executor: Executor) -> None:
     """All rounds that are still to do, then the summary."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / CONFIG).is_file():
@@ -394,13 +404,11 @@ def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: Watcher, wo
     check_unchanged(runtime, out)
     (method,) = config.methods
     folder = folder_of(config, out)
-    here = SerialExecutor(runtime, folder.memories)
-    if workers is not None:
-        workers.take_on(functools.partial(runtime_of, config), here)
+    executor.start(functools.partial(runtime_of, config), TaskRunner(runtime, folder.memories))
     so_far = SoFar(folder, config.rounds, functools.partial(_summary, config, runtime))
     watch = watcher(method, config.seed, config.rounds)
     with Tracked(config, folder, watch, {"so_far.json": so_far}) as tracked:
-        run_rounds(runtime, workers or here, folder, tracked)
+        run_rounds(runtime, executor, folder, tracked)
     lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
     write_whole(out / SUMMARY, json.dumps(_summary(config, runtime, lines, seconds), indent=1) + "\n")
 
@@ -417,8 +425,8 @@ def check_unchanged(runtime: ClientRuntime, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def _workers(config: Config) -> Iterator[ProcessExecutor | None]:
-    """The worker processes of a run, or of all runs of a comparison; None where clients run in this one.
+def _executor(config: Config) -> Iterator[Executor]:
+    """The executor of a run, or of all runs of a comparison.
 
     Raises:
         InputError: If the model is a function that they cannot import.
@@ -430,12 +438,9 @@ def _workers(config: Config) -> Iterator[ProcessExecutor | None]:
         raise InputError(
             f"model: {name!r} cannot be imported by workers; move it to a file of its own, or use workers=0"
         )
-    workers = ProcessExecutor(config.workers, config.client_timeout) if config.workers else None
-    try:
-        yield workers
-    finally:
-        if workers is not None:
-            workers.close()
+    executor = ProcessExecutor(config.workers, config.client_timeout) if config.workers else SerialExecutor()
+    with contextlib.closing(executor):
+        yield executor
 
 
 def about_clients(runtime: ClientRuntime) -> str:
@@ -540,7 +545,9 @@ def _rounds_to_target(config: Config, lines: Sequence[dict[str, Any]]) -> dict[s
     }
 
 
-def _by_architecture(runtime: ClientRuntime, accuracies: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
+def _by_architecture(
+    runtime: ClientRuntime, accuracies: Mapping[str, Sequence[float | None]]
+) -> dict[str, float | None]:
     """``linear_global_acc_mean_of_cnn4`` and the like: plain means over the clients of one of several architectures."""
     if len(runtime.models) < 2:
         return {}

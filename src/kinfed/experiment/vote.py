@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kinfed.engine import RunFolder, ClientRuntime
+from kinfed.engine import ClientRuntime, RunFolder
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
 from kinfed.experiment.folders import CONFIG

@@ -14,7 +14,7 @@ from kinfed.data.samples import Samples
 from kinfed.learning.frozen import features
 from kinfed.models import Model
 
-__all__ = ["NotFinite", "class_overlap", "finite", "correct", "over_clients", "rank_correlation"]
+__all__ = ["NotFinite", "class_overlap", "correct", "finite", "over_clients", "rank_correlation"]
 
 
 class NotFinite(ValueError):
