@@ -56,6 +56,7 @@ from kinfed.files import claimed, clear_unfinished, read_json, write_whole
 from kinfed.learning import COLLAPSED, SGD, Phase
 from kinfed.methods.fedvote import Vote
 from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, load_weights, open_pool, suited
+from kinfed.registry import nothing_from_files
 from kinfed.settings import own_settings
 
 __all__ = [
@@ -244,7 +245,7 @@ def _settled(config: Config, workshop: Workshop) -> Config:
         InputError: If a method needs more probe images than that, or ``bn`` is of no use to the models.
     """
     refuse_idle_in(config, workshop.models)
-    return Config.checked(config.model_dump() | {"probe": len(workshop.federation.probe_rows)})
+    return Config.checked(config.model_dump() | {"probe": len(workshop.federation.probe_rows)}, config.objects)
 
 
 @own_settings()
@@ -267,13 +268,20 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
 
 
 @own_settings()
-def resume(out: Path, watcher: Watcher = nobody, *, device: str | None = None) -> None:
+def resume(
+    out: Path,
+    watcher: Watcher = nobody,
+    *,
+    device: str | None = None,
+    objects: Mapping[str, Any] | None = None,
+) -> None:
     """Go on with a run or a comparison where it stopped; one that is finished stays as it is.
 
     Args:
         out: Its folder.
         watcher: Looks at the runs.
         device: Where to go on, if not where it began; last bits then differ.
+        objects: What names in angle brackets stand for.
 
     Raises:
         InputError: If the folder holds neither, is in use, or was changed.
@@ -286,7 +294,7 @@ def resume(out: Path, watcher: Watcher = nobody, *, device: str | None = None) -
         file = out / (COMPARISON if several else CONFIG)
         fields = read_toml(file)
         begun_on = fields.get("device")
-        config = Config.checked(fields if device is None else fields | {"device": device})
+        config = Config.checked(fields if device is None else fields | {"device": device}, objects)
         if not several and (len(config.methods) > 1 or config.seeds > 1):
             raise InputError(f"{file}: names several methods or seeds; a run has one of each")
         if config.device != begun_on:
@@ -308,7 +316,8 @@ def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
         compare(config, folder, watcher)
         return
     now = {name: getattr(config, name) for name in EXECUTION}  # what that was may be gone: a device, a moved pool
-    begun = Config.checked(read_toml(folder / COMPARISON) | now)  # also one from before a field was there
+    with nothing_from_files((), folder):
+        begun = Config.checked(read_toml(folder / COMPARISON) | now)  # also one from before a field was there
     config = config.model_copy(update={"probe": begun.probe}) if config.probe is None else config
     if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
         raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
@@ -353,7 +362,7 @@ def check_config(config: Config, out: Path) -> None:
     """
     if (out / CONFIG).is_file():
         now = {name: getattr(config, name) for name in EXECUTION}
-        own = Config.checked(read_toml(out / CONFIG) | now).model_dump()
+        own = Config.checked(read_toml(out / CONFIG) | now, config.objects).model_dump()
         for name, value in config.model_dump().items():
             if own[name] != value:
                 raise InputError(f"{out / CONFIG}: {name} is {own[name]!r} and not {value!r}; one of them was changed")
