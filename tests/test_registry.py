@@ -86,9 +86,7 @@ def test_what_only_a_file_names_is_not_imported() -> None:
     with nothing_from_files({"kinfed_mine:Mine"}, "runs/a"):
         assert imported("kinfed_mine:Mine", "method").__name__ == "Mine"
         assert METHODS["mine"].__name__ == "Mine"  # an entry point of what is installed
-        with pytest.raises(
-            InputError, match=r"^method: 'os:system' is named in runs/a, and importing it runs its code"
-        ):
+        with pytest.raises(InputError, match=r"^method: 'os:system' is named in runs/a, and importing"):
             METHODS.find("os:system")
     with nothing_from_files((), "runs/a", allow=True):
         assert METHODS.find("kinfed_mine:Mine").__name__ == "Mine"

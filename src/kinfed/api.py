@@ -211,7 +211,7 @@ def resume(
 
     _truths(quiet=quiet, allow_code=allow_code)
     folder = _path("run", path)
-    objects, names = of_folder(methods, model)
+    objects, names = of_folder(folder, methods, model)
     with nothing_from_files(names, folder, allow=allow_code):
         if rounds is not None:
             extend(folder, rounds, device=device, objects=objects)

@@ -62,9 +62,10 @@ class Registry(Mapping[str, T], Generic[T]):
             return self._checked(name, imported(name, self.kind))
         point = _entry_points(self.group)[name]
         try:
-            return self._checked(name, point.load())
+            loaded = point.load()
         except Exception as error:  # whatever the package does when it is imported
             raise InputError(f"{self.kind}: {name!r} of {self.origin(name)} cannot be imported: {error}") from error
+        return self._checked(name, loaded)
 
     def find(self, name: str) -> T:
         """What a name means; one that is not known is told with the nearest.

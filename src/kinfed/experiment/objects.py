@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kinfed.errors import InputError
-from kinfed.experiment.config import as_tuple, short
+from kinfed.experiment.config import as_tuple, read_toml, short
+from kinfed.experiment.folders import COMPARISON, CONFIG
 from kinfed.experiment.labels import labels_of, parse_label
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Method
@@ -62,14 +64,25 @@ def methods_of(given: Any, objects: Objects) -> tuple[tuple[str, ...], dict[str,
     return tuple(labels), settings
 
 
-def of_folder(methods: Any, model: Any) -> tuple[Objects, set[str]]:
+def of_folder(folder: Path, methods: Any, model: Any) -> tuple[Objects, set[str]]:
     """What is given to a run that goes on: things by their names in angle brackets, and import paths of the others.
 
     Args:
+        folder: Of a run or a comparison.
         methods: Methods or classes of methods.
         model: Function that makes the model, or None.
+
+    Raises:
+        InputError: If a method has other fields than the run's.
     """
     fields, objects = as_fields({"methods": methods, **({} if model is None else {"model": model})})
+    file = next((path for path in (folder / COMPARISON, folder / CONFIG) if path.is_file()), None)
+    theirs = {} if file is None else read_toml(file).get("settings", {})
+    for item in methods if isinstance(methods, Sequence) else (methods,):
+        name, own = _named_method(item, objects)
+        run = [given for label, given in theirs.items() if parse_label(label)[0] == name]
+        if run and not isinstance(item, type) and {k: v for k, v in own.items() if v is not None} not in run:
+            raise InputError(f"methods: {short(item)} is no method of the run, which has {short(run)}")
     return objects, names_in(fields)
 
 
