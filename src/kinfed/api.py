@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from kinfed.cli.display import Display
+from kinfed.display import Display
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, is_text, read_toml, short
 from kinfed.experiment.fields import Fields, with_fields
@@ -370,8 +370,8 @@ def vote(
     else:
         uses = {name: use for name, use in (OF_CLIENTS | OF_METHODS).items() if name != "sources"}
         usual = {name: value for name, value in {"rounds": 5, "ft_epochs": 0}.items() if name not in there}
-        asked = {**usual, **fields, "methods": "fedavg", "save_local": True}
-        config = _config(asked, uses=uses, allow_code=allow_code)
+        new = {**usual, **fields, "methods": "fedavg", "save_local": True}
+        config = _config(new, uses=uses, allow_code=allow_code)
         with result_folder(out, "vote") as folder, _watching(quiet) as watcher:
             held = train_and_vote(config, sources, rule, folder, watcher, overwrite=overwrite)
     save_picture(held, folder / "vote.png")
@@ -380,6 +380,7 @@ def vote(
 
 def _config(fields: Mapping[str, Any], *, allow_code: bool = False, **how: Any) -> Config:
     """What is asked for; arrays are kept only once all else is right."""
+    from kinfed.experiment.configure import configure
     from kinfed.experiment.objects import as_fields, names_in
     from kinfed.registry import nothing_from_files
 
@@ -388,7 +389,7 @@ def _config(fields: Mapping[str, Any], *, allow_code: bool = False, **how: Any) 
     data = given.get("data")
     with nothing_from_files(names_in(given), file, allow=allow_code or file is None):
         if data is None or isinstance(data, str | Path):
-            return Config.asked(given, file, objects=objects, **how)
+            return configure(given, file, objects=objects, **how)
         if not isinstance(data, Sequence) or len(data) != 4:
             raise InputError(
                 f"data: {short(data)} is not allowed; a name, a path, or x_train, y_train, x_test and y_test"
@@ -396,8 +397,8 @@ def _config(fields: Mapping[str, Any], *, allow_code: bool = False, **how: Any) 
         from kinfed.data.arrays import keep_arrays
         from kinfed.data.sources import EMBEDDED
 
-        Config.asked(given | {"data": EMBEDDED}, file, objects=objects, **how)
-        return Config.asked(given | {"data": str(keep_arrays(*data))}, file, objects=objects, **how)
+        configure(given | {"data": EMBEDDED}, file, objects=objects, **how)
+        return configure(given | {"data": str(keep_arrays(*data))}, file, objects=objects, **how)
 
 
 def _file(fields: Mapping[str, Any]) -> Path | None:

@@ -9,7 +9,6 @@ from typing import Any
 import typer
 
 from kinfed.errors import plain
-from kinfed.experiment.config import Config
 from kinfed.files import output
 
 __all__ = ["show_partition"]
@@ -30,11 +29,12 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
     """
     from rich.console import Console
 
+    from kinfed.experiment.configure import configure
     from kinfed.experiment.run import OWN_FIELD, federation_of
     from kinfed.experiment.uses import OF_CLIENTS
     from kinfed.report.partition import SHOWN_CLIENTS, Holdings, client_table, save_holdings, summary_table
 
-    config = Config.asked({**fields, "methods": "local"}, file, uses=OF_CLIENTS)
+    config = configure({**fields, "methods": "local"}, file, uses=OF_CLIENTS)
     federation = federation_of(config)
     own = OWN_FIELD.get(config.partition)
     given = f" ({own} {getattr(config, own)})" if own and getattr(config, own) is not None else ""

@@ -30,7 +30,6 @@ from kinfed.errors import InputError, among
 from kinfed.experiment.labels import folder_name, parse_label
 
 if TYPE_CHECKING:
-    from kinfed.experiment.uses import Use
     from kinfed.methods import Method
 
 __all__ = [
@@ -326,44 +325,6 @@ class Config(BaseModel):
     def trackers(self) -> list[str]:
         """The names in ``log``."""
         return _listed(self.log)
-
-    @classmethod
-    def asked(
-        cls,
-        fields: Mapping[str, Any],
-        file: Path | None = None,
-        *,
-        alone: bool = False,
-        uses: Mapping[str, Use] | None = None,
-        objects: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """The Config that somebody asks for, who is told of what would do nothing.
-
-        Args:
-            fields: Those that are given.
-            file: TOML file whose fields these overrule. It may have tables of methods that are not run. One that kinfed
-                wrote has all fields: nobody gave them, so none of them is refused for doing nothing.
-            alone: Whether training alone joins, as `with_local` says.
-            uses: What reads the fields, if not the methods alone.
-            objects: What names in angle brackets stand for.
-
-        Raises:
-            InputError: One line that names the field, the value and what is allowed.
-        """
-        from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, refuse_idle
-
-        there = {} if file is None else read_toml(file)
-        methods = as_tuple(fields.get("methods", there.get("methods", ())))
-        settings, of_file = (tables(of.get("settings", {})) for of in (fields, there))
-        labels = methods if isinstance(methods, Sequence) else ()
-        named = {*labels, *(parse_label(str(label))[0] for label in labels)}
-        of_run = {method: own for method, own in of_file.items() if method in named}
-        both = {method: {**of_run.get(method, {}), **settings.get(method, {})} for method in [*of_run, *settings]}
-        config = cls.checked({**there, **fields, "methods": methods, "settings": both}, objects)
-        config = config.with_local() if alone else config
-        given = fields if file is None or is_written(file) else {**there, **fields, "settings": both}
-        refuse_idle(given, [config], {**OF_CLIENTS, **OF_METHODS} if uses is None else uses)
-        return config
 
     @classmethod
     def checked(cls, fields: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Self:

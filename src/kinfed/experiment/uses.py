@@ -10,6 +10,7 @@ from torch import nn
 
 from kinfed.errors import InputError
 from kinfed.experiment.config import EXECUTION, Config, model_shares, short
+from kinfed.experiment.labels import parse_label
 from kinfed.methods import Method
 from kinfed.methods.contrast import Contrast
 from kinfed.methods.crsm import CRSMMixing
@@ -222,12 +223,17 @@ def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mappi
                 uses[name].reads(config, config.method(method)) for config in configs for method in config.methods
             )
             _refuse_unless(read, name, getattr(configs[0], name), uses[name])
-    for method, own in given.get("settings", {}).items():
-        alike = [(config, config.method(method)) for config in configs if method in config.methods]
-        for name in own:
+    for named, own in given.get("settings", {}).items():
+        alike = [
+            (config, config.method(label))
+            for config in configs
+            for label in config.methods
+            if named in (label, parse_label(label)[0])
+        ]
+        for name in own if alike else ():
             use, value = _own_use(alike[0][1], name), getattr(alike[0][1], name)
             if use is not None and value != use.off:
-                _refuse_unless(any(use.reads(*both) for both in alike), f"{method}.{name}", value, use)
+                _refuse_unless(any(use.reads(*both) for both in alike), f"{named}.{name}", value, use)
 
 
 def _refuse_unless(read: bool, name: str, value: Any, use: Use) -> None:
