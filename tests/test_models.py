@@ -40,6 +40,7 @@ def made(name: str) -> Model:
     return build(name, SHAPES[name], 10, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "parameters"),
     [
@@ -66,6 +67,7 @@ def test_cnn4_on_mnist_has_64_features() -> None:
     assert build("cnn4", (1, 28, 28), 10, 0).head.in_features == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_head_of_body_is_the_model(name: str) -> None:
     model = made(name).eval()
@@ -77,6 +79,7 @@ def test_head_of_body_is_the_model(name: str) -> None:
     assert model.tensors(HEAD).keys() == {"head.weight", "head.bias"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_tap_can_be_read_and_reading_changes_nothing(name: str) -> None:
     model = made(name).eval()
@@ -203,6 +206,7 @@ def test_inputs_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], m
         build(name, shape, 10, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, a in ARCHITECTURES.items() if a.smallest])
 def test_the_smallest_inputs_that_are_allowed_work(name: str) -> None:
     side = ARCHITECTURES[name].smallest
@@ -458,6 +462,7 @@ def as_defined(model: Model) -> nn.Sequential:
     return nn.Sequential(*layers, model.head)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POOLED)
 @pytest.mark.parametrize("mode", [True, False])
 def test_relu_after_pooling_gives_the_same_bits_and_gradients(name: str, mode: bool) -> None:
@@ -489,6 +494,7 @@ def test_a_convolutions_tap_is_read_after_its_relu_and_carries_gradient(name: st
     assert torch.equal(gradient, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_channels_last_predicts_the_same_and_sends_plain_tensors(name: str) -> None:
     plain, model = made(name).eval(), made(name).eval()

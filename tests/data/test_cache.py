@@ -168,6 +168,7 @@ def test_a_kill_while_writing_leaves_no_entry(folder: Path) -> None:
     assert len(entries()) == 1  # what it left is gone
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "mnist").is_dir(), reason="the shared data sets are not here")
 def test_mnist_is_there_at_once_the_second_time(decodings: list[str]) -> None:
     load(str(SHARED / "mnist"))

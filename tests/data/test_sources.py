@@ -163,6 +163,7 @@ def _load_in_child(folder: str) -> int:
     return int(load(folder).train.inputs.sum())
 
 
+@pytest.mark.slow
 def test_two_processes_can_decode_the_same_folder(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write(tmp_path, split, [grey(i % 256) for i in range(400)], [i % 2 for i in range(400)])

@@ -106,6 +106,7 @@ def taken_on(workers: Workers, build: Callable[[], Workshop]) -> Callable[[Inlin
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
 def test_worker_processes_give_the_same_bits_as_this_one(  # cases 53, 55
     name: str, two_workers: Workers, tmp_path: Path

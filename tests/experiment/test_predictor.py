@@ -172,6 +172,7 @@ def test_a_model_that_is_not_finite_is_refused(runs: Callable[..., Path], tmp_pa
         kinfed.load(path)
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_architecture_is_given_and_never_imported(runs: Callable[..., Path]) -> None:
     run = runs("fedavg", model=f"{__name__}:net", head="fc")
     command = f"import kinfed, sys; kinfed.load({str(run)!r})"

@@ -352,6 +352,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "o"
 
 
+@pytest.mark.slow
 def test_the_summary_tells_of_a_vote_and_of_a_source_that_was_asked_for(compared: Path) -> None:
     told = {s["method"]: s["vote"] for s in json.loads((compared / "comparison.json").read_text())}
     assert told["fedavg"] is told["fedprox"] is None

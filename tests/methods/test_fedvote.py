@@ -57,6 +57,7 @@ def test_the_classifier_can_start_anew_or_be_the_sources(classifier: str, head: 
     assert same(select(state.tensors, BODY), build("tiny_cnn", data.shape, 10, 13).tensors(BODY))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", CARRIERS)
 def test_any_method_with_a_body_at_the_server_carries_the_vote(base: str, tmp_path: Path) -> None:
     if base == "fedvote":

@@ -44,6 +44,7 @@ def runs(path: Path) -> list[Run]:
     return read_runs([path])
 
 
+@pytest.mark.slow
 def test_training_alone_without_labels_joins_with_the_same_settings(runs: list[Run]) -> None:
     assert [run.method for run in runs] == ["hetero_ssfl", "local_ssl"]
     assert runs[1].config["local_ssl"] == NARROW | {"ssl": "simsiam"}
