@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,24 @@ def test_imports_go_down_only(path: Path) -> None:
 def test_similarity_knows_nothing_but_the_streams() -> None:
     used = {name for path in (ROOT / "similarity").rglob("*.py") for name in imports(path)}
     assert {name for name in used if floor_of(name) == 0 and not name.startswith("kinfed.similarity")} == set()
+
+
+def test_no_modules_import_each_other_in_a_circle_even_for_the_type_checker() -> None:
+    paths = {
+        ".".join(("kinfed", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in ROOT.rglob("*.py")
+    }
+    graph = {name: {other for other in modules_used(path, {*paths}) if other != name} for name, path in paths.items()}
+    sorter = TopologicalSorter(graph)
+    sorter.prepare()  # raises CycleError, which names the circle
+
+
+def modules_used(path: Path, known: set[str]) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else node.module for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & known

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -325,6 +326,14 @@ class Config(BaseModel):
     def trackers(self) -> list[str]:
         """The names in ``log``."""
         return _listed(self.log)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Fields of a run for trackers; those of its one method as ``METHOD.FIELD``, or ``fedvote/METHOD.FIELD``."""
+        (method,) = self.methods
+        fields = self.model_dump(exclude_none=True, exclude={"methods", "settings", "seeds", "log"})
+        prefix = re.sub(r"[^\w./ -]", "/", method)  # MLflow takes no other characters in a name
+        return {"method": method, **fields, **{f"{prefix}.{name}": v for name, v in self.settings[method].items()}}
 
     @classmethod
     def checked(cls, fields: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Self:

@@ -50,7 +50,7 @@ from kinfed.experiment.folders import (
 from kinfed.experiment.participation import never_trained, of_trained
 from kinfed.experiment.so_far import Lines, SoFar
 from kinfed.experiment.targets import rounds_to
-from kinfed.experiment.trackers import Tracked
+from kinfed.experiment.trackers import TRACKERS, Tracked
 from kinfed.experiment.uses import refuse_idle_in
 from kinfed.files import claimed, clear_unfinished, read_json, write_whole
 from kinfed.learning import COLLAPSED, SGD, Phase
@@ -407,8 +407,9 @@ def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, worker
     if workers is not None:
         workers.take_on(functools.partial(workshop_of, config), here)
     so_far = SoFar(folder, config.rounds, functools.partial(_summary, config, workshop))
+    trackers = {"so_far.json": so_far, **{name: TRACKERS[name]() for name in config.trackers}}
     watch = watcher(method, config.seed, config.rounds)
-    with Tracked(config, folder, watch, {"so_far.json": so_far}) as tracked:
+    with Tracked(config.parameters, folder, watch, trackers) as tracked:
         run_rounds(workshop, workers or here, folder, tracked)
     lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
     write_whole(out / SUMMARY, json.dumps(_summary(config, workshop, lines, seconds), indent=1) + "\n")
