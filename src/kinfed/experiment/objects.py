@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.errors import InputError
-from kinfed.experiment.config import as_tuple, read_toml, short
+from kinfed.experiment.config import as_tuple, read_toml, short, tables
 from kinfed.experiment.folders import COMPARISON, CONFIG
 from kinfed.experiment.labels import labels_of, parse_label
 from kinfed.learning import SGD
@@ -36,7 +36,7 @@ def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
     if "methods" in fields:
         fields["methods"], settings = methods_of(fields["methods"], objects)
         if settings:
-            fields["settings"] = {**fields.get("settings", {}), **settings}
+            fields["settings"] = {**tables(fields.get("settings", {})), **settings}
     if (training := fields.pop("training", None)) is not None:
         fields |= _training_fields(training, fields)
     if not isinstance(fields.get("model"), str | None):
@@ -91,7 +91,7 @@ def names_in(fields: Mapping[str, Any]) -> set[str]:
     labels = [parse_label(name)[0] for name in as_tuple(fields.get("methods", ())) if isinstance(name, str)]
     shares = [name.rpartition(":")[0] for name in str(fields.get("models") or "").split(",")]
     others = [parse_label(str(fields.get(name)))[0] for name in ("model", "partition", "data")]
-    of_methods = [str(value) for own in fields.get("settings", {}).values() for value in own.values()]
+    of_methods = [str(value) for own in tables(fields.get("settings", {})).values() for value in own.values()]
     return {name for name in [*labels, *shares, *others, *of_methods] if ":" in name}
 
 
