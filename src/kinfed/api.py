@@ -289,8 +289,8 @@ def _config(fields: Mapping[str, Any], **how: Any) -> Config:
         return Config.asked(given, file, **how)
     if not isinstance(data, Sequence) or len(data) != 4:
         raise InputError(f"data: {short(data)} is not allowed; a name, a path, or x_train, y_train, x_test and y_test")
-    from kinfed.data.arrays import keep_arrays
-    from kinfed.data.sources import EMBEDDED
+    from kinfed.data.formats.arrays import keep_arrays
+    from kinfed.data.loading import EMBEDDED
 
     Config.asked(given | {"data": EMBEDDED}, file, **how)
     return Config.asked(given | {"data": str(keep_arrays(*data))}, file, **how)

@@ -25,7 +25,9 @@ from pydantic import (
     model_validator,
 )
 
+from kinfed.data.partitions import PARTITIONS, make_partition
 from kinfed.errors import InputError, among
+from kinfed.fields import one_line, short
 
 if TYPE_CHECKING:
     from kinfed.experiment.uses import Use
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "EXECUTION",
     "MARK",
-    "PARTITIONS",
     "SMALLEST_PROBE",
     "Config",
     "as_tuple",
@@ -51,7 +52,6 @@ __all__ = [
 
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
 DEVICES = ("cpu", "cuda", "mps")
-SHOWN = 60  # characters of a value in a message
 
 # What says how a run is carried out, and not what comes out: of the device, that is true but for rounding, and a run
 # that was begun on one that is gone must be able to go on elsewhere. The target is only asked of what came out: with
@@ -62,11 +62,6 @@ EXECUTION = {
 }  # fmt: skip
 
 MARK = "# a run of kinfed"  # the first line of its config
-
-PARTITIONS = (
-    "iid", "shards", "dirichlet", "dirichlet_clients", "disjoint", "sort", "groups", "quantity", "by:COLUMN", "folders",
-    "file:PATH",
-)  # fmt: skip
 
 
 class Config(BaseModel):
@@ -207,7 +202,7 @@ class Config(BaseModel):
     @field_validator("data")
     @classmethod
     def _there_is_data(cls, data: str) -> str:
-        from kinfed.data.sources import find
+        from kinfed.data.loading import find
 
         find(data)
         return data
@@ -222,12 +217,7 @@ class Config(BaseModel):
     @field_validator("partition")
     @classmethod
     def _a_partition(cls, partition: str) -> str:
-        kind, colon, named = partition.partition(":")
-        if (kind, colon) not in {name.partition(":")[:2] for name in PARTITIONS} or bool(colon) != bool(named):
-            *names, last = map(repr, PARTITIONS)
-            raise InputError(f"partition: {short(partition)} is not allowed; must be {', '.join(names)} or {last}")
-        if kind == "file" and not Path(named).is_file():
-            raise InputError(f"partition: {named!r} is no file; kinfed partition writes one")
+        make_partition(partition)
         return partition
 
     @field_validator("lr_schedule")
@@ -508,17 +498,6 @@ def available(device: str) -> str:
     return device
 
 
-def one_line(error: ValidationError) -> str:
-    """The first of pydantic's errors as ``field: value; what is allowed``."""
-    first = error.errors()[0]
-    if isinstance(cause := first.get("ctx", {}).get("error"), InputError):
-        return str(cause)
-    field = ".".join(str(part) for part in first["loc"]) or "config"
-    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    value = "" if first["type"] == "missing" else f"{short(first['input'])} is not allowed; "
-    return f"{field}: {value}{message[:1].lower()}{message[1:]}"
-
-
 def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
     """A field's value before it is checked: a path is text, and text is what can be written.
 
@@ -546,9 +525,3 @@ def is_text(value: str) -> bool:
 def as_tuple(names: Any) -> Any:
     """One name is a tuple of one; what is neither a name nor several stays what it is."""
     return (names,) if isinstance(names, str) else names
-
-
-def short(value: Any) -> str:
-    """A value in a message, whatever it is."""
-    told = repr(value)
-    return told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…"
