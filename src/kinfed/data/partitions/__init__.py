@@ -119,9 +119,9 @@ def _find(name: str) -> tuple[Any, dict[str, str]]:
     if form is None and colon and start and text:
         return PARTITIONS[name], {}
     if form is None or bool(text) != bool(colon) or bool(colon) != (":" in form):
+        *names, last = map(repr, PARTITIONS)
         raise InputError(
-            f"partition: {short(name)} is not allowed; must be {', '.join(map(repr, PARTITIONS))} or your own, "
-            "package.module:Name"
+            f"partition: {short(name)} is not allowed; must be {', '.join(names)} or {last}, or package.module:Name"
         )
     kind = PARTITIONS[form]
     return kind, {fields(kind)[0].name: text} if text else {}
