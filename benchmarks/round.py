@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kinfed.data import Dataset, Normalisation, Samples, federate, iid, load
+from kinfed.data import IID, Dataset, Normalisation, Samples, load, make_federation
 from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workers, Workshop
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.places import Place
@@ -187,7 +187,7 @@ class Turns(Unwatched):
 
 def workshop(clients: int, rounds: int) -> Workshop:
     """FedAvg over equal clients."""
-    federation = federate(dataset(), iid, clients=clients, probe=0, seed=0)
+    federation = make_federation(dataset(), IID(), clients=clients, probe=0, seed=0)
     return Workshop(
         METHODS["fedavg"](),
         federation,

@@ -111,7 +111,7 @@ def test_models_need_data_that_fit(kinfed: Command, tmp_path: Path) -> None:  # 
     package.run("fedavg", out=tmp_path / "run", clients=10, rounds=1, model="mlp", quiet=True)
     model = str(tmp_path / "run" / "models" / "global.safetensors")
     assert "name a data set with --data" in kinfed("similarity", model, model)[2]
-    from tests.data.test_sources import grey, write
+    from tests.data.test_loading import grey, write
 
     for split in ("train", "test"):
         write(tmp_path / "large", split, [grey(i, side=9) for i in range(8)], [0, 1] * 4)

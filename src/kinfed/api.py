@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from kinfed.display import Display
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, is_text, read_toml, short
-from kinfed.experiment.fields import Fields, with_fields
-from kinfed.experiment.labels import slug
+from kinfed.experiment.keywords import Fields, with_fields
 from kinfed.files import own_folder
+from kinfed.labels import slug
 from kinfed.settings import untouched
 
 if TYPE_CHECKING:
@@ -394,8 +394,8 @@ def _config(fields: Mapping[str, Any], *, allow_code: bool = False, **how: Any) 
             raise InputError(
                 f"data: {short(data)} is not allowed; a name, a path, or x_train, y_train, x_test and y_test"
             )
-        from kinfed.data.arrays import keep_arrays
-        from kinfed.data.sources import EMBEDDED
+        from kinfed.data.formats.arrays import keep_arrays
+        from kinfed.data.loading import EMBEDDED
 
         configure(given | {"data": EMBEDDED}, file, objects=objects, **how)
         return configure(given | {"data": str(keep_arrays(*data))}, file, objects=objects, **how)

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kinfed
+from kinfed.data.partitions.columns import ByColumn
+from kinfed.data.partitions.dirichlet import Dirichlet
+from kinfed.data.partitions.iid import IID
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
-from kinfed.experiment.fields import Fields
+from kinfed.experiment.keywords import Fields
 from kinfed.experiment.objects import as_fields
 from kinfed.learning import SGD
 from kinfed.methods.fedavg import FedAvg
@@ -172,3 +176,33 @@ def test_the_frame_has_a_row_for_each_method_seed_round_and_client(tmp_path: Pat
     assert last["accuracy"].to_list()[:4] == line["client_acc"]["personal"]
     assert last["new_global"].to_list()[4:] == line["client_acc"]["new_global"]
     assert dataclasses.asdict(FedProx(mu=0.3)) == {"mu": 0.3}
+
+
+def test_a_partition_is_given_as_object_class_function_or_label() -> None:
+    def by_halves(labels: Any, clients: int, rng: Any) -> Any:
+        return np.array_split(np.arange(len(labels)), clients)
+
+    given: dict[str, tuple[Any, dict[str, Any]]] = {
+        "fields": (Dirichlet(alpha=0.3), {"partition": "dirichlet", "alpha": 0.3}),
+        "class": (IID, {"partition": "iid"}),
+        "column": (ByColumn("site"), {"partition": "by:site"}),
+        "function": (by_halves, {"partition": "<by_halves>"}),
+    }
+    for partition, wanted in given.values():
+        fields, objects = as_fields({"methods": "fedavg", "partition": partition})
+        assert {name: fields[name] for name in wanted} == wanted
+        Config.checked(fields, objects)
+    assert Config.checked({"methods": "fedavg", "partition": "dirichlet:alpha=0.3"}).partitioner() == Dirichlet(
+        alpha=0.3
+    )
+    with pytest.raises(InputError, match=r"^partition: 3 is not allowed; a name, a Partitioner or a function is"):
+        as_fields({"partition": 3})
+    with pytest.raises(InputError, match=r"^partition: 'dirichlet' has no field 'beta'"):
+        Config.checked({"methods": "fedavg", "partition": "dirichlet:beta=0.3"})
+
+
+def test_the_same_clients_by_name_and_by_object(tmp_path: Path) -> None:
+    kinfed.run("fedavg", partition="dirichlet", alpha=0.3, out=tmp_path / "name", **SMALL)
+    kinfed.run("fedavg", partition=Dirichlet(alpha=0.3), out=tmp_path / "object", **SMALL)
+    assert files(tmp_path / "name")["config.toml"] == files(tmp_path / "object")["config.toml"]
+    assert files(tmp_path / "name")["federation.json"] == files(tmp_path / "object")["federation.json"]

@@ -330,7 +330,7 @@ def methods() -> None:
 @app.command()
 def datasets() -> None:
     """Which data sets can be named here, a line each."""
-    from kinfed.data.sources import PATHS, known
+    from kinfed.data.loading import PATHS, known
 
     _list(dict([*known().items(), *PATHS]))
 

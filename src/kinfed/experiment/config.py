@@ -27,16 +27,19 @@ from pydantic import (
     model_validator,
 )
 
+from kinfed.data.partitions import PARTITIONS, as_partition, make_partition, partition_options
 from kinfed.errors import InputError, among
-from kinfed.experiment.labels import folder_name, parse_label
+from kinfed.fields import one_line, short
+from kinfed.labels import folder_name, parse_label
 
 if TYPE_CHECKING:
+    from kinfed.data.partitions.partitioner import Partitioner
+    from kinfed.data.partitions.saved import Saved
     from kinfed.methods import Method
 
 __all__ = [
     "EXECUTION",
     "MARK",
-    "PARTITIONS",
     "SMALLEST_PROBE",
     "Config",
     "as_tuple",
@@ -53,7 +56,6 @@ __all__ = [
 
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
 DEVICES = ("cpu", "cuda", "mps")
-SHOWN = 60  # characters of a value in a message
 
 # What says how a run is carried out, and not what comes out: of the device, that is true but for rounding, and a run
 # that was begun on one that is gone must be able to go on elsewhere. The target is only asked of what came out: with
@@ -64,11 +66,6 @@ EXECUTION = {
 }  # fmt: skip
 
 MARK = "# a run of kinfed"  # the first line of its config
-
-PARTITIONS = (
-    "iid", "shards", "dirichlet", "dirichlet_clients", "disjoint", "sort", "groups", "quantity", "by:COLUMN", "folders",
-    "file:PATH",
-)  # fmt: skip
 
 
 class Config(BaseModel):
@@ -215,7 +212,7 @@ class Config(BaseModel):
     @field_validator("data")
     @classmethod
     def _there_is_data(cls, data: str) -> str:
-        from kinfed.data.sources import find
+        from kinfed.data.loading import find
 
         find(data)
         return data
@@ -229,13 +226,8 @@ class Config(BaseModel):
 
     @field_validator("partition")
     @classmethod
-    def _a_partition(cls, partition: str) -> str:
-        kind, colon, named = partition.partition(":")
-        if (kind, colon) not in {name.partition(":")[:2] for name in PARTITIONS} or bool(colon) != bool(named):
-            *names, last = map(repr, PARTITIONS)
-            raise InputError(f"partition: {short(partition)} is not allowed; must be {', '.join(names)} or {last}")
-        if kind == "file" and not Path(named).is_file():
-            raise InputError(f"partition: {named!r} is no file; kinfed partition writes one")
+    def _a_partition(cls, partition: str, info: ValidationInfo) -> str:
+        _partition(partition, {}, info.context)
         return partition
 
     @field_validator("lr_schedule")
@@ -317,6 +309,16 @@ class Config(BaseModel):
     def objects(self) -> dict[str, Any]:
         """What the names in angle brackets stand for."""
         return self._objects
+
+    @property
+    def partition_options(self) -> Mapping[str, str]:
+        """Fields of this config that the partition reads, and what it calls them."""
+        return {} if self.partition.startswith("<") else partition_options(self.partition)
+
+    def partitioner(self) -> Partitioner | Saved:
+        """The partition, with its fields."""
+        fields = {field: getattr(self, option) for option, field in self.partition_options.items()}
+        return _partition(self.partition, fields, self._objects)
 
     def method(self, label: str) -> Method:
         """One of the methods, with its fields."""
@@ -477,6 +479,15 @@ def _method_kind(label: str, objects: Mapping[str, Any] | None) -> type[Method]:
     return method_named(name)
 
 
+def _partition(text: str, fields: Mapping[str, Any], objects: Mapping[str, Any] | None) -> Partitioner | Saved:
+    """The partition of a name or of a label."""
+    name, typed = parse_label(text)
+    if name.startswith("<"):
+        thing = given_in_python("partition", name, objects)
+        return as_partition(thing(**typed) if isinstance(thing, type) else thing)
+    return make_partition(text, fields)
+
+
 def given_in_python(field: str, name: str, objects: Mapping[str, Any] | None) -> Any:
     """What a name in angle brackets stands for.
 
@@ -534,17 +545,6 @@ def available(device: str) -> str:
     return device
 
 
-def one_line(error: ValidationError) -> str:
-    """The first of pydantic's errors as ``field: value; what is allowed``."""
-    first = error.errors()[0]
-    if isinstance(cause := first.get("ctx", {}).get("error"), InputError):
-        return str(cause)
-    field = ".".join(str(part) for part in first["loc"]) or "config"
-    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    value = "" if first["type"] == "missing" else f"{short(first['input'])} is not allowed; "
-    return f"{field}: {value}{message[:1].lower()}{message[1:]}"
-
-
 def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
     """A field's value before it is checked: a path is text, and text is what can be written.
 
@@ -572,9 +572,3 @@ def is_text(value: str) -> bool:
 def as_tuple(names: Any) -> Any:
     """One name is a tuple of one; what is neither a name nor several stays what it is."""
     return (names,) if isinstance(names, str) else names
-
-
-def short(value: Any) -> str:
-    """A value in a message, whatever it is."""
-    told = repr(value)
-    return told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…"

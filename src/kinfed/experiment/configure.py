@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.experiment.config import Config, as_tuple, is_written, read_toml, tables
-from kinfed.experiment.labels import parse_label
 from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, Use, refuse_idle
+from kinfed.labels import parse_label
 
 __all__ = ["configure"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from kinfed.engine.folder import RUN_FILES
 from kinfed.errors import InputError
 from kinfed.experiment.config import MARK, Config
-from kinfed.experiment.labels import folder_name
 from kinfed.files import LOCK, claimed, delete, written
+from kinfed.labels import folder_name
 
 __all__ = [
     "COMPARISON", "COMPARISON_SUMMARIES", "CONFIG", "FEDERATION", "FILES", "SUMMARY", "check_room", "is_ours",

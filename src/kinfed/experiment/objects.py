@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kinfed.data.partitions import PARTITIONS, as_partition, partition_options
+from kinfed.data.partitions.partitioner import ByFunction
 from kinfed.errors import InputError
 from kinfed.experiment.config import as_tuple, read_toml, short, tables
 from kinfed.experiment.folders import COMPARISON, CONFIG
-from kinfed.experiment.labels import labels_of, parse_label
+from kinfed.labels import label, labels_of, parse_label
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Method
 from kinfed.registry import import_path
@@ -27,7 +29,7 @@ def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
     """Fields of a config, and what their names in angle brackets stand for.
 
     Args:
-        given: Names or objects: ``methods``, ``training``, ``model``; the other fields stay as they are.
+        given: Names or objects: ``methods``, ``training``, ``partition``, ``model``; other fields stay as they are.
 
     Raises:
         InputError: If an object is of a wrong kind, or a field is given twice.
@@ -41,6 +43,8 @@ def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
         fields |= _training_fields(training, fields)
     if not isinstance(fields.get("model"), str | None):
         fields["model"] = _name("model", fields["model"], objects)
+    if not isinstance(fields.get("partition"), str | None):
+        fields |= _partition_fields(fields["partition"], objects)
     return fields, objects
 
 
@@ -115,6 +119,22 @@ def _training_fields(training: Any, fields: Mapping[str, Any]) -> dict[str, Any]
     if twice := [name for name in own if name in fields]:
         raise InputError(f"{twice[0]}: is a field of training, which is given as well; leave one of them out")
     return own
+
+
+def _partition_fields(given: Any, objects: Objects) -> dict[str, Any]:
+    """The fields of a config that a partition fills: its name and the options that it reads."""
+    partition = as_partition(given)
+    if isinstance(partition, ByFunction):
+        return {"partition": _name("partition", partition.function, objects)}
+    own = {field.name: getattr(partition, field.name) for field in dataclasses.fields(partition)}
+    name = PARTITIONS.name_of(type(partition))
+    if name is None:
+        name = _bracketed(type(partition), objects)
+    start, colon, _ = name.partition(":")
+    if name in {*PARTITIONS} and colon:  # by:COLUMN
+        return {"partition": f"{start}:{next(iter(own.values()))}"}
+    options = {option: own.pop(field) for option, field in partition_options(name).items()} if "<" not in name else {}
+    return {"partition": label(name, {field: value for field, value in own.items() if value is not None}), **options}
 
 
 def _name(field: str, thing: Callable[..., Any], objects: Objects) -> str:

@@ -12,24 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinfed.data import (
-    Dataset,
-    Federation,
-    dirichlet,
-    dirichlet_clients,
-    disjoint,
-    federate,
-    fewer,
-    groups,
-    iid,
-    load,
-    natural,
-    open_rows,
-    quantity,
-    shards,
-    sort,
-)
-from kinfed.data.federation import Recipe
+from kinfed.data import Federation, load, make_federation, subsample
 from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Watch, Workers, Workshop
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.exchange import clear_left_behind
@@ -72,12 +55,6 @@ __all__ = [
 ]
 
 SUMMARY_VERSION = 1
-PROBE = 128  # images of the server, if the config names no number: at most so many, and a tenth of the training images
-FOLDERS = "client"  # the column of a data set that has a folder a client
-OWN_FIELD = {
-    "shards": "shards", "dirichlet": "alpha", "dirichlet_clients": "alpha", "quantity": "alpha",
-    "disjoint": "classes_per_client",
-}  # fmt: skip
 SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
 PARTS = {"full": ALL, "head": HEAD, "body": BODY}
 
@@ -97,56 +74,17 @@ def federation_of(config: Config) -> Federation:
     Raises:
         InputError: If the data do not allow its partition.
     """
-    alpha, each = config.alpha, config.classes_per_client
-    recipes: dict[str, Recipe] = {
-        "iid": iid,
-        "shards": lambda train, test, clients, rng: shards(train, test, clients, config.shards, rng),
-        "dirichlet": lambda train, test, clients, rng: dirichlet(train, test, clients, alpha, rng),
-        "dirichlet_clients": lambda train, test, clients, rng: dirichlet_clients(train, test, clients, alpha, rng),
-        "disjoint": lambda train, test, clients, rng: disjoint(train, test, clients, each, rng),
-        "sort": sort,
-        "groups": groups,
-        "quantity": lambda train, test, clients, rng: quantity(train, test, clients, alpha, rng),
-        "by": natural,
-        "folders": natural,
-    }
     dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
     if config.train_images is not None:
-        dataset = fewer(dataset, config.train_images, config.seed)
-    kind, _, named = config.partition.partition(":")
-    if kind == "file":
-        return _saved(config, dataset, Path(named))
-    return federate(
+        dataset = subsample(dataset, config.train_images, config.seed)
+    return make_federation(
         dataset,
-        recipes[kind],
+        config.partitioner(),
         clients=config.clients,
-        probe=min(PROBE, len(dataset.train) // 10) if config.probe is None else config.probe,
         seed=config.seed,
+        probe=config.probe,
         new_clients=config.new_clients,
-        by=_column(config, dataset),
     )
-
-
-def _column(config: Config, dataset: Dataset) -> str | None:
-    """The column that says who the clients are, if one does."""
-    kind, _, column = config.partition.partition(":")
-    if kind == "folders" and FOLDERS not in dataset.columns:
-        raise InputError(f"partition: 'folders' is not allowed; {config.data} does not have a folder a client")
-    if kind == "by" and column not in dataset.columns:
-        has = ", ".join(dataset.columns) or "none"
-        raise InputError(f"partition: {config.partition!r} names no column of {config.data}; it has {has}")
-    return {"folders": FOLDERS, "by": column}.get(kind)
-
-
-def _saved(config: Config, dataset: Dataset, path: Path) -> Federation:
-    """Saved clients; the config must say the same of them, since it is what a run folder is read by."""
-    federation = open_rows(dataset, path)
-    new = len(federation.new_clients)
-    has = {"clients": len(federation) + new, "new_clients": new, "probe": len(federation.probe_rows)}
-    for name, count in has.items():
-        if getattr(config, name) not in (count, None):
-            raise InputError(f"{name}: {getattr(config, name)} is not allowed; {str(path)!r} has {count}")
-    return federation
 
 
 def workshop_of(config: Config) -> Workshop:
@@ -178,8 +116,8 @@ def workshop_of(config: Config) -> Workshop:
         knn_every=config.knn_every,
         probed=config.linear_probe_images,
     )
-    dealt = _dealt([share for _, share in shares], len(federation))
-    return Workshop(config.method(name), federation, models, plan, dealt, _sources(config, name, federation))
+    architectures = _architectures([share for _, share in shares], len(federation))
+    return Workshop(config.method(name), federation, models, plan, architectures, _sources(config, name, federation))
 
 
 def _sources(config: Config, name: str, federation: Federation) -> tuple[Source, ...]:
@@ -216,7 +154,7 @@ def _model(config: Config, name: str, federation: Federation) -> Model:
     return model.to(config.device)
 
 
-def _dealt(shares: Sequence[float], clients: int) -> tuple[int, ...]:
+def _architectures(shares: Sequence[float], clients: int) -> tuple[int, ...]:
     """Which model each client has: ⌊share·N⌋ clients the first, and so on; the last gets the rest (METHODS.md D.5)."""
     counts = [math.floor(share * clients + 1e-9) for share in shares[:-1]]
     return tuple(which for which, count in enumerate([*counts, clients - sum(counts)]) for _ in range(count))
@@ -485,7 +423,6 @@ def _summary(config: Config, workshop: Workshop, lines: Lines, seconds: Lines) -
         series = [line[name] for line in lines if line.get(name) is not None]
         metrics[f"{name}_mean_of_last_10_rounds"] = math.fsum(series[-10:]) / len(series[-10:]) if series else None
         metrics[f"{name}_best_on_test"] = max(series, default=None)
-    own_field = OWN_FIELD.get(config.partition)
     return {
         "version": SUMMARY_VERSION,
         "method": method,
@@ -499,7 +436,7 @@ def _summary(config: Config, workshop: Workshop, lines: Lines, seconds: Lines) -
             "clients": len(federation),
             "new_clients": len(federation.new_clients),
             "partition": config.partition,
-            **({own_field: getattr(config, own_field)} if own_field else {}),
+            **{option: getattr(config, option) for option in config.partition_options},
             "train": sum(len(rows) for rows in federation.partition.train),
             "test": sum(len(rows) for rows in federation.partition.test),
             "probe": len(federation.probe_rows),

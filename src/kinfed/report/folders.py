@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from kinfed.errors import InputError
-from kinfed.experiment.labels import folder_name
 from kinfed.files import read_json, read_json_lines
+from kinfed.labels import folder_name
 from kinfed.models import read_tensors
 
 __all__ = ["Run", "read_runs"]

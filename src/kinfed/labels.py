@@ -1,4 +1,4 @@
-"""Labels of methods: a name, and the fields in which a variant differs, as in ``fedprox:mu=0.1``."""
+"""Labels: a name and some fields of what it names, as in ``fedprox:mu=0.1``."""
 
 from __future__ import annotations
 
