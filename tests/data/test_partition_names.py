@@ -34,6 +34,7 @@ from kinfed.data import (
 )
 from kinfed.data.partitions import as_partition, partition_options
 from kinfed.errors import InputError
+from kinfed.experiment.config import Config
 from kinfed.experiment.configure import configure
 from tests.data.test_partition import assert_cover, balanced, rng
 from tests.data.test_partition_recipes import digest
