@@ -184,7 +184,7 @@ def checked(**given: Any) -> Workshop:
         ({"taps": "conv9"}, "taps: 'conv9' is no tap point of the model; it has conv1, conv2, fc64, body, head"),
         ({"taps": "conv1=fc1"}, "taps: 'fc1' is no tap point of 11; it has conv1, conv2, fc64, body, head"),
         ({"taps": "conv1="}, "taps: 'conv1=' must have the form"),
-        ({"measure": "class_mean"}, "measure: 'class_mean' is not known; allowed: sketched_cka, cka"),
+        ({"measure": "class_mean"}, "measure: 'class_mean' is not allowed; it needs labels"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_done(given: dict[str, Any], told: str) -> None:

@@ -200,6 +200,9 @@ def similarity(
     layers: Annotated[
         list[str] | None, typer.Option("--layer", metavar="NAME", help="a layer; repeatable [all]")
     ] = None,
+    measure: Annotated[
+        str, typer.Option("--measure", metavar="NAME", help="similarity, or your own as package.module:function")
+    ] = "cka",
     kernel: Annotated[Literal["linear", "rbf"], typer.Option("--kernel", help="of the CKA")] = "linear",
     bandwidth: Annotated[float | None, typer.Option("--bandwidth", metavar="FLOAT", help="of rbf [0.5]")] = None,
     out: Out = None,
@@ -217,11 +220,13 @@ def similarity(
         raise InputError(f"samples: {samples} would do nothing; it is of the images that models see, with --data")
     samples, bandwidth = 256 if samples is None else samples, 0.5 if bandwidth is None else bandwidth
     with api.result_folder(out, "similarity") as folder, new_folder(folder):
-        result = compare_files(a, b, data=data, samples=samples, layers=layers, kernel=kernel, bandwidth=bandwidth)
+        result = compare_files(
+            a, b, data=data, samples=samples, layers=layers, measure=measure, kernel=kernel, bandwidth=bandwidth
+        )
         console = Console()
         console.print(f"{plain(provenance(result))}\n", highlight=False, markup=False, emoji=False)
-        for kind in ("biased", "debiased"):
-            console.print(layer_table(result, kind))
+        for heading in result.matrices:
+            console.print(layer_table(result, heading))
             console.print()
         for path in save_layers(result, folder):
             typer.echo(plain(path))

@@ -148,7 +148,7 @@ def _file(path: Path, client: int | None) -> Path:
 def _built(path: Path, card: Card, module: nn.Module | None) -> Model:
     """The model of a file."""
     if module is None:
-        if card.architecture in ARCHITECTURES:
+        if ARCHITECTURES.installed(card.architecture):
             return restored(card, path)
         raise InputError(
             f"{path}: its architecture is {card.architecture!r}, which is not known; give it: kinfed.load(…, module=…)"

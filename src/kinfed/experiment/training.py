@@ -94,7 +94,7 @@ class Training(BaseModel):
     def _known_model(cls, model: str) -> str:
         from kinfed.models import ARCHITECTURES
 
-        among("model", model, ARCHITECTURES)  # not one of the user's own, which could not be read from a pool
+        among("model", model, [*ARCHITECTURES])  # not one of the user's own, which could not be read from a pool
         return model
 
     @field_validator("device")
