@@ -235,18 +235,18 @@ def _load_activations(folder: Path) -> object:
     return [load_activations(path) for path in sorted(folder.iterdir())]
 
 
-DATA = ("kinfed.data.sources", "kinfed.data.splits", "kinfed.data.classes")
+DATA = ("kinfed.data.loading", "kinfed.data.splits", "kinfed.data.classes")
 READERS: dict[str, Reader] = {
-    "idx": Reader(_idx, _load, ("kinfed.data.idx", *DATA)),
-    "idx.gz": Reader(lambda folder: _idx(folder, packed=True), _load, ("kinfed.data.idx",)),
-    "npz": Reader(lambda folder: np.savez(folder / "a.npz", **_arrays()), _load, ("kinfed.data.npz",)),
+    "idx": Reader(_idx, _load, ("kinfed.data.formats.idx", *DATA)),
+    "idx.gz": Reader(lambda folder: _idx(folder, packed=True), _load, ("kinfed.data.formats.idx",)),
+    "npz": Reader(lambda folder: np.savez(folder / "a.npz", **_arrays()), _load, ("kinfed.data.formats.npz",)),
     "npz, packed": Reader(
-        lambda folder: np.savez_compressed(folder / "a.npz", **_arrays()), _load, ("kinfed.data.npz",)
+        lambda folder: np.savez_compressed(folder / "a.npz", **_arrays()), _load, ("kinfed.data.formats.npz",)
     ),
-    "parquet": Reader(_parquet, _load, ("kinfed.data.parquet",)),
-    "images": Reader(_images, _load, ("kinfed.data.folders", "kinfed.data.images")),
+    "parquet": Reader(_parquet, _load, ("kinfed.data.formats.parquet",)),
+    "images": Reader(_images, _load, ("kinfed.data.formats.folders", "kinfed.data.images")),
     "cache entry": Reader(_cached, _load_cached, ("kinfed.data.cache",), "cache/**/*"),
-    "partition": Reader(_rows, _open_rows, ("kinfed.data.saved",)),
+    "partition": Reader(_rows, _open_rows, ("kinfed.data.partitions.saved",)),
     "config": Reader(_part("config.toml"), _config, ("kinfed.experiment.config",)),
     "report": Reader(_run, _report, ("kinfed.report.folders", "kinfed.report.table"), "run/**/*.json*"),
     "checkpoint": Reader(

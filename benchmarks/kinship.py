@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kinfed.data import Dataset, federate, load, shards
+from kinfed.data import Dataset, Shards, load, make_federation
 from kinfed.engine import ClientRuntime, RoundSettings, RunFolder, SerialExecutor, TaskRunner, Unwatched
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.memory import keep_freed_memory
@@ -90,9 +90,7 @@ def some_of(name: str) -> Dataset:
 
 def measured(name: str, dataset: Dataset, s: int, seed: int, rounds: int) -> dict[str, float | None]:
     """What the last round's line says."""
-    federation = federate(
-        dataset, lambda train, test, n, rng: shards(train, test, n, s, rng), clients=20, probe=128, seed=seed
-    )
+    federation = make_federation(dataset, Shards(per_client=s), clients=20, probe=128, seed=seed)
     sgd = SGD(lr=0.1, batch_size=50)
     settings = RoundSettings(
         rounds=rounds, sgd=sgd, lr_schedule="step:0.75", participation=1.0, seed=seed, checkpoint_every=rounds,

@@ -20,15 +20,15 @@ from kinfed.data import (
     Normalisation,
     Partition,
     Samples,
+    by_column,
     dirichlet,
     dirichlet_clients,
     disjoint,
-    groups,
     iid,
-    natural,
     quantity,
     shards,
-    sort,
+    sorted_shards,
+    two_groups,
 )
 from kinfed.streams import numpy_stream
 
@@ -38,10 +38,10 @@ RECIPES: dict[str, Callable[..., Partition]] = {
     "dirichlet 0.5": lambda train, test, clients, rng: dirichlet(train, test, clients, 0.5, rng),
     "dirichlet_clients 0.5": lambda train, test, clients, rng: dirichlet_clients(train, test, clients, 0.5, rng),
     "disjoint": lambda train, test, clients, rng: disjoint(train, test, clients, None, rng),
-    "sort": sort,
-    "groups": groups,
+    "sort": sorted_shards,
+    "groups": two_groups,
     "quantity 0.5": lambda train, test, clients, rng: quantity(train, test, clients, 0.5, rng),
-    "by a column": lambda train, test, clients, rng: natural(
+    "by a column": lambda train, test, clients, rng: by_column(
         *(np.arange(len(labels)) % clients for labels in (train, test)), clients, rng
     ),
 }

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kinfed.data import Dataset, Normalisation, Samples, federate, iid, load
+from kinfed.data import IID, Dataset, Normalisation, Samples, load, make_federation
 from kinfed.engine import (
     ClientRuntime,
     Executor,
@@ -195,7 +195,7 @@ class Turns(Unwatched):
 
 def runtime(clients: int, rounds: int) -> ClientRuntime:
     """FedAvg over equal clients."""
-    federation = federate(dataset(), iid, clients=clients, probe=0, seed=0)
+    federation = make_federation(dataset(), IID(), clients=clients, probe=0, seed=0)
     return ClientRuntime(
         METHODS["fedavg"](),
         federation,

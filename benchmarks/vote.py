@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from kinfed.data import Normalisation, Samples
-from kinfed.methods.voting import MEASURES, scores, seen
+from kinfed.methods.voting import scores, seen
 from kinfed.models import Card, Source, build
 from kinfed.settings import own_settings
+from kinfed.similarity import MEASURES
 
 SIDE, CLASSES = 28, 10
 
@@ -58,7 +59,9 @@ def main() -> None:
     parser.add_argument("--sources", type=int, default=20)
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--model", default="mcmahan_cnn")
-    parser.add_argument("--measures", default=",".join(MEASURES))
+    parser.add_argument(
+        "--measures", default=",".join(n for n, measure in MEASURES.items() if not measure.needs_labels)
+    )
     given = parser.parse_args()
     measures = given.measures.split(",")
     client, *sources = pool(given.model, given.sources + 1)

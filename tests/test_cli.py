@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kinfed import cli
-from kinfed.data.hub import HUB
+from kinfed.data.formats.hub import HUB
 from kinfed.experiment.config import Config
 from kinfed.methods import METHODS
 from kinfed.models import ARCHITECTURES

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from kinfed.cli.display import Display
+from kinfed.display import Display
 
 
 def told(terminal: bool) -> str:

@@ -14,6 +14,6 @@ def test_any_bytes_give_a_value_or_one_line(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_reader_that_raises_anything_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfed.data.saved._read", lambda path: {}["none"])
+    monkeypatch.setattr("kinfed.data.partitions.saved._read", lambda path: {}["none"])
     with pytest.raises(KeyError):
         fuzz(READERS["partition"], examples=5, number=1)

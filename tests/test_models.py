@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from kinfed import registry
 from kinfed.errors import InputError
 from kinfed.models import (
     ALL,
@@ -40,6 +42,7 @@ def made(name: str) -> Model:
     return build(name, SHAPES[name], 10, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "parameters"),
     [
@@ -66,6 +69,7 @@ def test_cnn4_on_mnist_has_64_features() -> None:
     assert build("cnn4", (1, 28, 28), 10, 0).head.in_features == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_head_of_body_is_the_model(name: str) -> None:
     model = made(name).eval()
@@ -77,6 +81,7 @@ def test_head_of_body_is_the_model(name: str) -> None:
     assert model.tensors(HEAD).keys() == {"head.weight", "head.bias"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_tap_can_be_read_and_reading_changes_nothing(name: str) -> None:
     model = made(name).eval()
@@ -203,6 +208,7 @@ def test_inputs_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], m
         build(name, shape, 10, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, a in ARCHITECTURES.items() if a.smallest])
 def test_the_smallest_inputs_that_are_allowed_work(name: str) -> None:
     side = ARCHITECTURES[name].smallest
@@ -361,7 +367,14 @@ def test_a_function_may_return_a_model_of_kinfed() -> None:
 @pytest.mark.parametrize(
     ("name", "head", "message"),
     [
-        ("own", None, "head: no head is named; it has first, classifier.1"),
+        (
+            "upside_down",
+            None,
+            "head: no head is named, and the layer that is defined last, first, is not the last that",
+        ),
+        ("soft", None, "the model has 1, and must end in one of them"),
+        ("headless", None, "head: no head is named; it has none"),
+        ("no_module", None, "no_module gives str, no module of torch"),
         ("own", "fc", "head: 'fc' is no linear layer of the model; it has first, classifier.1"),
         ("own", "classifier", "head: 'classifier' is no linear layer"),
         ("too_few", "classifier.1", r"gives outputs of \(2, 9\) for 2 samples, not \(2, 10\)"),
@@ -372,6 +385,120 @@ def test_a_function_may_return_a_model_of_kinfed() -> None:
 def test_what_is_no_model_is_refused(name: str, head: str | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build(f"{__name__}:{name}", (1, 8, 8), 10, 0, head=head)
+
+
+class UpsideDown(nn.Module):
+    """Defines its head first."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.head, self.first = nn.Linear(7, classes), nn.Linear(shape[1] * shape[2], 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.first(x.flatten(1)).relu())  # type: ignore[no-any-return]
+
+
+class Plain(nn.Sequential):
+    """A flat one."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(shape[1] * shape[2], 7), nn.Tanh(), nn.Linear(7, classes))
+
+
+upside_down = UpsideDown
+
+
+def soft(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], classes), nn.Softmax(dim=1))
+
+
+def headless(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, classes, shape[1]), nn.Flatten())
+
+
+def no_module(shape: tuple[int, ...], classes: int) -> str:
+    return f"{shape} {classes}"
+
+
+PLAIN = Plain((1, 8, 8), 10)
+
+
+@pytest.mark.parametrize(
+    ("given", "architecture"),
+    [
+        (own, f"{__name__}:own"),
+        (f"{__name__}:own", f"{__name__}:own"),
+        (Plain, f"{__name__}:Plain"),
+        (f"{__name__}:Plain", f"{__name__}:Plain"),
+        (PLAIN, "<Plain>"),
+        (f"{__name__}:PLAIN", f"{__name__}:PLAIN"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "<Sequential>"),
+        (lambda shape, classes: Plain(shape[:], classes), "<lambda>"),
+        (functools.partial(own), "<partial>"),
+    ],
+)
+def test_a_model_is_whatever_makes_a_module(given: Any, architecture: str) -> None:
+    model = build(given, (1, 8, 8), 10, 3)
+    assert model.recipe == {"architecture": architecture, "bn": "track"}
+    assert model.layers == ("body", "head")
+    assert model.head.out_features == 10
+    x = torch.linspace(0, 1, 128).reshape(2, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), model.head(model.body(x)))
+    again, other = (build(given, (1, 8, 8), 10, seed).state_dict() for seed in (3, 4))
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+    ready = isinstance(given, nn.Module) or architecture.endswith("PLAIN")
+    assert torch.equal(model.head.weight, other["head.weight"]) is ready
+
+
+def test_a_ready_module_is_copied_with_its_weights() -> None:
+    before = {name: tensor.clone() for name, tensor in PLAIN.state_dict().items()}
+    model = build(PLAIN, (1, 8, 8), 10, 0)
+    assert torch.equal(model.head.weight, before["3.weight"])
+    with torch.no_grad():
+        model.head.weight.add_(1)
+        model.body.net[1].weight.add_(1)
+    assert all(torch.equal(PLAIN.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_a_head_that_is_named_is_the_same_as_the_one_that_is_found() -> None:
+    found, named = (build(own, (1, 8, 8), 10, 0, head=head) for head in (None, "classifier.1"))
+    assert found.state_dict().keys() == named.state_dict().keys()
+    assert all(torch.equal(named.state_dict()[name], tensor) for name, tensor in found.state_dict().items())
+    assert build(UpsideDown, (1, 8, 8), 10, 0, head="head").head.in_features == 7
+
+
+@pytest.mark.parametrize("given", [3, None, [own]])
+def test_what_makes_no_module_is_refused(given: Any) -> None:
+    with pytest.raises(InputError, match=r"^model: .* is not allowed; must be a name, a function, a class or a module"):
+        build(given, (1, 8, 8), 10, 0)
+    with pytest.raises(InputError, match=r"^model: 'resnet19' is not known; .* did you mean resnet18"):
+        build("resnet19", (3, 32, 32), 10, 0)
+
+
+def test_an_installed_package_adds_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "kinfed_plain-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: kinfed-plain\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[kinfed.models]\nplain = {__name__}:Plain\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._entry_points.cache_clear()
+    try:
+        assert ARCHITECTURES["plain"].summary == "A flat one."
+        model = build("plain", (1, 8, 8), 10, 0)
+        about = {**model.recipe, "shape": [1, 8, 8], "classes": [*"0123456789"]}
+        path = saved(tmp_path / "m.safetensors", model.tensors(), about)
+        assert torch.equal(open_saved(path)[0].head.weight, model.head.weight)  # an installed package may be imported
+    finally:
+        registry._entry_points.cache_clear()
+
+
+@pytest.mark.parametrize("architecture", [f"{__name__}:Plain", "<Plain>"])
+def test_no_file_has_an_own_architecture_imported(architecture: str, tmp_path: Path) -> None:
+    model = build(Plain, (1, 8, 8), 10, 0)
+    about = {"architecture": architecture, "bn": "track", "shape": [1, 8, 8], "classes": [*"0123456789"]}
+    with pytest.raises(InputError, match="no model of one of the known architectures"):
+        open_saved(saved(tmp_path / "m.safetensors", model.tensors(), about))
 
 
 # -- start weights and saved models -----------------------------------------------------------------------------------
@@ -458,6 +585,7 @@ def as_defined(model: Model) -> nn.Sequential:
     return nn.Sequential(*layers, model.head)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POOLED)
 @pytest.mark.parametrize("mode", [True, False])
 def test_relu_after_pooling_gives_the_same_bits_and_gradients(name: str, mode: bool) -> None:
@@ -489,6 +617,7 @@ def test_a_convolutions_tap_is_read_after_its_relu_and_carries_gradient(name: st
     assert torch.equal(gradient, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_channels_last_predicts_the_same_and_sends_plain_tensors(name: str) -> None:
     plain, model = made(name).eval(), made(name).eval()

@@ -12,9 +12,8 @@ from PIL import Image
 from rich.console import Console
 
 import kinfed as package
-from kinfed.data import Federation, Partition, iid
-from kinfed.data.federation import federate
-from kinfed.data.skew import effective_classes, total_variation
+from kinfed.data import IID, Federation, Partition, make_federation
+from kinfed.data.heterogeneity import effective_classes, total_variation
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import federation_of
 from kinfed.report.folders import read_runs
@@ -192,7 +191,7 @@ def test_warnings_name_who_will_be_hurt() -> None:
         "clients with test samples of classes that they never train on, 11 of 120 test samples: 2 of 3 (1, 2)",
         "samples that belong to nobody: 82",
     ]
-    assert Holdings.of(federate(data, iid, clients=3, probe=0, seed=0), "").warnings(16) == []
+    assert Holdings.of(make_federation(data, IID(), clients=3, probe=0, seed=0), "").warnings(16) == []
 
 
 @pytest.mark.slow
@@ -217,10 +216,10 @@ def test_methods_run_on_every_partition(partition: str, tmp_path: Path) -> None:
 def test_the_writers_of_mnist() -> None:
     import pyarrow.parquet as pq
 
-    from kinfed.data import natural
+    from kinfed.data import by_column
 
     read = lambda split: pq.read_table(MNIST / f"{split}.parquet", columns=["writer_id"])["writer_id"].to_numpy()  # noqa: E731
-    cut = natural(read("train"), read("test"), 1000, np.random.default_rng(0))
+    cut = by_column(read("train"), read("test"), 1000, np.random.default_rng(0))
     assert len(cut) == 539
     assert cut.pooled  # the 297 test writers are others
     assert sum(map(len, cut.train)) + sum(map(len, cut.test)) == 60_000

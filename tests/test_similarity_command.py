@@ -79,6 +79,27 @@ def test_two_saved_models_see_the_same_test_images(kinfed: Command, tmp_path: Pa
     assert diagonal.max() < 1
 
 
+@pytest.mark.parametrize("measure", ["rsa", "sketched_cka", "tests.outside.rv2:rv2"])
+def test_layers_by_another_measure(kinfed: Command, files: dict[str, Path], measure: str) -> None:  # noqa: F811
+    code, out, _ = kinfed("similarity", str(files["a.npz"]), str(files["a.npz"]), "--measure", measure, "--out", "o")
+    assert code == 0
+    told = json.loads((files["a.npz"].parent / "o" / "similarity.json").read_text())
+    assert (told["measure"], told["biased"], told["debiased"], told["kernel"]) == (measure, None, None, None)
+    layers = [*package.similarity.load_activations(files["a.npz"]).values()]
+    assert np.array(told["values"]) == pytest.approx(package.similarity.similarity_matrix(layers, measure).numpy())
+    assert f"{measure} of n = 40 examples" in " ".join(out.split())
+    assert (files["a.npz"].parent / "o" / "similarity.png").stat().st_size > 1000
+
+
+def test_a_measure_that_is_a_cka_is_told_biased_and_debiased(kinfed: Command, files: dict[str, Path]) -> None:  # noqa: F811
+    told = {}
+    for out, arguments in (("o", ["--kernel", "rbf"]), ("p", ["--measure", "debiased_rbf_cka"])):
+        assert kinfed("similarity", str(files["a.npz"]), str(files["a.npz"]), *arguments, "--out", out)[0] == 0
+        told[out] = json.loads((files["a.npz"].parent / out / "similarity.json").read_text())
+    assert told["o"]["values"] == told["o"]["biased"] == told["p"]["biased"]
+    assert told["p"]["values"] == told["p"]["debiased"] == told["o"]["debiased"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -91,6 +112,14 @@ def test_two_saved_models_see_the_same_test_images(kinfed: Command, tmp_path: Pa
         (["a.npz", "a.npz", "--kernel", "rbf", "--bandwidth", "0"], "bandwidth must be positive"),
         (["a.npz", "a.npz", "--bandwidth", "0.8"], "bandwidth: 0.8 would do nothing; it is of kernel rbf"),
         (["a.npz", "a.npz", "--samples", "9"], "samples: 9 would do nothing; it is of the images that models see"),
+        (["a.npz", "a.npz", "--measure", "rsaa"], "measure is one of cka, debiased_cka, "),
+        (["a.npz", "a.npz", "--measure", "class_mean"], "measure: 'class_mean' is not allowed; it needs labels"),
+        (["a.npz", "a.npz", "--measure", "nowhere:rv2"], "measure: 'nowhere:rv2' cannot be imported: No module named"),
+        (["a.npz", "a.npz", "--measure", "emd"], "emd compares the same features: x has 6, y has 2"),
+        (
+            ["a.npz", "a.npz", "--measure", "rsa", "--kernel", "rbf"],
+            "kernel: 'rbf' would do nothing; it is of CKA, and",
+        ),
         (["a.npz", "a.npz", "--out", "."], "out: '.' exists"),
         (["a.npz", "a.npz", "--data", "digits", "--samples", "3"], "samples: 3 is not allowed"),
     ],
@@ -111,7 +140,7 @@ def test_models_need_data_that_fit(kinfed: Command, tmp_path: Path) -> None:  # 
     package.run("fedavg", out=tmp_path / "run", clients=10, rounds=1, model="mlp", quiet=True)
     model = str(tmp_path / "run" / "models" / "global.safetensors")
     assert "name a data set with --data" in kinfed("similarity", model, model)[2]
-    from tests.data.test_sources import grey, write
+    from tests.data.test_loading import grey, write
 
     for split in ("train", "test"):
         write(tmp_path / "large", split, [grey(i, side=9) for i in range(8)], [0, 1] * 4)

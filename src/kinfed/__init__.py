@@ -8,9 +8,96 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kinfed import similarity
     from kinfed.api import Result, compare, load, open_result, reproduce, resume, run, train_sources, vote
+    from kinfed.errors import InputError, RunFailed
+    from kinfed.learning import SGD
+    from kinfed.methods.central import Central
+    from kinfed.methods.central_byol import CentralBYOL
+    from kinfed.methods.ditto import Ditto
+    from kinfed.methods.fedavg import FedAvg
+    from kinfed.methods.fedavg_crsm import FedAvgCRSM
+    from kinfed.methods.fedbabu import FedBABU
+    from kinfed.methods.fedbyol import FedBYOL
+    from kinfed.methods.fedcka import FedCKA
+    from kinfed.methods.fedcrc import FedCRC
+    from kinfed.methods.fedema import FedEMA
+    from kinfed.methods.fedper import FedPer
+    from kinfed.methods.fedproto import FedProto
+    from kinfed.methods.fedprox import FedProx
+    from kinfed.methods.fedrep import FedRep
+    from kinfed.methods.fedshibu import FedSHIBU
+    from kinfed.methods.fedsimsiam import FedSimSiam
+    from kinfed.methods.fedu import FedU
+    from kinfed.methods.fedvote import FedVote
+    from kinfed.methods.hetero_ssfl import HeteroSSFL
+    from kinfed.methods.lg_fedavg import LGFedAvg
+    from kinfed.methods.local import Local
+    from kinfed.methods.local_ssl import LocalSSL
+    from kinfed.methods.moon import MOON
+    from kinfed.methods.scaffold import SCAFFOLD
+
+_WHERE = {
+    **dict.fromkeys(
+        ("Result", "compare", "load", "open_result", "reproduce", "resume", "run", "train_sources", "vote"),
+        "kinfed.api",
+    ),
+    "InputError": "kinfed.errors",
+    "RunFailed": "kinfed.errors",
+    "SGD": "kinfed.learning",
+    "Central": "kinfed.methods.central",
+    "CentralBYOL": "kinfed.methods.central_byol",
+    "Ditto": "kinfed.methods.ditto",
+    "FedAvg": "kinfed.methods.fedavg",
+    "FedAvgCRSM": "kinfed.methods.fedavg_crsm",
+    "FedBABU": "kinfed.methods.fedbabu",
+    "FedBYOL": "kinfed.methods.fedbyol",
+    "FedCKA": "kinfed.methods.fedcka",
+    "FedCRC": "kinfed.methods.fedcrc",
+    "FedEMA": "kinfed.methods.fedema",
+    "FedPer": "kinfed.methods.fedper",
+    "FedProto": "kinfed.methods.fedproto",
+    "FedProx": "kinfed.methods.fedprox",
+    "FedRep": "kinfed.methods.fedrep",
+    "FedSHIBU": "kinfed.methods.fedshibu",
+    "FedSimSiam": "kinfed.methods.fedsimsiam",
+    "FedU": "kinfed.methods.fedu",
+    "FedVote": "kinfed.methods.fedvote",
+    "HeteroSSFL": "kinfed.methods.hetero_ssfl",
+    "LGFedAvg": "kinfed.methods.lg_fedavg",
+    "Local": "kinfed.methods.local",
+    "LocalSSL": "kinfed.methods.local_ssl",
+    "MOON": "kinfed.methods.moon",
+    "SCAFFOLD": "kinfed.methods.scaffold",
+}
 
 __all__ = [
+    "MOON",
+    "SCAFFOLD",
+    "SGD",
+    "Central",
+    "CentralBYOL",
+    "Ditto",
+    "FedAvg",
+    "FedAvgCRSM",
+    "FedBABU",
+    "FedBYOL",
+    "FedCKA",
+    "FedCRC",
+    "FedEMA",
+    "FedPer",
+    "FedProto",
+    "FedProx",
+    "FedRep",
+    "FedSHIBU",
+    "FedSimSiam",
+    "FedU",
+    "FedVote",
+    "HeteroSSFL",
+    "InputError",
+    "LGFedAvg",
+    "Local",
+    "LocalSSL",
     "Result",
+    "RunFailed",
     "__version__",
     "compare",
     "load",
@@ -30,11 +117,14 @@ def __getattr__(name: str) -> Any:
     # Late, so that `import kinfed` and the command's help need no torch.
     if name == "similarity":
         return importlib.import_module("kinfed.similarity")
-    if name in __all__:
+    if name in _WHERE:
         from kinfed.settings import untouched
 
         with untouched():
-            from kinfed import api
-
-        return getattr(api, name)
+            module = importlib.import_module(_WHERE[name])
+        return getattr(module, name)
     raise AttributeError(f"module 'kinfed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

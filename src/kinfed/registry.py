@@ -27,17 +27,25 @@ class Registry(Mapping[str, T], Generic[T]):
 
     Args:
         kind: What these are, one of them: ``method``.
-        own: kinfed's own names and their import paths.
+        own: kinfed's own names and their import paths, or the things themselves where these are no work to import.
         check: Says what is wrong with a thing from elsewhere, as the end of "'NAME' …"; None if nothing is.
+        adapt: Makes one of this kind of a thing from elsewhere and its name.
 
     >>> from kinfed.methods import METHODS
     >>> METHODS["fedprox"](mu=0.1)
     FedProx(mu=0.1)
     """
 
-    def __init__(self, kind: str, own: Mapping[str, str], check: Callable[[Any], str | None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        own: Mapping[str, str] | Mapping[str, T],
+        check: Callable[[Any], str | None] = lambda _: None,
+        adapt: Callable[[str, Any], T] = lambda _, thing: thing,
+    ) -> None:
         self.kind, self.group = kind, f"kinfed.{kind}s"
-        self._own, self._check = dict(own), check
+        self._own: dict[str, str | T] = {**own}
+        self._check, self._adapt = check, adapt
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._own, *(name for name in _entry_points(self.group) if name not in self._own)])
@@ -56,15 +64,17 @@ class Registry(Mapping[str, T], Generic[T]):
             InputError: If what it names cannot be imported, or is nothing of this kind.
         """
         if name in self._own:
-            found: T = imported(self._own[name], self.kind, ask=False)
+            own = self._own[name]
+            found: T = imported(own, self.kind, ask=False) if isinstance(own, str) else own
             return found
         if ":" in name:
             return self._checked(name, imported(name, self.kind))
         point = _entry_points(self.group)[name]
         try:
-            return self._checked(name, point.load())
+            loaded = point.load()
         except Exception as error:  # whatever the package does when it is imported
             raise InputError(f"{self.kind}: {name!r} of {self.origin(name)} cannot be imported: {error}") from error
+        return self._checked(name, loaded)
 
     def find(self, name: str) -> T:
         """What a name means; one that is not known is told with the nearest.
@@ -84,11 +94,15 @@ class Registry(Mapping[str, T], Generic[T]):
         package = _entry_points(self.group)[name].dist
         return "an entry point" if package is None else f"{package.name} {package.version}"
 
+    def installed(self, name: str) -> bool:
+        """Whether a name is kinfed's own or an installed package's, and no import path, which any file may say."""
+        return name in self and ":" not in name
+
     def name_of(self, thing: Any) -> str | None:
         """The name of a thing that is registered or can be imported, the shortest there is; None if it has none."""
         path = import_path(thing)
         for name, own in self._own.items():
-            if path is not None and own == path:
+            if own is thing or (path is not None and own == path):
                 return name
         for name, point in _entry_points(self.group).items():
             if path is not None and point.value == path:
@@ -98,8 +112,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def _checked(self, name: str, found: Any) -> T:
         if fault := self._check(found):
             raise InputError(f"{self.kind}: {name!r} {fault}")
-        checked: T = found
-        return checked
+        return self._adapt(name, found)
 
 
 @functools.cache

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from kinfed.data import Dataset, cache, load, sources, splits
-from kinfed.data.arrays import keep_arrays
+from kinfed.data import Dataset, cache, load, loading, splits
 from kinfed.data.cache import cache_folder
+from kinfed.data.formats.arrays import keep_arrays
 from kinfed.errors import InputError
-from tests.data.test_sources import SHARED, grey, write
+from tests.data.test_loading import SHARED, grey, write
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files count as old at once."""
-    monkeypatch.setattr(sources, "RACY_SECONDS", -60)
+    monkeypatch.setattr(loading, "RACY_SECONDS", -60)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_the_same_content_elsewhere_is_not_decoded_again(folder: Path, decodings
 @pytest.mark.usefixtures("settled")
 def test_files_that_have_not_changed_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load(str(folder))
-    monkeypatch.setattr(sources.hashlib, "file_digest", lambda *_: pytest.fail("a file was read"))
+    monkeypatch.setattr(loading.hashlib, "file_digest", lambda *_: pytest.fail("a file was read"))
     assert values(load(str(folder))) == [1, 2]
 
 
@@ -168,6 +168,7 @@ def test_a_kill_while_writing_leaves_no_entry(folder: Path) -> None:
     assert len(entries()) == 1  # what it left is gone
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "mnist").is_dir(), reason="the shared data sets are not here")
 def test_mnist_is_there_at_once_the_second_time(decodings: list[str]) -> None:
     load(str(SHARED / "mnist"))
@@ -270,7 +271,7 @@ def test_a_whole_entry_is_read_once_a_process(folder: Path, monkeypatch: pytest.
 
 def test_a_note_that_cannot_be_written_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load(str(folder))
-    monkeypatch.setattr(sources, "RACY_SECONDS", -60)
+    monkeypatch.setattr(loading, "RACY_SECONDS", -60)
     (cache_folder() / "seen").write_text("in the way")
     assert values(load(str(folder))) == [1, 2]
 

@@ -6,14 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from kinfed.data import Federation, Partition, dirichlet_clients, federate, fewer, iid, load, natural
+from kinfed.data import (
+    IID,
+    ByColumn,
+    DirichletClients,
+    Federation,
+    Partition,
+    Partitioner,
+    load,
+    make_federation,
+    subsample,
+)
 from kinfed.errors import InputError
 from tests.worlds import dataset, federation
 
 
 def test_the_probe_is_balanced_and_nobody_elses() -> None:
     data = load("digits")
-    fed = federate(data, iid, clients=5, probe=128, seed=0)
+    fed = make_federation(data, IID(), clients=5, probe=128, seed=0)
     counts = np.bincount(data.train.labels.numpy()[fed.probe_rows], minlength=10)  # type: ignore[union-attr]
     assert counts.sum() == 128
     assert counts.max() - counts.min() <= 1
@@ -28,17 +38,17 @@ def test_a_probe_larger_than_a_class_allows_takes_the_rest_from_others() -> None
     labels = torch.zeros(240, dtype=torch.int64)
     labels[:3] = 1
     skewed = replace(data, train=replace(data.train, labels=labels))
-    rows = federate(skewed, iid, clients=2, probe=20, seed=0).probe_rows
+    rows = make_federation(skewed, IID(), clients=2, probe=20, seed=0).probe_rows
     assert np.bincount(labels.numpy()[rows]).tolist() == [17, 3]
 
 
 def test_no_probe_means_none() -> None:
-    assert federate(dataset(), iid, clients=2, probe=0, seed=0).probe is None
+    assert make_federation(dataset(), IID(), clients=2, probe=0, seed=0).probe is None
 
 
 def test_a_probe_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="240 leaves none of the 240"):
-        federate(dataset(), iid, clients=2, probe=240, seed=0)
+        make_federation(dataset(), IID(), clients=2, probe=240, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +79,9 @@ def test_test_samples_come_from_the_test_set() -> None:  # case 41
 
 
 def test_the_same_seed_gives_the_same_clients_whatever_else_differs() -> None:
-    first, again = (federate(dataset(), iid, clients=3, probe=24, seed=5) for _ in range(2))
+    first, again = (make_federation(dataset(), IID(), clients=3, probe=24, seed=5) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(first.partition.train, again.partition.train, strict=True))
-    other = federate(dataset(), iid, clients=3, probe=24, seed=6)
+    other = make_federation(dataset(), IID(), clients=3, probe=24, seed=6)
     assert not np.array_equal(first.partition.train[0], other.partition.train[0])
 
 
@@ -84,8 +94,8 @@ def test_clients_have_ids_from_0_to_the_last_one() -> None:  # case 34
 
 
 def test_new_clients_hold_samples_that_nobody_trains_on() -> None:
-    whole = federate(dataset(), iid, clients=6, probe=24, seed=0)
-    fed = federate(dataset(), iid, clients=6, probe=24, seed=0, new_clients=2)
+    whole = make_federation(dataset(), IID(), clients=6, probe=24, seed=0)
+    fed = make_federation(dataset(), IID(), clients=6, probe=24, seed=0, new_clients=2)
     assert (len(fed), len(fed.new_clients)) == (4, 2)
     split = {tuple(rows) for rows in fed.partition.train}, {tuple(rows) for rows in fed.new_clients.train}
     assert not split[0] & split[1]
@@ -96,18 +106,18 @@ def test_new_clients_hold_samples_that_nobody_trains_on() -> None:
     assert fed.unused == whole.unused == 0
     held = np.concatenate(fed.new_clients.train)
     assert not set(held) & set(fed.pooled().partition.train[0])
-    other = federate(dataset(), iid, clients=6, probe=24, seed=1, new_clients=2)
+    other = make_federation(dataset(), IID(), clients=6, probe=24, seed=1, new_clients=2)
     assert {tuple(rows) for rows in other.new_clients.train} != split[1]
 
 
 def test_somebody_must_train() -> None:
     with pytest.raises(InputError, match="new_clients: 6 leaves none of the 6 clients to train"):
-        federate(dataset(), iid, clients=6, probe=24, seed=0, new_clients=6)
+        make_federation(dataset(), IID(), clients=6, probe=24, seed=0, new_clients=6)
 
 
 def test_samples_split_locally_are_rows_of_both_sets_together() -> None:
     data = dataset()
-    fed = federate(data, lambda *a: dirichlet_clients(*a[:3], 0.5, a[3]), clients=5, probe=24, seed=0)
+    fed = make_federation(data, DirichletClients(alpha=0.5), clients=5, probe=24, seed=0)
     rows = np.concatenate([*fed.partition.train, *fed.partition.test, fed.probe_rows])
     assert sorted(rows.tolist()) == list(range(360))
     inputs = torch.cat([data.train.inputs, data.test.inputs])
@@ -121,7 +131,7 @@ def test_samples_split_locally_are_rows_of_both_sets_together() -> None:
 def test_a_global_model_is_tested_on_what_nobody_trains_on() -> None:
     whole = federation()
     assert whole.tested == (whole.dataset.test, whole.partition.test)
-    fed = federate(dataset(), lambda *a: dirichlet_clients(*a[:3], 0.5, a[3]), clients=5, probe=24, seed=0)
+    fed = make_federation(dataset(), DirichletClients(alpha=0.5), clients=5, probe=24, seed=0)
     tested, own = fed.tested
     assert len(tested) == sum(len(rows) for rows in fed.partition.test)
     for client in range(5):
@@ -136,7 +146,7 @@ def test_a_sample_in_the_training_and_the_test_rows_of_split_clients_is_an_error
 
 def test_clients_by_a_column() -> None:
     data = replace(dataset(), columns={"writer": (np.arange(240) % 6, np.arange(120) % 3)})
-    fed = federate(data, natural, clients=4, probe=24, seed=0, by="writer")
+    fed = make_federation(data, ByColumn("writer"), clients=4, probe=24, seed=0)
     assert len(fed) == 4
     for name, train, test in zip(fed.partition.names, fed.partition.train, fed.partition.test, strict=True):
         assert set(train % 6) == {int(name)}
@@ -145,22 +155,25 @@ def test_clients_by_a_column() -> None:
 
 
 def test_a_client_without_training_samples_is_refused() -> None:
-    nobody = lambda *_: Partition([np.arange(3), np.arange(0)], [np.arange(0)] * 2)  # noqa: E731
+    class Nobody(Partitioner):
+        def __call__(self, *given: object) -> Partition:
+            return Partition([np.arange(3), np.arange(0)], [np.arange(0)] * 2)
+
     with pytest.raises(InputError, match="client 1 of 2 gets no training sample"):
-        federate(dataset(), nobody, clients=2, probe=0, seed=0)
+        make_federation(dataset(), Nobody(), clients=2, probe=0, seed=0)
 
 
 @pytest.mark.parametrize(("field", "value"), [("clients", 0), ("probe", -1), ("new_clients", -1)])
 def test_numbers_of_clients_and_images_are_checked(field: str, value: int) -> None:  # case 339
     with pytest.raises(InputError, match=f"^{field}: {value} is not allowed; {value + 1} or more"):
-        federate(dataset(), iid, **{"clients": 2, "probe": 0, "seed": 0, field: value})
+        make_federation(dataset(), IID(), **{"clients": 2, "probe": 0, "seed": 0, field: value})
     with pytest.raises(InputError, match=r"^train_images: 0 is not allowed"):
-        fewer(dataset(), 0, seed=0)
+        subsample(dataset(), 0, seed=0)
 
 
 def test_clients_by_a_column_that_are_split_locally_are_tested_on_classes_that_they_train_on() -> None:  # case 329
     who = (np.arange(240) % 40, np.full(120, -1))
-    fed = federate(replace(dataset(), columns={"who": who}), natural, clients=40, probe=0, seed=0, by="who")
+    fed = make_federation(replace(dataset(), columns={"who": who}), ByColumn("who"), clients=40, probe=0, seed=0)
     trained, tested = fed.class_counts(), fed.test_class_counts()
     assert tested.sum(axis=1).tolist() == [1] * 40
     twice = (trained + tested).max(axis=1) > 1

@@ -12,7 +12,7 @@ from PIL import Image
 
 from kinfed.data import Dataset, load
 from kinfed.errors import InputError
-from tests.data.test_sources import SHARED, encoded, grey, write
+from tests.data.test_loading import SHARED, encoded, grey, write
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 TYPES = {"uint8": 0x08, "int8": 0x09, ">i2": 0x0B, ">i4": 0x0C, ">f4": 0x0D, ">f8": 0x0E}

@@ -18,14 +18,14 @@ import pytest
 from PIL import Image
 
 from kinfed.data import images, load
-from kinfed.data.idx import read_idx
+from kinfed.data.formats.idx import read_idx
+from kinfed.data.formats.npz import NpzFile, read_npz
+from kinfed.data.formats.parquet import ParquetFiles
 from kinfed.data.images import Decoding, Encoded, decode
-from kinfed.data.npz import NpzFile, read_npz
-from kinfed.data.parquet import ParquetFiles
 from kinfed.data.splits import Split, assemble
 from kinfed.errors import InputError
 from tests.data.test_formats import idx, idx_folder, pictures, table
-from tests.data.test_sources import encoded, grey
+from tests.data.test_loading import encoded, grey
 
 MEGABYTE = 1 << 20
 
@@ -189,7 +189,7 @@ def test_text_in_the_place_of_bytes_is_no_path(outside: Path) -> None:
 
 
 def test_images_that_a_table_names_are_part_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinfed.data.sources.RACY_SECONDS", -60)
+    monkeypatch.setattr("kinfed.data.loading.RACY_SECONDS", -60)
     inside = tmp_path / "images" / "x.png"
     for value in (7, 8):
         pictures(tmp_path, "images/x.png")

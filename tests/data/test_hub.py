@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kinfed.data import load, sources
-from kinfed.data.hub import HUB
+from kinfed.data import load, loading
+from kinfed.data.formats.hub import HUB
 from kinfed.errors import InputError
-from tests.data.test_sources import encoded, grey, write
+from tests.data.test_loading import encoded, grey, write
 
 
 class Table:
@@ -79,8 +79,8 @@ def test_kinfed_data_comes_before_the_hub(hub: Any, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("KINFED_DATA", str(tmp_path))
     assert len(load("mnist").train) == 2
     assert hub["asked"] == []
-    assert sources.known()["mnist"] == str(tmp_path / "mnist")
-    assert sources.known()["cifar10"].startswith("hub:uoft-cs/cifar10")
+    assert loading.known()["mnist"] == str(tmp_path / "mnist")
+    assert loading.known()["cifar10"].startswith("hub:uoft-cs/cifar10")
 
 
 def test_a_folder_that_happens_to_have_a_known_name_is_not_taken_for_it(
@@ -133,7 +133,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", ["hub:", "hub:mnist", "hub:a/b/c/d", "hub:a/b c", "hub:/b"])
 def test_the_form_of_a_hub_name_is_checked(name: str) -> None:
     with pytest.raises(InputError, match="must have the form hub:OWNER/NAME or hub:OWNER/NAME/CONFIG"):
-        sources.find(name)
+        loading.find(name)
 
 
 def test_all_names_of_the_table_are_well_formed() -> None:
@@ -147,7 +147,7 @@ def test_the_real_package_reads_what_it_would_download(tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="the extra hub is not installed")
     for name in ("train", "test"):
         write(tmp_path / "mine", name, [grey(1), grey(2)], ["a", "b"])
-    from kinfed.data.hub import HubSet
+    from kinfed.data.formats.hub import HubSet
     from kinfed.data.images import Decoding
     from kinfed.data.splits import assemble
 

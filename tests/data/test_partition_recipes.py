@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 
 from kinfed.data import (
     Partition,
+    by_column,
     dirichlet,
     dirichlet_clients,
     disjoint,
-    groups,
     iid,
-    natural,
     quantity,
     shards,
-    sort,
+    sorted_shards,
+    two_groups,
 )
-from kinfed.data.proportions import SMALLEST
+from kinfed.data.partitions.dirichlet import SMALLEST
 from kinfed.errors import InputError
 from tests.data.test_partition import assert_cover, balanced, rng
 
@@ -39,10 +39,10 @@ RECIPES: dict[str, Callable[..., Partition]] = {
     "dirichlet": lambda train, test, clients, rng: dirichlet(train, test, clients, 1.0, rng),
     "dirichlet_clients": lambda train, test, clients, rng: dirichlet_clients(train, test, clients, 1.0, rng),
     "disjoint": lambda train, test, clients, rng: disjoint(train, test, clients, None, rng),
-    "sort": sort,
-    "groups": groups,
+    "sort": sorted_shards,
+    "groups": two_groups,
     "quantity": lambda train, test, clients, rng: quantity(train, test, clients, 1.0, rng),
-    "natural": natural,
+    "by:COLUMN": by_column,
 }
 every = pytest.mark.parametrize("name", RECIPES)
 
@@ -79,7 +79,7 @@ def test_any_container_of_labels_gives_the_same_partition(name: str) -> None:  #
     assert len({digest(cut) for cut in cuts}) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "natural"])
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "by:COLUMN"])
 def test_more_clients_than_samples_are_refused_with_both_numbers(name: str) -> None:  # case 40
     with pytest.raises(InputError, match=r"^clients: 10 is .* (5 training|7) samples") as told:
         RECIPES[name]([0, 0, 1, 1, 1], [0, 1], 10, rng())
@@ -109,7 +109,7 @@ def test_another_process_and_another_hash_seed_cut_alike() -> None:  # case 37
 @pytest.mark.parametrize(("samples", "clients", "allowed"), [(50_000, 100, 0.1), (1_000_000, 10_000, 5.0)])
 def test_it_is_fast(name: str, samples: int, clients: int, allowed: float) -> None:
     labels = np.arange(samples) % 10
-    column = np.arange(samples) % clients if name == "natural" else labels
+    column = np.arange(samples) % clients if name == "by:COLUMN" else labels
     spent = []
     for _ in range(3):  # the machine may have other work
         start = time.process_time()
@@ -128,7 +128,7 @@ GOLDEN = {  # rows that must not change, whatever else does
     "sort": "11aa6906183c",
     "groups": "bd1d92741b99",
     "quantity": "a7ce2bb9848b",
-    "natural": "30bde73df3a9",
+    "by:COLUMN": "30bde73df3a9",
 }
 
 
@@ -137,7 +137,7 @@ def test_a_recipe_gives_the_rows_that_it_always_gave(name: str) -> None:
     assert digest(RECIPES[name](balanced(10, 40), balanced(10, 9), 10, rng(3))).startswith(GOLDEN[name])
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "natural"])
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "by:COLUMN"])
 @pytest.mark.parametrize(
     ("labels", "told"),
     [
@@ -156,7 +156,7 @@ def test_labels_that_are_not_numbered_are_refused(name: str, labels: object, tol
         RECIPES[name]([0, 1] * 20, labels, 4, rng())
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "natural"])
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "by:COLUMN"])
 def test_labels_that_are_fractions_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"training labels: the label 0\.5 is no class"):
         RECIPES[name]([0.5, 1.0] * 20, [0], 4, rng())
@@ -350,7 +350,7 @@ def test_a_class_with_fewer_samples_than_clients_is_refused() -> None:
 @settings(deadline=None, max_examples=30)
 def test_sorted_shards_have_equal_sizes_and_few_classes(clients: int, samples: int, seed: int) -> None:
     labels = rng(seed).integers(0, 10, samples)
-    cut = sort(labels, labels, clients, rng(seed))
+    cut = sorted_shards(labels, labels, clients, rng(seed))
     sizes = [len(rows) for rows in cut.train]
     assert max(sizes) - min(sizes) <= 2
     shards_of = np.array_split(np.sort(labels), 2 * clients)
@@ -362,7 +362,7 @@ def test_sorted_shards_have_equal_sizes_and_few_classes(clients: int, samples: i
 
 def test_shards_fewer_than_clients_are_refused() -> None:  # case 39
     with pytest.raises(InputError, match="clients: 60 is too many; sort makes 120 shards of 100 training samples"):
-        sort(balanced(10, 10), [0], 60, rng())
+        sorted_shards(balanced(10, 10), [0], 60, rng())
     with pytest.raises(InputError, match="class 0 has 10 training samples for 12 shards"):
         shards(balanced(10, 10), [0], 60, 2, rng())
 
@@ -381,7 +381,7 @@ def test_which_shard_of_a_class_a_client_gets_is_random() -> None:
 
 def test_the_two_groups_of_fedshibus_figure() -> None:  # METHODS.md F.7
     train, test = balanced(10, 50), balanced(10, 10, 1)
-    cut = groups(train, test, 10, rng())
+    cut = two_groups(train, test, 10, rng())
     for labels, split in ((train, cut.train), (test, cut.test)):
         counts = counts_of(labels, split)
         assert not counts[:5, 5:].any()
@@ -393,9 +393,9 @@ def test_the_two_groups_of_fedshibus_figure() -> None:  # METHODS.md F.7
 def test_groups_need_two_clients_and_two_classes() -> None:
     for labels, clients in ((balanced(10, 5), 1), (np.zeros(9, int), 3)):
         with pytest.raises(InputError, match="groups needs 2 clients and 2 classes"):
-            groups(labels, labels, clients, rng())
+            two_groups(labels, labels, clients, rng())
     with pytest.raises(InputError, match="a group of 3 is more than its 1 training samples"):
-        groups([0, 1, 1, 1, 1, 1], [], 6, rng())
+        two_groups([0, 1, 1, 1, 1, 1], [], 6, rng())
 
 
 @given(alpha=st.sampled_from([1e-3, 0.1, 0.5, 5.0]), clients=st.integers(1, 20), seed=st.integers(0, 99))
@@ -426,7 +426,7 @@ def test_quantity_skew_without_ten_samples_for_everybody_is_refused() -> None:
 
 def test_natural_clients_are_the_values_in_order() -> None:
     train, test = np.array(["b", "a", "c", "b"]), np.array(["c", "d", "b"])
-    cut = natural(train, test, 20, rng())
+    cut = by_column(train, test, 20, rng())
     assert cut.names == ("a", "b", "c")
     assert [rows.tolist() for rows in cut.train] == [[1], [0, 3], [2]]
     assert [rows.tolist() for rows in cut.test] == [[], [2], [0]]
@@ -435,7 +435,7 @@ def test_natural_clients_are_the_values_in_order() -> None:
 
 def test_at_most_so_many_natural_clients_are_drawn() -> None:
     column = np.repeat(np.arange(50), 4)
-    first, again, other = (natural(column, column, 8, rng(seed)) for seed in (0, 0, 1))
+    first, again, other = (by_column(column, column, 8, rng(seed)) for seed in (0, 0, 1))
     assert len(first) == 8
     assert first.names == again.names != other.names
     assert [int(name) for name in first.names] == sorted(int(name) for name in first.names)
@@ -443,7 +443,7 @@ def test_at_most_so_many_natural_clients_are_drawn() -> None:
 
 
 def test_natural_clients_that_the_test_set_does_not_know_are_split_locally() -> None:  # case 42
-    cut = natural(np.repeat([3, 5, 9], [57, 1, 20]), np.repeat([4, 6], 30), 20, rng())
+    cut = by_column(np.repeat([3, 5, 9], [57, 1, 20]), np.repeat([4, 6], 30), 20, rng())
     assert cut.pooled
     assert Counter(map(len, cut.train)) == Counter([46, 1, 16])
     assert [len(rows) for rows in cut.test] == [11, 0, 4]
@@ -454,30 +454,30 @@ def test_natural_clients_are_tested_on_what_they_train_on() -> None:  # cases 50
     column = np.repeat([1, 2, 3], [10, 9, 5])
     labels = np.concatenate([[0] * 9 + [1], [0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2, 3, 4]])
     for seed in range(10):
-        cut = natural(column, np.zeros(4, int), 9, rng(seed), labels=np.append(labels, [0] * 4))
+        cut = by_column(column, np.zeros(4, int), 9, rng(seed), labels=np.append(labels, [0] * 4))
         tested = [sorted(labels[rows].tolist()) for rows in cut.test]
         assert tested[0] == [0, 0]  # train 8, test 2, and the only sample of class 1 is trained on
         assert len(set(tested[1])) == 2
         assert len(tested[2]) == 1  # of this one no class has two samples
-    assert len({digest(natural(column, [0], 9, rng(seed), labels=np.append(labels, 0))) for seed in range(5)}) == 5
+    assert len({digest(by_column(column, [0], 9, rng(seed), labels=np.append(labels, 0))) for seed in range(5)}) == 5
 
 
 def test_a_class_with_many_samples_makes_up_for_those_with_one() -> None:  # case 329
     labels = np.append(np.zeros(20, int), np.arange(1, 21))
-    cut = natural(np.zeros(40, int), [1], 9, rng(), labels=np.append(labels, 0))
+    cut = by_column(np.zeros(40, int), [1], 9, rng(), labels=np.append(labels, 0))
     assert np.bincount(labels[cut.test[0]]).tolist() == [8]
 
 
 def test_a_column_without_values_is_refused() -> None:
     for column in (np.full(3, np.nan), np.zeros(0)):
         with pytest.raises(InputError, match=r"partition: the column .* has no value in the training set"):
-            natural(column, [1.0], 3, rng())
+            by_column(column, [1.0], 3, rng())
 
 
 def test_natural_clients_by_values_of_mixed_kind() -> None:
     column = np.array(["x", None, "y", "x"], dtype=object)
-    assert natural(column, column[:0], 9, rng()).names == ("None", "x", "y")
+    assert by_column(column, column[:0], 9, rng()).names == ("None", "x", "y")
     numbers = np.array([2.0, np.nan, 1.0, 2.0])
-    cut = natural(numbers, numbers, 9, rng())
+    cut = by_column(numbers, numbers, 9, rng())
     assert cut.names == ("1.0", "2.0")
     assert sum(map(len, cut.train)) == 3  # the sample of an unknown writer is not used

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfed.data import Federation, Partition, dirichlet_clients, federate, iid, open_rows, save_rows
+from kinfed.data import IID, DirichletClients, Federation, Partition, make_federation, open_rows, save_rows
 from kinfed.errors import InputError
 from tests.worlds import dataset
 
@@ -30,9 +30,9 @@ def test_clients_of_different_sizes_survive_their_file(tmp_path: Path) -> None: 
     assert [len(rows) for rows in again.partition.train] == [3, 5, 9]
 
 
-@pytest.mark.parametrize("recipe", [iid, lambda *a: dirichlet_clients(*a[:3], 0.5, a[3])])
-def test_a_federation_with_new_clients_and_a_probe_survives_its_file(recipe: Any, tmp_path: Path) -> None:
-    fed = federate(dataset(), recipe, clients=6, probe=24, seed=0, new_clients=2)
+@pytest.mark.parametrize("partition", [IID(), DirichletClients(alpha=0.5)])
+def test_a_federation_with_new_clients_and_a_probe_survives_its_file(partition: Any, tmp_path: Path) -> None:
+    fed = make_federation(dataset(), partition, clients=6, probe=24, seed=0, new_clients=2)
     save_rows(fed, tmp_path / "rows.json")
     assert same_rows(fed, open_rows(dataset(), tmp_path / "rows.json"))
 

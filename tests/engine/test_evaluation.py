@@ -32,6 +32,7 @@ SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
 # -- fine-tuning ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_tells_its_headline_before_and_after_fine_tuning(name: str, tmp_path: Path) -> None:  # G.2
     tuning = Phase(epochs=5, lr=0.05)
@@ -98,6 +99,7 @@ def test_new_clients_are_tested_after_the_last_round_of_every_method(name: str, 
         assert last[f"{kind}_acc_weighted"] == pytest.approx(np.average(accuracies, weights=sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_new_clients_change_nothing_for_the_others(name: str, tmp_path: Path) -> None:
     fed = federation(new=2)

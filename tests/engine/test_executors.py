@@ -96,6 +96,7 @@ def two_workers() -> Iterator[ProcessExecutor]:
         yield workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
 def test_worker_processes_give_the_same_bits_as_this_one(  # cases 53, 55
     name: str, two_workers: ProcessExecutor, tmp_path: Path

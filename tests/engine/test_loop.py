@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.data import federate, natural
+from kinfed.data import ByColumn, make_federation
 from kinfed.engine import RunFolder, SerialExecutor, Unwatched
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.checks import fault
@@ -55,7 +55,7 @@ def test_the_fraction_is_rounded_down_to_one_at_least(clients: int, fraction: fl
 def test_where_fewer_clients_are_there_than_asked_for_those_take_part(tmp_path: Path) -> None:  # case 94
     data = dataset()
     who = tuple(np.arange(len(part)) % 3 for part in (data.train, data.test))
-    three = federate(replace(data, columns={"who": who}), natural, clients=5, probe=24, seed=0, by="who")
+    three = make_federation(replace(data, columns={"who": who}), ByColumn("who"), clients=5, probe=24, seed=0)
     lines = run(workshop("fedavg", three, rounds=2), tmp_path / "out").lines
     assert [(line["clients"], line["refused"]) for line in lines] == [([0, 1, 2], {})] * 2
 

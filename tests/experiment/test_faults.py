@@ -38,6 +38,7 @@ def command(*arguments: str, largest: int | None = None) -> subprocess.Completed
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("largest", "every", "named"), [(4_000, 12, "metrics.jsonl"), (40_000, 2, "checkpoints/round-000002.safetensors")]
 )
@@ -99,6 +100,7 @@ def test_a_method_that_fails_does_not_keep_the_others_of_a_comparison_from_runni
     assert "fedavg" in kinfed.open_result(out).report().read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -136,6 +138,7 @@ class Unreliable(FedPer):
         return super().evaluated(client, message, memory)
 
 
+@pytest.mark.slow
 def test_refusals_and_their_reasons_are_in_metrics_summary_and_report(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +156,7 @@ def test_refusals_and_their_reasons_are_in_metrics_summary_and_report(
     assert "6 tests of a model failed; 6× MemoryError: no room for the model (first: round 1, client 4)." in page
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(out: Path, tmp_path: Path) -> None:
     kinfed.run("fedper", out=tmp_path / "straight", **SMALL)
     kinfed.run("fedper", out=out, **SMALL)
@@ -188,6 +192,7 @@ def test_a_run_whose_config_was_changed_is_not_resumed_but_how_it_is_carried_out
     assert files(out) == before
 
 
+@pytest.mark.slow
 def test_a_run_begun_on_a_device_that_is_gone_goes_on_on_another(out: Path) -> None:  # case 102
     kinfed.run("fedper", out=out, **SMALL, device="cpu:0")
     changed(out / "config.toml", device='"cuda:99"')
@@ -223,6 +228,7 @@ def test_a_run_killed_before_its_federation_was_written_can_be_resumed_and_overw
     kinfed.run("fedavg", out=out, overwrite=True, **SMALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "every", "tested"), [(20, 5, [5, 10, 15, 20]), (6, 4, [4, 6]), (6, 7, [6])])
 def test_rounds_without_an_evaluation_change_nothing_else(
     rounds: int, every: int, tested: list[int], tmp_path: Path

@@ -343,6 +343,7 @@ def test_a_run_goes_on_on_another_device(compared: Path) -> None:  # case 353
     assert files(one) == before | {".lock": b""}
 
 
+@pytest.mark.slow
 def test_a_claim_of_another_process_is_told_before_data_are_touched(compared: Path) -> None:
     with claimed(compared):
         told = command("resume", compared)

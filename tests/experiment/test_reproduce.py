@@ -93,6 +93,7 @@ def test_a_table_is_run_and_the_papers_numbers_stand_beside_ours(out: Path) -> N
     assert local.endswith("| – |")
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_and_another_config_is_refused(out: Path) -> None:
     before = kinfed.reproduce("a-table1", out=out, quiet=True).read_text()
     (out / "α=1" / "fedbabu-seed1" / "summary.json").unlink()
@@ -101,6 +102,7 @@ def test_the_same_command_goes_on_and_another_config_is_refused(out: Path) -> No
         kinfed.reproduce("a-table1", out=out, quiet=True, lr=0.2)
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_more_seeds_and_workers(out: Path) -> None:
     kinfed.reproduce("a-table1", out=out, quiet=True, seeds=1)
     first = (out / "α=1" / "fedavg-seed0" / "summary.json").read_bytes()
@@ -110,6 +112,7 @@ def test_it_goes_on_with_more_seeds_and_workers(out: Path) -> None:
     assert "seeds 0 to 1" in more
 
 
+@pytest.mark.slow
 def test_fields_overrule_those_of_the_table_and_the_papers_numbers_are_of_another_setting(out: Path) -> None:
     # case 343
     fields = {"rounds": 1, "clients": "3", "settings": {"fedbabu": {}}, "seeds": 1, "momentum": 0.9, "device": "cpu"}
@@ -168,6 +171,7 @@ def test_unknown_tables_and_scales_are_told(out: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_rows_of_one_run_and_runs_of_one_method(out: Path) -> None:
     lines = kinfed.reproduce("a-table2", out=out, quiet=True).read_text().splitlines()
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == [

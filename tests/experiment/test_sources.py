@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kinfed
-from kinfed.data import load, of_classes
+from kinfed.data import load, select_classes
 from kinfed.errors import InputError
 from kinfed.experiment.sources import train_source
 from kinfed.experiment.training import Training
@@ -187,14 +187,14 @@ def test_a_source_of_some_classes_keeps_an_output_for_all(tmp_path: Path) -> Non
     low, high = open_pool(tmp_path / "pool")
     assert (low.name, high.name) == ("digits-0-1", "digits-2-3")
     assert len(low.card.classes) == low.model.head.out_features == 10
-    pair = of_classes(load("digits"), ["2", "3"])
+    pair = select_classes(load("digits"), ["2", "3"])
     predictor = kinfed.load(tmp_path / "pool" / "digits-2-3.safetensors")
     assert {*predictor.predict(pair.test.inputs)} <= {"2", "3"}
 
 
 def test_only_some_classes_are_left_and_their_labels_stay() -> None:
     digits = load("digits")
-    some = of_classes(replace(digits, columns={"row": (np.arange(1400), np.arange(397))}), ["9", "4"])
+    some = select_classes(replace(digits, columns={"row": (np.arange(1400), np.arange(397))}), ["9", "4"])
     for split, whole, rows in zip(
         (some.train, some.test), (digits.train, digits.test), some.columns["row"], strict=True
     ):
@@ -206,9 +206,9 @@ def test_only_some_classes_are_left_and_their_labels_stay() -> None:
         assert len(split) == int(((whole.labels == 4) | (whole.labels == 9)).sum())
     assert some.classes == digits.classes
     with pytest.raises(InputError, match="classes: 'x' is not known; digits has 0, 1, 2"):
-        of_classes(digits, ["0", "x"])
+        select_classes(digits, ["0", "x"])
     with pytest.raises(InputError, match="classes: digits has no samples of none"):
-        of_classes(digits, [])
+        select_classes(digits, [])
 
 
 # -- names and wrong input --------------------------------------------------------------------------------------------

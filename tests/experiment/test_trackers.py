@@ -97,6 +97,7 @@ def test_every_round_of_a_comparison_is_in_tensorboard_and_mlflow(out: Path) -> 
     assert "global_acc" not in runs["local-seed0"].data.metrics
 
 
+@pytest.mark.slow
 def test_tags_are_text_as_a_server_wants_them(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 

@@ -12,6 +12,7 @@ import torch
 import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
+from kinfed.experiment.configure import configure
 from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, OWN, has_global_model
 from kinfed.methods import METHODS
 from tests.test_cli import kinfed as command  # noqa: F401 - the fixture
@@ -21,7 +22,7 @@ NET = "tests.experiment.test_predictor:net"
 
 
 def asked(methods: Any, **given: Any) -> Config:
-    return Config.asked({"methods": methods, **given})
+    return configure({"methods": methods, **given})
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_a_default_that_nobody_gives_is_no_fault() -> None:
 
 
 def test_training_alone_that_joins_reads_as_well() -> None:
-    assert Config.asked({"methods": "fedrep", "local_epochs": 7}, alone=True).methods == ("fedrep", "local")
+    assert configure({"methods": "fedrep", "local_epochs": 7}, alone=True).methods == ("fedrep", "local")
 
 
 def test_every_use_is_of_a_field_and_has_a_default_that_its_method_knows() -> None:
@@ -153,17 +154,17 @@ def test_of_a_file_the_fields_are_as_given_but_not_of_one_that_kinfed_wrote(tmp_
     own = tmp_path / "own.toml"
     own.write_text("alpha = 0.3\n[fedper]\n[fedshibu]\ntemperature = 2.0\n")
     with pytest.raises(InputError, match=r"alpha: 0\.3 would do nothing"):
-        Config.asked({"methods": "fedper"}, own)
+        configure({"methods": "fedper"}, own)
     own.write_text(own.read_text().replace("alpha", "lr"))
-    assert Config.asked({"methods": "fedper"}, own).lr == 0.3
+    assert configure({"methods": "fedper"}, own).lr == 0.3
     with pytest.raises(InputError, match=r"fedshibu\.temperature: 2\.0 would do nothing"):
-        Config.asked({"methods": "fedshibu"}, own)
+        configure({"methods": "fedshibu"}, own)
 
     written = tmp_path / "config.toml"
     written.write_text(asked(("fedavg", "fedbyol"), knn_every=3).of("fedavg", 0).toml())
-    assert Config.asked({"methods": "fedavg"}, written).knn_every == 3
+    assert configure({"methods": "fedavg"}, written).knn_every == 3
     with pytest.raises(InputError, match=r"knn_every: 4 would do nothing"):
-        Config.asked({"methods": "fedavg", "knn_every": 4}, written)
+        configure({"methods": "fedavg", "knn_every": 4}, written)
 
 
 def test_the_config_of_a_run_makes_the_same_run_and_it_goes_on(command: Any, tmp_path: Path) -> None:  # noqa: F811

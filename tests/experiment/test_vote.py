@@ -276,7 +276,7 @@ def refused(call: Call, *arguments: str | Path) -> str:
     [
         ([], "sources: must be given, a folder of source models; kinfed sources train makes one"),
         (["--sources", "nowhere"], "sources: 'nowhere' is no folder"),
-        (["--sources", "POOL", "--measure", "sketchd_cka"], "measure: 'sketchd_cka' is not known; allowed: sketched_"),
+        (["--sources", "POOL", "--measure", "sketchd_cka"], "measure: 'sketchd_cka' is not known; allowed: cka, "),
         (["--sources", "POOL", "--measure", "sketchd_cka"], "did you mean sketched_cka?"),
         (["--sources", "POOL", "--ballot", "0"], "ballot"),
         (["--sources", "POOL", "--taps", "conv9"], "taps: 'conv9' is no tap point of the model; it has conv1"),
@@ -352,6 +352,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "o"
 
 
+@pytest.mark.slow
 def test_the_summary_tells_of_a_vote_and_of_a_source_that_was_asked_for(compared: Path) -> None:
     told = {s["method"]: s["vote"] for s in json.loads((compared / "comparison.json").read_text())}
     assert told["fedavg"] is told["fedprox"] is None

@@ -60,6 +60,7 @@ def with_similarity(monkeypatch: pytest.MonkeyPatch, matrix: Tensor) -> None:
 # -- reductions -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["distance", "minmax", "sum", "softmax", "power"])
 @pytest.mark.parametrize(("mixing", "plain"), [(FedSHIBU, FedBABU), (FedAvgCRSM, FedAvg)])
 def test_equal_similarities_give_the_plain_mean(
@@ -81,6 +82,7 @@ class LocalBody(FedBABU, Local):
     kept: ClassVar[Part] = BODY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["minmax", "sum", "power"])
 @pytest.mark.parametrize(("mixing", "alone"), [(FedSHIBU, LocalBody), (FedAvgCRSM, Local)])
 def test_similarity_to_oneself_alone_is_isolated_training(
@@ -157,6 +159,7 @@ def gap(method: CRSMMixing, seed: int) -> float:
     return float((matrix[0, 1] + matrix[2, 3]) / 2 - matrix[:2, 2:].mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
@@ -174,6 +177,7 @@ def test_the_crsm_tells_two_groups_with_disjoint_classes_apart(fields: dict[str,
     assert all(gap(FedSHIBU(**fields), seed) > 0.01 for seed in (0, 1))
 
 
+@pytest.mark.slow
 def test_the_literal_crsm_does_not() -> None:  # METHODS.md J.10, SHIBU-1
     literal = [gap(FedSHIBU(rep_source="local_random"), seed) for seed in range(6)]
     sorted_rows = [gap(FedSHIBU(rep_source="local_sorted"), seed) for seed in range(3)]

@@ -147,6 +147,7 @@ def opposite_labels() -> Federation:
     return Federation(Dataset("opposite", samples, samples, ("0", "1")), Partition(cut, cut), np.arange(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [FedPer(), FedRep(body_epochs=5), FedCRC(), Ditto(lam=0.01), FedProto(lam=0.1), LGFedAvg()]
 )
@@ -241,6 +242,7 @@ def test_fedrep_is_the_plain_loop_of_the_paper() -> None:
 # -- FedCRC -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fedcrc_whose_head_never_moves_is_fedbabu(tmp_path: Path) -> None:  # J.3, case 76
     sgd = SGD(lr=0.05, batch_size=16, epochs=2, weight_decay=0.1)
     fed = larger(federation())

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.learning import features
-from kinfed.methods.voting import MEASURES, ballot, count, scores, seen
-from kinfed.similarity import cka, sketched_cka
+from kinfed.methods.voting import ballot, count, scores, seen
+from kinfed.similarity import MEASURES, cka, sketched_cka
 from tests.worlds import dataset, pool
 
 NAN = float("nan")
@@ -67,7 +67,7 @@ def test_scores_are_the_measure_of_the_representations() -> None:
     assert told.tolist() == pytest.approx([float(e) for e in expected], abs=1e-9)
 
 
-@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("measure", [name for name, one in MEASURES.items() if not one.needs_labels])
 def test_every_measure_finds_the_model_itself(measure: str) -> None:
     model = pool(dataset(), (1,))[0].model
     told = seen(model, pool(dataset(), (2, 1, 3)), dataset().train.take(range(200)), [("body", "body")])

@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import Console
 
 import kinfed as package
-from kinfed.cli.display import Display
+from kinfed.display import Display
 from kinfed.errors import InputError
 from kinfed.report import terminal
 from kinfed.report.figures import clients, cost, curves, partition, save_picture

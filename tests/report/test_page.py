@@ -22,6 +22,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return kinfed.compare(methods, out=out, clients=10, rounds=3, seeds=2, quiet=True).report()
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
     own = re.sub(r"<script>.*?</script>", "", page.read_text(), count=1, flags=re.DOTALL)  # plotly itself
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)[^"']+""", own)

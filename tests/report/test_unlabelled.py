@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 import kinfed
-from kinfed.data import fewer, load
+from kinfed.data import load, subsample
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
 from kinfed.experiment.run import federation_of
@@ -44,6 +44,7 @@ def runs(path: Path) -> list[Run]:
     return read_runs([path])
 
 
+@pytest.mark.slow
 def test_training_alone_without_labels_joins_with_the_same_settings(runs: list[Run]) -> None:
     assert [run.method for run in runs] == ["hetero_ssfl", "local_ssl"]
     assert runs[1].config["local_ssl"] == NARROW | {"ssl": "simsiam"}
@@ -146,7 +147,7 @@ def test_a_body_alone_is_refused_by_load(tmp_path: Path) -> None:
 
 def test_fewer_training_images_are_balanced_and_decided_by_the_seed() -> None:
     whole = load("digits")
-    some = [fewer(whole, 105, seed) for seed in (0, 0, 1)]
+    some = [subsample(whole, 105, seed) for seed in (0, 0, 1)]
     counts = np.bincount(some[0].train.labels.numpy())  # type: ignore[union-attr]
     assert counts.sum() == 105
     assert {*counts} == {10, 11}

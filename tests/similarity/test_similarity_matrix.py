@@ -172,6 +172,7 @@ def test_cca_compares_maps_place_by_place_where_it_can():
     assert s.cca(x, pooled) == pytest.approx(s.cca(x.mean((2, 3)), pooled.mean((2, 3))))
 
 
+@pytest.mark.slow
 def test_emd_of_many_rows_draws_the_same_of_both_sides():
     x = np.random.default_rng(0).standard_normal((1200, 2))
     assert s.emd_distance(x, x) == 0

@@ -22,6 +22,7 @@ from kinfed.files import new_folder
 
 if TYPE_CHECKING:
     from kinfed.api import Result
+    from kinfed.registry import Registry
 
 __all__ = ["app", "main"]
 
@@ -91,6 +92,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a run fold
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="METHOD.FIELD=VALUE", help="a method's own field; repeatable")
 ]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="import code that a file names as package.module:Name, and run it")
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="run or comparison folder")]
 
 
@@ -103,18 +107,22 @@ def _asked(config: Path | None, assignments: list[str] | None, given: Mapping[st
 @app.command()
 @with_config_options
 def run(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="see: kinfed methods")],
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="name, name:field=value or package.module:Name; see: kinfed methods")
+    ],
     config: ConfigFile = None,
     out: Out = None,
     overwrite: Overwrite = False,
     assignments: Assignments = None,
+    allow_code: AllowCode = False,
     given: Mapping[str, str] = {},
 ) -> None:
     """Run one method: a live display, a run folder, a table at the end."""
     from kinfed import api
 
+    asked = _asked(config, assignments, given)
     with api.result_folder(out, method) as folder, _resumable(f"kinfed resume {folder}"):
-        _show(api.run(method, out=folder, overwrite=overwrite, **_asked(config, assignments, given)))
+        _show(api.run(method, out=folder, overwrite=overwrite, allow_code=allow_code, **asked))
 
 
 @app.command()
@@ -125,13 +133,15 @@ def compare(
     out: Out = None,
     overwrite: Overwrite = False,
     assignments: Assignments = None,
+    allow_code: AllowCode = False,
     given: Mapping[str, str] = {},
 ) -> None:
     """Run several methods on the same clients: one table, one report."""
     from kinfed import api
 
+    asked = _asked(config, assignments, given)
     with api.result_folder(out, "compare") as folder, _resumable(f"kinfed resume {folder}"):
-        _show(api.compare(methods, out=folder, overwrite=overwrite, **_asked(config, assignments, given)))
+        _show(api.compare(methods, out=folder, overwrite=overwrite, allow_code=allow_code, **asked))
 
 
 @app.command()
@@ -143,12 +153,13 @@ def resume(
     device: Annotated[
         str | None, typer.Option("--device", metavar="TEXT", help="go on on another device; last bits then differ")
     ] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Go on with a run or a comparison where it stopped."""
     from kinfed import api
 
     with _resumable(f"kinfed resume {path}"):
-        _show(api.resume(path, rounds=rounds, device=device))
+        _show(api.resume(path, rounds=rounds, device=device, allow_code=allow_code))
 
 
 @app.command()
@@ -189,6 +200,9 @@ def similarity(
     layers: Annotated[
         list[str] | None, typer.Option("--layer", metavar="NAME", help="a layer; repeatable [all]")
     ] = None,
+    measure: Annotated[
+        str, typer.Option("--measure", metavar="NAME", help="similarity, or your own as package.module:function")
+    ] = "cka",
     kernel: Annotated[Literal["linear", "rbf"], typer.Option("--kernel", help="of the CKA")] = "linear",
     bandwidth: Annotated[float | None, typer.Option("--bandwidth", metavar="FLOAT", help="of rbf [0.5]")] = None,
     out: Out = None,
@@ -206,11 +220,13 @@ def similarity(
         raise InputError(f"samples: {samples} would do nothing; it is of the images that models see, with --data")
     samples, bandwidth = 256 if samples is None else samples, 0.5 if bandwidth is None else bandwidth
     with api.result_folder(out, "similarity") as folder, new_folder(folder):
-        result = compare_files(a, b, data=data, samples=samples, layers=layers, kernel=kernel, bandwidth=bandwidth)
+        result = compare_files(
+            a, b, data=data, samples=samples, layers=layers, measure=measure, kernel=kernel, bandwidth=bandwidth
+        )
         console = Console()
         console.print(f"{plain(provenance(result))}\n", highlight=False, markup=False, emoji=False)
-        for kind in ("biased", "debiased"):
-            console.print(layer_table(result, kind))
+        for heading in result.matrices:
+            console.print(layer_table(result, heading))
             console.print()
         for path in save_layers(result, folder):
             typer.echo(plain(path))
@@ -242,6 +258,7 @@ def vote(
     config: ConfigFile = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    allow_code: AllowCode = False,
     given: Mapping[str, str] = {},
 ) -> None:
     """Which source model would help? Clients vote by similarity; the ranking, all scores and their picture."""
@@ -261,6 +278,7 @@ def vote(
                 ballot=ballot,
                 taps=taps,
                 images=images,
+                allow_code=allow_code,
                 **_asked(config, None, given),
             )
         console = Console()
@@ -308,16 +326,16 @@ def list_sources(pool: Annotated[Path, typer.Argument(metavar="DIR", help="a poo
 
 @app.command()
 def methods() -> None:
-    """What can be run, a line each."""
+    """What can be run, a line each; of those that come with another package, which one."""
     from kinfed.methods import METHODS
 
-    _list({name: _first_line(method) for name, method in METHODS.items()})
+    _list({name: f"{_documented(METHODS, name)}{_origin(METHODS, name)}" for name in METHODS})
 
 
 @app.command()
 def datasets() -> None:
     """Which data sets can be named here, a line each."""
-    from kinfed.data.sources import PATHS, known
+    from kinfed.data.loading import PATHS, known
 
     _list(dict([*known().items(), *PATHS]))
 
@@ -338,8 +356,17 @@ def _list(told: Mapping[str, str]) -> None:
         typer.echo(f"{name:<{width}}{what}")
 
 
-def _first_line(documented: type) -> str:
-    return cast(str, inspect.getdoc(documented)).splitlines()[0]
+def _documented(registry: Registry[Any], name: str) -> str:
+    """First line of what is said of a thing, or why it cannot be used."""
+    try:
+        return (inspect.getdoc(registry[name]) or "").partition("\n")[0]
+    except InputError as error:
+        return str(error)
+
+
+def _origin(registry: Registry[Any], name: str) -> str:
+    origin = registry.origin(name)
+    return "" if origin == "kinfed" else f" [{origin}]"
 
 
 @contextlib.contextmanager

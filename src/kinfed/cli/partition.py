@@ -9,7 +9,6 @@ from typing import Any
 import typer
 
 from kinfed.errors import plain
-from kinfed.experiment.config import Config
 from kinfed.files import output
 
 __all__ = ["show_partition"]
@@ -30,14 +29,16 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
     """
     from rich.console import Console
 
-    from kinfed.experiment.run import OWN_FIELD, federation_of
+    from kinfed.experiment.configure import configure
+    from kinfed.experiment.run import federation_of
     from kinfed.experiment.uses import OF_CLIENTS
     from kinfed.report.partition import SHOWN_CLIENTS, Holdings, client_table, save_holdings, summary_table
 
-    config = Config.asked({**fields, "methods": "local"}, file, uses=OF_CLIENTS)
+    config = configure({**fields, "methods": "local"}, file, uses=OF_CLIENTS)
     federation = federation_of(config)
-    own = OWN_FIELD.get(config.partition)
-    given = f" ({own} {getattr(config, own)})" if own and getattr(config, own) is not None else ""
+    own = {option: getattr(config, option) for option in config.partition_options}
+    told = ", ".join(f"{option} {value}" for option, value in own.items() if value is not None)
+    given = f" ({told})" if told else ""
     holdings = Holdings.of(federation, f"{config.data}, partition {config.partition}{given}, seed {config.seed}")
     sizes = f"{int(holdings.counts.sum()):,} training and {int(holdings.tests.sum()):,} test samples"
     new = f", {holdings.new:,} of them new ones that never train" if holdings.new else ""

@@ -25,8 +25,9 @@ def compare_files(
     layers: list[str] | None,
     kernel: Kernel,
     bandwidth: float,
+    measure: str = "cka",
 ) -> LayerSimilarity:
-    """Layers × layers CKA of two files.
+    """Compare the layers of two files, each with each.
 
     Args:
         a: Activations (.npy, .npz, .safetensors: a layer each array, and perhaps ``ids`` of the examples), or a model
@@ -37,6 +38,7 @@ def compare_files(
         layers: The layers wanted; all if not given.
         kernel: As in `kinfed.similarity.cka`.
         bandwidth: As in `kinfed.similarity.cka`.
+        measure: One of `kinfed.similarity.MEASURES`, or ``package.module:function``.
 
     Raises:
         InputError: If a file is neither, the two cannot be compared, or neither needs the data set.
@@ -50,7 +52,7 @@ def compare_files(
     ids = None if one.ids is None or other.ids is None else (one.ids, other.ids)
     if ids is None and any(side.ids is not None and side.of_file for side in (one, other)):
         raise InputError(f"ids: of {a} and {b} only one has them; give both, or leave them out of both")
-    return compare_layers(one.layers, other.layers, ids=ids, kernel=kernel, bandwidth=bandwidth)
+    return compare_layers(one.layers, other.layers, measure=measure, ids=ids, kernel=kernel, bandwidth=bandwidth)
 
 
 class _Side(NamedTuple):

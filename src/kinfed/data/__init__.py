@@ -1,35 +1,96 @@
 """Samples, data sets, partitions and federations. Knows nothing of federated learning beyond who holds what."""
 
-from kinfed.data.arrays import from_arrays
-from kinfed.data.federation import Federation, balanced, federate, fewer, of_classes
-from kinfed.data.partition import Partition
-from kinfed.data.proportions import dirichlet, dirichlet_clients, quantity
-from kinfed.data.recipes import disjoint, groups, iid, natural, shards, sort
-from kinfed.data.samples import Dataset, Normalisation, Samples
-from kinfed.data.saved import open_rows, save_rows
-from kinfed.data.sources import load
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kinfed.data.federation import Federation
+    from kinfed.data.formats.arrays import from_arrays
+    from kinfed.data.loading import load
+    from kinfed.data.partitioning import make_federation
+    from kinfed.data.partitions import PARTITIONS, make_partition, partition_fields
+    from kinfed.data.partitions.columns import ByColumn, Folders, by_column
+    from kinfed.data.partitions.dirichlet import (
+        Dirichlet,
+        DirichletClients,
+        Quantity,
+        dirichlet,
+        dirichlet_clients,
+        quantity,
+    )
+    from kinfed.data.partitions.disjoint import Disjoint, TwoGroups, disjoint, two_groups
+    from kinfed.data.partitions.iid import IID, iid
+    from kinfed.data.partitions.partition import Partition
+    from kinfed.data.partitions.partitioner import Partitioner
+    from kinfed.data.partitions.saved import Saved, open_rows, save_rows
+    from kinfed.data.partitions.shards import Shards, SortedShards, shards, sorted_shards
+    from kinfed.data.samples import Dataset, Normalisation, Samples
+    from kinfed.data.subsets import balanced, select_classes, subsample
 
 __all__ = [
+    "IID",
+    "PARTITIONS",
+    "ByColumn",
     "Dataset",
+    "Dirichlet",
+    "DirichletClients",
+    "Disjoint",
     "Federation",
+    "Folders",
     "Normalisation",
     "Partition",
+    "Partitioner",
+    "Quantity",
     "Samples",
+    "Saved",
+    "Shards",
+    "SortedShards",
+    "TwoGroups",
     "balanced",
+    "by_column",
     "dirichlet",
     "dirichlet_clients",
     "disjoint",
-    "federate",
-    "fewer",
     "from_arrays",
-    "groups",
     "iid",
     "load",
-    "natural",
-    "of_classes",
+    "make_federation",
+    "make_partition",
     "open_rows",
+    "partition_fields",
     "quantity",
     "save_rows",
+    "select_classes",
     "shards",
-    "sort",
+    "sorted_shards",
+    "subsample",
+    "two_groups",
 ]
+
+_MODULES = {
+    "federation": ("Federation",),
+    "formats.arrays": ("from_arrays",),
+    "loading": ("load",),
+    "partitioning": ("make_federation",),
+    "partitions": ("PARTITIONS", "make_partition", "partition_fields"),
+    "partitions.columns": ("ByColumn", "Folders", "by_column"),
+    "partitions.dirichlet": ("Dirichlet", "DirichletClients", "Quantity", "dirichlet", "dirichlet_clients", "quantity"),
+    "partitions.disjoint": ("Disjoint", "TwoGroups", "disjoint", "two_groups"),
+    "partitions.iid": ("IID", "iid"),
+    "partitions.partition": ("Partition",),
+    "partitions.partitioner": ("Partitioner",),
+    "partitions.saved": ("Saved", "open_rows", "save_rows"),
+    "partitions.shards": ("Shards", "SortedShards", "shards", "sorted_shards"),
+    "samples": ("Dataset", "Normalisation", "Samples"),
+    "subsets": ("balanced", "select_classes", "subsample"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Late, so that the command's help, which tells the names of the partitions, needs no torch.
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"kinfed.data.{module}"), name)
+    raise AttributeError(f"module 'kinfed.data' has no attribute {name!r}")

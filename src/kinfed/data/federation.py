@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,14 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kinfed.data.partition import Cut, Indices, Partition
-from kinfed.data.samples import Dataset, Samples
-from kinfed.errors import InputError
-from kinfed.streams import numpy_stream
+from kinfed.data.partitions.partition import Cut, Indices, Partition
+from kinfed.data.samples import Dataset, Samples, labels_of
 
-__all__ = ["Federation", "Recipe", "balanced", "federate", "fewer", "of_classes"]
-
-Recipe = Callable[..., Partition]
+__all__ = ["Federation"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class Federation:
         train, test = self.dataset.train, self.dataset.test
         if not self.partition.pooled:
             return train, test
-        labels = torch.from_numpy(np.concatenate([_labels(train), _labels(test)]))
+        labels = torch.from_numpy(np.concatenate([labels_of(train), labels_of(test)]))
         together = replace(train, inputs=torch.cat([train.inputs, test.inputs]), labels=labels)
         return together, together
 
@@ -138,114 +133,10 @@ class Federation:
         return self._counts(self.new_clients.test, self.dataset.test)
 
     def _counts(self, cut: Cut, split: Samples) -> NDArray[np.int64]:
-        labels = _labels(split)
+        labels = labels_of(split)
         if self.partition.pooled:
-            labels = np.concatenate([_labels(self.dataset.train), _labels(self.dataset.test)])
+            labels = np.concatenate([labels_of(self.dataset.train), labels_of(self.dataset.test)])
         clients, classes = len(cut), len(self.dataset.classes)
         client = np.repeat(np.arange(clients), [len(rows) for rows in cut])
         cells = client * classes + labels[np.concatenate([np.arange(0), *cut])]
         return np.bincount(cells, minlength=clients * classes).reshape(clients, classes)
-
-
-def federate(
-    dataset: Dataset,
-    recipe: Recipe,
-    *,
-    clients: int,
-    probe: int,
-    seed: int,
-    new_clients: int = 0,
-    by: str | None = None,
-) -> Federation:
-    """Withhold the probe set, share out the rest, and hold back the new clients.
-
-    The probe set is balanced over the classes as far as possible and is withheld whatever the method, so that methods
-    are compared on the same clients (METHODS.md F.0).
-
-    Args:
-        dataset: What to share out.
-        recipe: ``(train labels, test labels, clients, rng) -> Partition``; with ``by`` it is given the column's values,
-            and as ``labels`` those of both splits, one after the other.
-        clients: N, the new ones among them.
-        probe: How many training images the server holds.
-        seed: Of the run.
-        new_clients: How many of the clients, at random, never train.
-        by: The column whose values the recipe reads instead of the labels.
-
-    Raises:
-        InputError: If there are fewer samples than asked for, or the recipe cannot be met.
-    """
-    labels = _labels(dataset.train)
-    for field, count, least in (("clients", clients, 1), ("probe", probe, 0), ("new_clients", new_clients, 0)):
-        if count < least:
-            raise InputError(f"{field}: {count} is not allowed; {least} or more")
-    if probe >= len(labels):
-        raise InputError(f"probe: {probe} leaves none of the {len(labels)} training samples for the clients")
-    withheld = balanced(labels, probe, numpy_stream(seed, "probe"))
-    rest = np.setdiff1d(np.arange(len(labels)), withheld)
-    after, rng = _labels(dataset.test), numpy_stream(seed, "partition")
-    if by is None:
-        cut = recipe(labels[rest], after, clients, rng)
-    else:
-        train, test = dataset.columns[by]
-        cut = recipe(train[rest], test, clients, rng, labels=np.concatenate([labels[rest], after]))
-    if cut.pooled:
-        rest = np.concatenate([rest, len(labels) + np.arange(len(dataset.test))])
-        cut = replace(cut, test=[rest[rows] for rows in cut.test])
-    cut = replace(cut, train=[rest[rows] for rows in cut.train])
-    if new_clients >= len(cut):
-        raise InputError(f"new_clients: {new_clients} leaves none of the {len(cut)} clients to train")
-    idle = next((i for i, rows in enumerate(cut.train) if not len(rows)), None)
-    if idle is not None:
-        raise InputError(f"partition: client {idle} of {len(cut)} gets no training sample; fewer clients are feasible")
-    held_back = np.sort(numpy_stream(seed, "new clients").choice(len(cut), new_clients, replace=False))
-    return Federation(dataset, cut.of(np.setdiff1d(np.arange(len(cut)), held_back)), withheld, cut.of(held_back))
-
-
-def fewer(dataset: Dataset, count: int, seed: int) -> Dataset:
-    """The data set with only some of its training samples, at random, the classes as balanced as the data allow.
-
-    Args:
-        dataset: Its test set and normalisation stay.
-        count: How many.
-        seed: Of the run.
-
-    Raises:
-        InputError: If there are not so many.
-    """
-    if not 1 <= count <= len(dataset.train):
-        raise InputError(f"train_images: {count} is not allowed; {dataset.name} has {len(dataset.train)}")
-    rows = balanced(_labels(dataset.train), count, numpy_stream(seed, "train images"))
-    columns = {name: (train[rows], test) for name, (train, test) in dataset.columns.items()}
-    return replace(dataset, train=dataset.train.take(rows), columns=columns)
-
-
-def of_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
-    """The data set with only the samples of some classes; labels, names of all classes and normalisation stay.
-
-    Raises:
-        InputError: If there is no such class, or a split has no sample of these.
-    """
-    for name in classes:
-        if name not in dataset.classes:
-            raise InputError(f"classes: {name!r} is not known; {dataset.name} has {', '.join(dataset.classes)}")
-    wanted = [dataset.classes.index(name) for name in classes]
-    train, test = (np.flatnonzero(np.isin(_labels(split), wanted)) for split in (dataset.train, dataset.test))
-    if not len(train) or not len(test):
-        raise InputError(f"classes: {dataset.name} has no samples of {', '.join(classes) or 'none'} to train and test")
-    columns = {name: (before[train], after[test]) for name, (before, after) in dataset.columns.items()}
-    return replace(dataset, train=dataset.train.take(train), test=dataset.test.take(test), columns=columns)
-
-
-def balanced(labels: Indices, count: int, rng: np.random.Generator) -> Indices:
-    """``count`` rows with as equal class counts as the data allow: the classes take turns until one runs out."""
-    turn = np.empty(len(labels), dtype=np.int64)
-    for k in np.unique(labels):
-        of_class = np.flatnonzero(labels == k)
-        turn[of_class] = rng.permutation(len(of_class))
-    return np.sort(np.lexsort((rng.permutation(len(labels)), turn))[:count])
-
-
-def _labels(samples: Samples) -> Indices:
-    assert samples.labels is not None
-    return samples.labels.numpy()

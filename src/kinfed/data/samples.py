@@ -11,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["AS_THEY_ARE", "Dataset", "Normalisation", "Samples"]
+__all__ = ["AS_THEY_ARE", "CLIENT", "Dataset", "Normalisation", "Samples", "labels_of"]
+
+CLIENT = "client"  # the column that names the client of a sample, where the data lie in a folder a client
 
 
 @dataclass(frozen=True)
@@ -117,3 +119,10 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Shape of one input, (c, h, w) for images."""
         return tuple(self.train.inputs.shape[1:])
+
+
+def labels_of(samples: Samples) -> NDArray[np.int64]:
+    """The labels of labelled samples as an array."""
+    assert samples.labels is not None
+    labels: NDArray[np.int64] = samples.labels.numpy()
+    return labels

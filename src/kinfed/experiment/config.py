@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import tomli_w
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -25,16 +27,19 @@ from pydantic import (
     model_validator,
 )
 
+from kinfed.data.partitions import PARTITIONS, as_partition, make_partition, partition_options
 from kinfed.errors import InputError, among
+from kinfed.fields import one_line, short
+from kinfed.labels import folder_name, parse_label
 
 if TYPE_CHECKING:
-    from kinfed.experiment.uses import Use
+    from kinfed.data.partitions.partitioner import Partitioner
+    from kinfed.data.partitions.saved import Saved
     from kinfed.methods import Method
 
 __all__ = [
     "EXECUTION",
     "MARK",
-    "PARTITIONS",
     "SMALLEST_PROBE",
     "Config",
     "as_tuple",
@@ -51,7 +56,6 @@ __all__ = [
 
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
 DEVICES = ("cpu", "cuda", "mps")
-SHOWN = 60  # characters of a value in a message
 
 # What says how a run is carried out, and not what comes out: of the device, that is true but for rounding, and a run
 # that was begun on one that is gone must be able to go on elsewhere. The target is only asked of what came out: with
@@ -63,16 +67,12 @@ EXECUTION = {
 
 MARK = "# a run of kinfed"  # the first line of its config
 
-PARTITIONS = (
-    "iid", "shards", "dirichlet", "dirichlet_clients", "disjoint", "sort", "groups", "quantity", "by:COLUMN", "folders",
-    "file:PATH",
-)  # fmt: skip
-
 
 class Config(BaseModel):
     """One experiment: the clients, how they train, and which methods are run on them.
 
-    A run's ``config.toml`` is a Config with one method and one seed.
+    A run's ``config.toml`` is a Config with one method and one seed. A name in angle brackets, such as ``<MyMethod>``,
+    is that of something that was given in Python and that no name leads to; `objects` has it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -152,6 +152,8 @@ class Config(BaseModel):
     log: str | None = Field(None, description="tensorboard, mlflow, or both with a comma: log there too")
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="the methods' own fields, by method")
 
+    _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
+
     @field_validator("*", mode="before")
     @classmethod
     def _plain(cls, value: Any, info: ValidationInfo) -> Any:
@@ -160,16 +162,19 @@ class Config(BaseModel):
 
     @field_validator("methods")
     @classmethod
-    def _known_methods(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
-        from kinfed.methods import CARRIER, METHODS, method_named
+    def _known_methods(cls, methods: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        from kinfed.methods import METHODS
 
-        for name in methods:
-            among("method", name.removeprefix(CARRIER), METHODS)
-            method_named(name)
         if not methods:
             raise InputError(f"methods: none is named; allowed: {', '.join(METHODS)}")
-        if len(set(methods)) < len(methods):
-            raise InputError("methods: every method can be named once")
+        for label in methods:
+            _method_kind(label, info.context)
+        folders = [folder_name(label, 0) for label in methods]
+        if twice := [label for label, folder in zip(methods, folders, strict=True) if folders.count(folder) > 1]:
+            raise InputError(
+                f"methods: {twice[0]!r} is named twice; variants of a method differ in a field: fedprox:mu=0.1 "
+                "fedprox:mu=1"
+            )
         return methods
 
     @field_validator("model")
@@ -207,7 +212,7 @@ class Config(BaseModel):
     @field_validator("data")
     @classmethod
     def _there_is_data(cls, data: str) -> str:
-        from kinfed.data.sources import find
+        from kinfed.data.loading import find
 
         find(data)
         return data
@@ -221,13 +226,8 @@ class Config(BaseModel):
 
     @field_validator("partition")
     @classmethod
-    def _a_partition(cls, partition: str) -> str:
-        kind, colon, named = partition.partition(":")
-        if (kind, colon) not in {name.partition(":")[:2] for name in PARTITIONS} or bool(colon) != bool(named):
-            *names, last = map(repr, PARTITIONS)
-            raise InputError(f"partition: {short(partition)} is not allowed; must be {', '.join(names)} or {last}")
-        if kind == "file" and not Path(named).is_file():
-            raise InputError(f"partition: {named!r} is no file; kinfed partition writes one")
+    def _a_partition(cls, partition: str, info: ValidationInfo) -> str:
+        _partition(partition, {}, info.context)
         return partition
 
     @field_validator("lr_schedule")
@@ -257,10 +257,20 @@ class Config(BaseModel):
     @classmethod
     def _complete_settings(cls, settings: dict[str, dict[str, Any]], info: ValidationInfo) -> dict[str, dict[str, Any]]:
         """Every method's fields with what was left to defaults, in the types that the method declares."""
-        methods = info.data.get("methods", ())
+        methods: tuple[str, ...] = info.data.get("methods", ())
         for name in settings:
-            among("set", name, methods)
-        return {name: _method_fields(name, settings.get(name, {})) for name in methods}
+            among("set", name, [*methods, *dict.fromkeys(parse_label(label)[0] for label in methods)])
+        complete = {}
+        for label in methods:
+            name, typed = parse_label(label)
+            own = {**settings.get(name, {}), **settings.get(label, {}), **typed}
+            complete[label] = _method_fields(label, _method_kind(label, info.context), own)
+        return complete
+
+    @model_validator(mode="after")
+    def _keep_objects(self, info: ValidationInfo) -> Self:
+        self._objects = dict(info.context or {})
+        return self
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -295,54 +305,45 @@ class Config(BaseModel):
             raise InputError("models: takes the place of model and goes with no weights; give one of them")
         return self
 
-    def method(self, name: str) -> Method:
-        """One of the methods, with its fields."""
-        from kinfed.methods import method_named
+    @property
+    def objects(self) -> dict[str, Any]:
+        """What the names in angle brackets stand for."""
+        return self._objects
 
-        return method_named(name)(**self.settings[name])
+    @property
+    def partition_options(self) -> Mapping[str, str]:
+        """Fields of this config that the partition reads, and what it calls them."""
+        return {} if self.partition.startswith("<") else partition_options(self.partition)
+
+    def partitioner(self) -> Partitioner | Saved:
+        """The partition, with its fields."""
+        fields = {field: getattr(self, option) for option, field in self.partition_options.items()}
+        return _partition(self.partition, fields, self._objects)
+
+    def method(self, label: str) -> Method:
+        """One of the methods, with its fields."""
+        return _method_kind(label, self._objects)(**self.settings[label])
 
     @property
     def trackers(self) -> list[str]:
         """The names in ``log``."""
         return _listed(self.log)
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Fields of a run for trackers; those of its one method as ``METHOD.FIELD``, or ``fedvote/METHOD.FIELD``."""
+        (method,) = self.methods
+        fields = self.model_dump(exclude_none=True, exclude={"methods", "settings", "seeds", "log"})
+        prefix = re.sub(r"[^\w./ -]", "/", method)  # MLflow takes no other characters in a name
+        return {"method": method, **fields, **{f"{prefix}.{name}": v for name, v in self.settings[method].items()}}
+
     @classmethod
-    def asked(
-        cls,
-        fields: Mapping[str, Any],
-        file: Path | None = None,
-        *,
-        alone: bool = False,
-        uses: Mapping[str, Use] | None = None,
-    ) -> Self:
-        """The Config that somebody asks for, who is told of what would do nothing.
+    def checked(cls, fields: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Self:
+        """A Config of these fields, as they stand in a run folder.
 
         Args:
-            fields: Those that are given.
-            file: TOML file whose fields these overrule. It may have tables of methods that are not run. One that kinfed
-                wrote has all fields: nobody gave them, so none of them is refused for doing nothing.
-            alone: Whether training alone joins, as `with_local` says.
-            uses: What reads the fields, if not the methods alone.
-
-        Raises:
-            InputError: One line that names the field, the value and what is allowed.
-        """
-        from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, refuse_idle
-
-        there = {} if file is None else read_toml(file)
-        methods = as_tuple(fields.get("methods", there.get("methods", ())))
-        settings, of_file = (tables(of.get("settings", {})) for of in (fields, there))
-        of_run = {method: own for method, own in of_file.items() if isinstance(methods, Sequence) and method in methods}
-        both = {method: {**of_run.get(method, {}), **settings.get(method, {})} for method in [*of_run, *settings]}
-        config = cls.checked({**there, **fields, "methods": methods, "settings": both})
-        config = config.with_local() if alone else config
-        given = fields if file is None or is_written(file) else {**there, **fields, "settings": both}
-        refuse_idle(given, [config], {**OF_CLIENTS, **OF_METHODS} if uses is None else uses)
-        return config
-
-    @classmethod
-    def checked(cls, fields: Mapping[str, Any]) -> Self:
-        """A Config of these fields, as they stand in a run folder.
+            fields: By name.
+            objects: What the names in angle brackets stand for.
 
         Raises:
             InputError: One line that names the field, the value and what is allowed.
@@ -352,14 +353,14 @@ class Config(BaseModel):
             among("field", name, names)
         try:
             # The settings are always validated, even when none are given: their defaults are filled in.
-            return cls.model_validate({"settings": {}, **fields})
+            return cls.model_validate({"settings": {}, **fields}, context=objects)
         except ValidationError as error:
             raise InputError(one_line(error)) from error
 
     def of(self, method: str, seed: int) -> Self:
         """The config of one run of a comparison."""
         fields = self.model_dump() | {"methods": (method,), "seed": seed, "seeds": 1}
-        return self.checked(fields | {"settings": {method: self.settings[method]}})
+        return self.checked(fields | {"settings": {method: self.settings[method]}}, self._objects)
 
     def with_local(self) -> Self:
         """The same with training alone among the methods, where it is what they must beat.
@@ -369,18 +370,20 @@ class Config(BaseModel):
         """
         from kinfed.methods import METHODS
 
-        kinds = {name: self.method(name) for name in self.methods}
+        kinds = {label: self.method(label) for label in self.methods}
         unlabelled = [name for name, kind in kinds.items() if not kind.supervised]
         personal = any(kind.personal and kind.supervised for kind in kinds.values())
         wanted = [("local", personal), ("local_ssl", bool(unlabelled))]
-        joining = tuple(name for name, joins in wanted if joins and name not in self.methods)
+        there = {parse_label(label)[0] for label in self.methods}
+        joining = tuple(name for name, joins in wanted if joins and name not in there)
         if not joining:
             return self
         settings = dict(self.settings)
         if "local_ssl" in joining:
             has = {f.name for f in dataclasses.fields(METHODS["local_ssl"])}
             settings["local_ssl"] = {name: v for name, v in self.settings[unlabelled[0]].items() if name in has}
-        return self.checked(self.model_dump() | {"methods": (*self.methods, *joining), "settings": settings})
+        fields = self.model_dump() | {"methods": (*self.methods, *joining), "settings": settings}
+        return self.checked(fields, self._objects)
 
     def toml(self) -> str:
         """All fields, and one table a method with its own."""
@@ -404,7 +407,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"config: {str(path)!r} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # of TOML, or of the encoding; nested a thousand deep
         raise InputError(f"config: {str(path)!r} is no TOML: {error}") from error
-    named = [name for name in fields if name.removeprefix(CARRIER) in METHODS and isinstance(fields[name], dict)]
+    named = [
+        name
+        for name in fields
+        if isinstance(fields[name], dict)
+        and (name.startswith("<") or parse_label(name)[0].removeprefix(CARRIER) in METHODS)
+    ]
     tables = {name: fields.pop(name) for name in named}
     return fields | ({"settings": tables} if tables else {})
 
@@ -430,7 +438,7 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:
     settings: dict[str, dict[str, str]] = {}
     for assignment in assignments:
         target, equals, value = assignment.partition("=")
-        method, dot, name = target.partition(".")
+        method, dot, name = target.rpartition(".")
         if not (equals and dot and method and name):
             raise InputError(f"set: {short(assignment)} must have the form METHOD.FIELD=VALUE, as in fedshibu.norm=sum")
         settings.setdefault(method, {})[name] = value
@@ -461,23 +469,52 @@ def _listed(names: str | None) -> list[str]:
     return [] if names is None else [name.strip() for name in names.split(",")]
 
 
-def _method_fields(method: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    from dataclasses import asdict, fields
-
+def _method_kind(label: str, objects: Mapping[str, Any] | None) -> type[Method]:
+    """The class of the method that a label names."""
     from kinfed.methods import method_named
 
-    kind = method_named(method)
+    name, _ = parse_label(label)
+    if name.startswith("<"):
+        return cast("type[Method]", given_in_python("methods", name, objects))
+    return method_named(name)
+
+
+def _partition(text: str, fields: Mapping[str, Any], objects: Mapping[str, Any] | None) -> Partitioner | Saved:
+    """The partition of a name or of a label."""
+    name, typed = parse_label(text)
+    if name.startswith("<"):
+        thing = given_in_python("partition", name, objects)
+        return as_partition(thing(**typed) if isinstance(thing, type) else thing)
+    return make_partition(text, fields)
+
+
+def given_in_python(field: str, name: str, objects: Mapping[str, Any] | None) -> Any:
+    """What a name in angle brackets stands for.
+
+    Raises:
+        InputError: If that is not known here.
+    """
+    if name not in (objects or {}):
+        raise InputError(
+            f"{field}: {name} was given in Python, and no import path leads to it; go on there: "
+            f"kinfed.resume(path, {field}=…)"
+        )
+    return (objects or {})[name]
+
+
+def _method_fields(label: str, kind: type[Method], own: Mapping[str, Any]) -> dict[str, Any]:
+    """All fields of a method, in the types that it declares, from those that are given."""
     for name in own:
-        among(f"set: {method}", name, [f.name for f in fields(kind)])
+        among(f"set: {label}", name, [f.name for f in dataclasses.fields(kind)])
     try:
-        complete = asdict(TypeAdapter(kind).validate_python(own))
+        complete = dataclasses.asdict(TypeAdapter(kind).validate_python(own))
     except ValidationError as error:
-        raise InputError(f"{method}.{one_line(error)}") from error
+        raise InputError(f"{label}.{one_line(error)}") from error
     for name, value in complete.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{method}.{name}: {value} is not allowed; must be a finite number")
+            raise InputError(f"{label}.{name}: {value} is not allowed; must be a finite number")
         if isinstance(own.get(name), bool) and not isinstance(value, bool):
-            raise InputError(f"{method}.{name}: {own[name]} is not allowed; must not be true or false")
+            raise InputError(f"{label}.{name}: {own[name]} is not allowed; must not be true or false")
     return complete
 
 
@@ -508,17 +545,6 @@ def available(device: str) -> str:
     return device
 
 
-def one_line(error: ValidationError) -> str:
-    """The first of pydantic's errors as ``field: value; what is allowed``."""
-    first = error.errors()[0]
-    if isinstance(cause := first.get("ctx", {}).get("error"), InputError):
-        return str(cause)
-    field = ".".join(str(part) for part in first["loc"]) or "config"
-    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    value = "" if first["type"] == "missing" else f"{short(first['input'])} is not allowed; "
-    return f"{field}: {value}{message[:1].lower()}{message[1:]}"
-
-
 def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
     """A field's value before it is checked: a path is text, and text is what can be written.
 
@@ -546,9 +572,3 @@ def is_text(value: str) -> bool:
 def as_tuple(names: Any) -> Any:
     """One name is a tuple of one; what is neither a name nor several stays what it is."""
     return (names,) if isinstance(names, str) else names
-
-
-def short(value: Any) -> str:
-    """A value in a message, whatever it is."""
-    told = repr(value)
-    return told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…"

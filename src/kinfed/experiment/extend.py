@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kinfed.engine import RunFolder, SerialExecutor, TaskRunner
 from kinfed.engine.evaluation import Evaluation, Line
@@ -24,7 +26,7 @@ ENDED = re.compile(r"summary\.json|models/(?:global|client-\d+-\w+)\.(?:safetens
 
 
 @own_settings()
-def extend(out: Path, rounds: int, *, device: str | None = None) -> None:
+def extend(out: Path, rounds: int, *, device: str | None = None, objects: Mapping[str, Any] | None = None) -> None:
     """Let a run, or each run of a comparison, have more rounds; `kinfed.experiment.run.resume` then does them.
 
     The run ends with the bits of one that had so many rounds from the start, since nothing that it computed depends on
@@ -34,6 +36,7 @@ def extend(out: Path, rounds: int, *, device: str | None = None) -> None:
         out: The folder.
         rounds: How many each run shall have in all.
         device: Where it goes on, if not where it began.
+        objects: What names in angle brackets stand for.
 
     Raises:
         InputError: If the folder is none of a run, the rounds are fewer than it was begun with, or its learning rate
@@ -43,8 +46,8 @@ def extend(out: Path, rounds: int, *, device: str | None = None) -> None:
         raise InputError(f"run: {str(out)!r} is no run folder")
     with claimed(out, "run"):
         file = out / (COMPARISON if (out / COMPARISON).is_file() else CONFIG)
-        begun = Config.checked(read_toml(file) | ({} if device is None else {"device": device}))
-        config = Config.checked(begun.model_dump() | {"rounds": rounds})
+        begun = Config.checked(read_toml(file) | ({} if device is None else {"device": device}), objects)
+        config = Config.checked(begun.model_dump() | {"rounds": rounds}, objects)
         if parse_schedule(config.lr_schedule) != ():
             raise InputError(
                 f"rounds: {rounds} is not allowed: the lr_schedule {config.lr_schedule} of {begun.rounds} rounds is "

@@ -12,6 +12,7 @@ from kinfed.engine.folder import RUN_FILES
 from kinfed.errors import InputError
 from kinfed.experiment.config import MARK, Config
 from kinfed.files import LOCK, claimed, delete, written
+from kinfed.labels import folder_name
 
 __all__ = [
     "COMPARISON", "COMPARISON_SUMMARIES", "CONFIG", "FEDERATION", "FILES", "SUMMARY", "check_room", "is_ours",
@@ -22,7 +23,7 @@ CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "fed
 COMPARISON_SUMMARIES = "comparison.json"
 
 FILES = re.compile(  # what a comparison, or a run, writes into its folder
-    rf"(?:[\w+]+-seed\d+/)?(?:{RUN_FILES.pattern})|comparison\.(?:toml|json)|table\.(?:json|md)"
+    rf"(?:[\w+.=,-]+-seed\d+/)?(?:{RUN_FILES.pattern})|comparison\.(?:toml|json)|table\.(?:json|md)"
 )
 
 
@@ -42,7 +43,7 @@ def run_folders(config: Config, out: Path) -> Iterator[tuple[str, int, Path]]:
     several = (out / COMPARISON).is_file()
     for seed in range(config.seed, config.seed + config.seeds):
         for method in config.methods:
-            yield method, seed, out / f"{method}-seed{seed}" if several else out
+            yield method, seed, out / folder_name(method, seed) if several else out
 
 
 @contextlib.contextmanager

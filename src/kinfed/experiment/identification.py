@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kinfed.data import Dataset, Federation, Partition, Samples, load, of_classes, save_rows, sort
-from kinfed.data.partition import Indices
+from kinfed.data import Dataset, Federation, Partition, load, save_rows, select_classes, sorted_shards
+from kinfed.data.partitions.partition import Indices
+from kinfed.data.samples import labels_of
 from kinfed.errors import InputError, plain
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import Watcher, go_on, nobody
@@ -59,7 +60,7 @@ class _Repeat:
 
     def halves(self) -> tuple[Indices, Indices]:
         """Training rows for the sources and for the clients, each class cut in two at random."""
-        labels, stream = _labels(self.dataset.train), numpy_stream(self.seed, "halves")
+        labels, stream = labels_of(self.dataset.train), numpy_stream(self.seed, "halves")
         of_classes = [stream.permutation(np.flatnonzero(labels == k)) for k in range(len(self.dataset.classes))]
         first = np.concatenate([rows[: len(rows) // 2] for rows in of_classes])
         second = np.concatenate([rows[len(rows) // 2 :] for rows in of_classes])
@@ -77,7 +78,7 @@ class _Repeat:
             if not is_there(path, how):
                 pool.mkdir(parents=True, exist_ok=True)
                 half = replace(self.dataset, train=self.dataset.train.take(rows), columns={})
-                data = of_classes(half, [self.dataset.classes[k] for k in pair])
+                data = select_classes(half, [self.dataset.classes[k] for k in pair])
                 watch = self.watcher(f"source {name}", self.seed, sgd.epochs)
                 model, accuracy = train_source(
                     data, model_name, sgd, seed=self.seed, purpose=("source", name), watch=watch
@@ -85,7 +86,7 @@ class _Repeat:
                 save_source(path, model, data, accuracy, {"data": config.data, "training": how})
         return pool
 
-    def federate(self, partition: str, rows: Indices) -> Path:
+    def train_clients(self, partition: str, rows: Indices) -> Path:
         """A run of FedAvg among clients that share some of the training rows; its folder.
 
         Raises:
@@ -93,10 +94,10 @@ class _Repeat:
         """
         file = self.folder / f"{partition}.json"
         if not file.is_file():
-            train, test = _labels(self.dataset.train), _labels(self.dataset.test)
+            train, test = labels_of(self.dataset.train), labels_of(self.dataset.test)
             stream = numpy_stream(self.seed, partition)
-            recipe = paired if partition == "paired" else sort
-            cut = recipe(train[rows], test, self.config.clients, stream)
+            share_out = paired if partition == "paired" else sorted_shards
+            cut = share_out(train[rows], test, self.config.clients, stream)
             cut = replace(cut, train=[rows[mine] for mine in cut.train])
             self.folder.mkdir(parents=True, exist_ok=True)
             save_rows(Federation(self.dataset, cut, np.arange(0)), file)
@@ -138,7 +139,7 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
         for_sources, for_clients = repeat.halves()
         pool = repeat.train_sources(for_sources)
         for partition in PARTITIONS:
-            voters, rule = Electorate.of(repeat.federate(partition, for_clients), pool), FedVote(ballot=1)
+            voters, rule = Electorate.of(repeat.train_clients(partition, for_clients), pool), FedVote(ballot=1)
             scores = voters.scores(rule, MEASURED)
             counts = voters.runtime.federation.class_counts()
             for measure, rows in scores.items():
@@ -220,8 +221,3 @@ def _cell(accuracies: Sequence[float]) -> str:
     if not percent:
         return "–"
     return f"{statistics.fmean(percent):.1f}" + (f" ± {statistics.stdev(percent):.1f}" if len(percent) > 1 else "")
-
-
-def _labels(samples: Samples) -> Indices:
-    assert samples.labels is not None
-    return samples.labels.numpy()

@@ -20,6 +20,7 @@ from kinfed.models import (
     HEAD,
     Card,
     Model,
+    factory,
     from_module,
     restored,
     saved_about,
@@ -90,13 +91,16 @@ class Predictor(nn.Module):
 
 
 @own_settings(threads=None)
-def load(path: Path, client: int | None = None, module: nn.Module | None = None) -> Predictor:
+def load(
+    path: Path, client: int | None = None, module: nn.Module | None = None, *, allow_code: bool = False
+) -> Predictor:
     """A model that a run has saved.
 
     Args:
         path: A safetensors file with its JSON beside it; or a run folder, for its global model.
         client: In a run folder: whose personal model instead.
-        module: For a model of the user's own architecture, what that makes: no file may import it. Stays as it is.
+        module: For a model of the user's own architecture, what that makes. Stays as it is.
+        allow_code: Whether the architecture that the file names may be imported instead.
 
     Raises:
         InputError: If there is no such model, a file is damaged, or the module does not fit.
@@ -112,6 +116,13 @@ def load(path: Path, client: int | None = None, module: nn.Module | None = None)
     about = saved_about(path)
     if about is not None:
         card.check(about, path)
+    if module is None and ":" in card.architecture:
+        if not allow_code:
+            raise InputError(
+                f"{path}: its architecture is {card.architecture!r}, and importing it would run its code; "
+                "allow_code=True does so, or give the module itself: kinfed.load(…, module=…)"
+            )
+        module = factory(card.architecture)(card.shape, len(card.classes))
     model = _built(path, card, module)
     model.prefer_channels_last()
     return Predictor(model, card)
@@ -137,11 +148,10 @@ def _file(path: Path, client: int | None) -> Path:
 def _built(path: Path, card: Card, module: nn.Module | None) -> Model:
     """The model of a file."""
     if module is None:
-        if card.architecture in ARCHITECTURES:
+        if ARCHITECTURES.installed(card.architecture):
             return restored(card, path)
         raise InputError(
-            f"{path}: its architecture is {card.architecture!r}, which a file may not import; give it: "
-            "kinfed.load(…, module=…)"
+            f"{path}: its architecture is {card.architecture!r}, which is not known; give it: kinfed.load(…, module=…)"
         )
     own = copy.deepcopy(module)
     model = own if isinstance(own, Model) else from_module(own, card.head)

@@ -12,24 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinfed.data import (
-    Dataset,
-    Federation,
-    dirichlet,
-    dirichlet_clients,
-    disjoint,
-    federate,
-    fewer,
-    groups,
-    iid,
-    load,
-    natural,
-    open_rows,
-    quantity,
-    shards,
-    sort,
-)
-from kinfed.data.federation import Recipe
+from kinfed.data import Federation, load, make_federation, subsample
 from kinfed.engine import (
     ClientRuntime,
     Executor,
@@ -60,12 +43,13 @@ from kinfed.experiment.folders import (
 from kinfed.experiment.participation import never_trained, of_trained
 from kinfed.experiment.so_far import Lines, SoFar
 from kinfed.experiment.targets import rounds_to
-from kinfed.experiment.trackers import Tracked
+from kinfed.experiment.trackers import TRACKERS, Tracked
 from kinfed.experiment.uses import refuse_idle_in
 from kinfed.files import claimed, clear_unfinished, read_json, write_whole
 from kinfed.learning import COLLAPSED, SGD, Phase
 from kinfed.methods.fedvote import Vote
 from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, load_weights, open_pool, suited
+from kinfed.registry import nothing_from_files
 from kinfed.settings import own_settings
 
 __all__ = [
@@ -81,12 +65,6 @@ __all__ = [
 ]
 
 SUMMARY_VERSION = 1
-PROBE = 128  # images of the server, if the config names no number: at most so many, and a tenth of the training images
-FOLDERS = "client"  # the column of a data set that has a folder a client
-OWN_FIELD = {
-    "shards": "shards", "dirichlet": "alpha", "dirichlet_clients": "alpha", "quantity": "alpha",
-    "disjoint": "classes_per_client",
-}  # fmt: skip
 SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
 PARTS = {"full": ALL, "head": HEAD, "body": BODY}
 
@@ -106,56 +84,17 @@ def federation_of(config: Config) -> Federation:
     Raises:
         InputError: If the data do not allow its partition.
     """
-    alpha, each = config.alpha, config.classes_per_client
-    recipes: dict[str, Recipe] = {
-        "iid": iid,
-        "shards": lambda train, test, clients, rng: shards(train, test, clients, config.shards, rng),
-        "dirichlet": lambda train, test, clients, rng: dirichlet(train, test, clients, alpha, rng),
-        "dirichlet_clients": lambda train, test, clients, rng: dirichlet_clients(train, test, clients, alpha, rng),
-        "disjoint": lambda train, test, clients, rng: disjoint(train, test, clients, each, rng),
-        "sort": sort,
-        "groups": groups,
-        "quantity": lambda train, test, clients, rng: quantity(train, test, clients, alpha, rng),
-        "by": natural,
-        "folders": natural,
-    }
     dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
     if config.train_images is not None:
-        dataset = fewer(dataset, config.train_images, config.seed)
-    kind, _, named = config.partition.partition(":")
-    if kind == "file":
-        return _saved(config, dataset, Path(named))
-    return federate(
+        dataset = subsample(dataset, config.train_images, config.seed)
+    return make_federation(
         dataset,
-        recipes[kind],
+        config.partitioner(),
         clients=config.clients,
-        probe=min(PROBE, len(dataset.train) // 10) if config.probe is None else config.probe,
         seed=config.seed,
+        probe=config.probe,
         new_clients=config.new_clients,
-        by=_column(config, dataset),
     )
-
-
-def _column(config: Config, dataset: Dataset) -> str | None:
-    """The column that says who the clients are, if one does."""
-    kind, _, column = config.partition.partition(":")
-    if kind == "folders" and FOLDERS not in dataset.columns:
-        raise InputError(f"partition: 'folders' is not allowed; {config.data} does not have a folder a client")
-    if kind == "by" and column not in dataset.columns:
-        has = ", ".join(dataset.columns) or "none"
-        raise InputError(f"partition: {config.partition!r} names no column of {config.data}; it has {has}")
-    return {"folders": FOLDERS, "by": column}.get(kind)
-
-
-def _saved(config: Config, dataset: Dataset, path: Path) -> Federation:
-    """Saved clients; the config must say the same of them, since it is what a run folder is read by."""
-    federation = open_rows(dataset, path)
-    new = len(federation.new_clients)
-    has = {"clients": len(federation) + new, "new_clients": new, "probe": len(federation.probe_rows)}
-    for name, count in has.items():
-        if getattr(config, name) not in (count, None):
-            raise InputError(f"{name}: {getattr(config, name)} is not allowed; {str(path)!r} has {count}")
-    return federation
 
 
 def runtime_of(config: Config) -> ClientRuntime:
@@ -187,8 +126,10 @@ def runtime_of(config: Config) -> ClientRuntime:
         knn_every=config.knn_every,
         probed=config.linear_probe_images,
     )
-    dealt = _dealt([share for _, share in shares], len(federation))
-    return ClientRuntime(config.method(name), federation, models, settings, dealt, _sources(config, name, federation))
+    architectures = _architectures([share for _, share in shares], len(federation))
+    return ClientRuntime(
+        config.method(name), federation, models, settings, architectures, _sources(config, name, federation)
+    )
 
 
 def _sources(config: Config, name: str, federation: Federation) -> tuple[Source, ...]:
@@ -225,7 +166,7 @@ def _model(config: Config, name: str, federation: Federation) -> Model:
     return model.to(config.device)
 
 
-def _dealt(shares: Sequence[float], clients: int) -> tuple[int, ...]:
+def _architectures(shares: Sequence[float], clients: int) -> tuple[int, ...]:
     """Which model each client has: ⌊share·N⌋ clients the first, and so on; the last gets the rest (METHODS.md D.5)."""
     counts = [math.floor(share * clients + 1e-9) for share in shares[:-1]]
     return tuple(which for which, count in enumerate([*counts, clients - sum(counts)]) for _ in range(count))
@@ -254,7 +195,7 @@ def _settled(config: Config, runtime: ClientRuntime) -> Config:
         InputError: If a method needs more probe images than that, or ``bn`` is of no use to the models.
     """
     refuse_idle_in(config, runtime.models)
-    return Config.checked(config.model_dump() | {"probe": len(runtime.federation.probe_rows)})
+    return Config.checked(config.model_dump() | {"probe": len(runtime.federation.probe_rows)}, config.objects)
 
 
 @own_settings()
@@ -277,13 +218,20 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
 
 
 @own_settings()
-def resume(out: Path, watcher: Watcher = nobody, *, device: str | None = None) -> None:
+def resume(
+    out: Path,
+    watcher: Watcher = nobody,
+    *,
+    device: str | None = None,
+    objects: Mapping[str, Any] | None = None,
+) -> None:
     """Go on with a run or a comparison where it stopped; one that is finished stays as it is.
 
     Args:
         out: Its folder.
         watcher: Looks at the runs.
         device: Where to go on, if not where it began; last bits then differ.
+        objects: What names in angle brackets stand for.
 
     Raises:
         InputError: If the folder holds neither, is in use, or was changed.
@@ -296,7 +244,7 @@ def resume(out: Path, watcher: Watcher = nobody, *, device: str | None = None) -
         file = out / (COMPARISON if several else CONFIG)
         fields = read_toml(file)
         begun_on = fields.get("device")
-        config = Config.checked(fields if device is None else fields | {"device": device})
+        config = Config.checked(fields if device is None else fields | {"device": device}, objects)
         if not several and (len(config.methods) > 1 or config.seeds > 1):
             raise InputError(f"{file}: names several methods or seeds; a run has one of each")
         if config.device != begun_on:
@@ -318,7 +266,8 @@ def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
         compare(config, folder, watcher)
         return
     now = {name: getattr(config, name) for name in EXECUTION}  # what that was may be gone: a device, a moved pool
-    begun = Config.checked(read_toml(folder / COMPARISON) | now)  # also one from before a field was there
+    with nothing_from_files((), folder):
+        begun = Config.checked(read_toml(folder / COMPARISON) | now)  # also one from before a field was there
     config = config.model_copy(update={"probe": begun.probe}) if config.probe is None else config
     if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
         raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
@@ -363,7 +312,7 @@ def check_config(config: Config, out: Path) -> None:
     """
     if (out / CONFIG).is_file():
         now = {name: getattr(config, name) for name in EXECUTION}
-        own = Config.checked(read_toml(out / CONFIG) | now).model_dump()
+        own = Config.checked(read_toml(out / CONFIG) | now, config.objects).model_dump()
         for name, value in config.model_dump().items():
             if own[name] != value:
                 raise InputError(f"{out / CONFIG}: {name} is {own[name]!r} and not {value!r}; one of them was changed")
@@ -406,8 +355,9 @@ def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: Watcher, ex
     folder = folder_of(config, out)
     executor.start(functools.partial(runtime_of, config), TaskRunner(runtime, folder.memories))
     so_far = SoFar(folder, config.rounds, functools.partial(_summary, config, runtime))
+    trackers = {"so_far.json": so_far, **{name: TRACKERS[name]() for name in config.trackers}}
     watch = watcher(method, config.seed, config.rounds)
-    with Tracked(config, folder, watch, {"so_far.json": so_far}) as tracked:
+    with Tracked(config.parameters, folder, watch, trackers) as tracked:
         run_rounds(runtime, executor, folder, tracked)
     lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
     write_whole(out / SUMMARY, json.dumps(_summary(config, runtime, lines, seconds), indent=1) + "\n")
@@ -480,7 +430,6 @@ def _summary(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Line
         series = [line[name] for line in lines if line.get(name) is not None]
         metrics[f"{name}_mean_of_last_10_rounds"] = math.fsum(series[-10:]) / len(series[-10:]) if series else None
         metrics[f"{name}_best_on_test"] = max(series, default=None)
-    own_field = OWN_FIELD.get(config.partition)
     return {
         "version": SUMMARY_VERSION,
         "method": method,
@@ -494,7 +443,7 @@ def _summary(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Line
             "clients": len(federation),
             "new_clients": len(federation.new_clients),
             "partition": config.partition,
-            **({own_field: getattr(config, own_field)} if own_field else {}),
+            **{option: getattr(config, option) for option in config.partition_options},
             "train": sum(len(rows) for rows in federation.partition.train),
             "test": sum(len(rows) for rows in federation.partition.test),
             "probe": len(federation.probe_rows),

@@ -15,8 +15,6 @@ from kinfed.files import delete, write_whole
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kinfed.experiment.config import Config
-
 __all__ = ["SO_FAR", "Lines", "SoFar"]
 
 SO_FAR = "so_far.json"
@@ -42,7 +40,7 @@ class SoFar:
     summary: Callable[[Lines, Lines], Mapping[str, Any]]
     due: float = -math.inf
 
-    def start(self, config: Config, folder: Path) -> None:
+    def start(self, parameters: Mapping[str, Any], folder: Path) -> None:
         """Nothing is told before a round is."""
 
     def log(self, round: int, scalars: Mapping[str, float]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kinfed.data import Dataset, Normalisation, fewer, load, of_classes
+from kinfed.data import Dataset, Normalisation, load, select_classes, subsample
 from kinfed.engine import Unwatched, Watch, save_model
 from kinfed.engine.checks import not_finite
 from kinfed.errors import InputError
@@ -215,9 +215,9 @@ def _datasets(training: Training, names: list[str]) -> Iterator[Dataset]:
     for name in names:
         dataset = load(name, channels=channels, image_size=image_size)
         if training.classes is not None:
-            dataset = of_classes(dataset, training.classes)
+            dataset = select_classes(dataset, training.classes)
         if training.train_images is not None and training.train_images < len(dataset.train):
-            dataset = fewer(dataset, training.train_images, training.seed)
+            dataset = subsample(dataset, training.train_images, training.seed)
         if normalise is not None:
             train, test = (replace(split, normalise=normalise) for split in (dataset.train, dataset.test))
             dataset = replace(dataset, train=train, test=test)

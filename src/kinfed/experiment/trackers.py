@@ -16,7 +16,6 @@ from kinfed.files import delete, written
 
 if TYPE_CHECKING:
     from kinfed.engine import RunFolder, Watch
-    from kinfed.experiment.config import Config
 
 __all__ = ["TRACKERS", "Tracked", "Tracker", "check_installed"]
 
@@ -27,8 +26,13 @@ EVENTS = re.compile(r"tensorboard/events\.out\.tfevents\.[^/]+")
 class Tracker(Protocol):
     """Where the rounds of one run go."""
 
-    def start(self, config: Config, folder: Path) -> None:
-        """The run starts or goes on; all rounds follow, also those that were told before."""
+    def start(self, parameters: Mapping[str, Any], folder: Path) -> None:
+        """The run starts or goes on; all rounds follow, also those that were told before.
+
+        Args:
+            parameters: Fields of the run's config, ``method`` and ``seed`` among them; see `Config.parameters`.
+            folder: The run's.
+        """
 
     def log(self, round: int, scalars: Mapping[str, float]) -> None:
         """The numbers of one round."""
@@ -40,7 +44,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in ``tensorboard/``, written anew when a run goes on, so that no step is there twice."""
 
-    def start(self, config: Config, folder: Path) -> None:
+    def start(self, parameters: Mapping[str, Any], folder: Path) -> None:
         """Forget what was written; the hyper-parameters come first."""
         # Not the SummaryWriter: it puts hyper-parameters into a folder of their own, away from the curves.
         from torch.utils.tensorboard import FileWriter
@@ -48,7 +52,7 @@ class TensorBoard:
 
         delete(written(folder, EVENTS), folder, EVENTS)
         self._writer = FileWriter(str(folder / "tensorboard"))
-        for summary in hparams(_parameters(config), {}):
+        for summary in hparams(dict(parameters), {}):
             self._writer.add_summary(summary)
 
     def log(self, round: int, scalars: Mapping[str, float]) -> None:
@@ -67,7 +71,7 @@ class TensorBoard:
 class MLflow:
     """One MLflow run, whose id is kept in ``mlflow_run_id`` for when the run goes on."""
 
-    def start(self, config: Config, folder: Path) -> None:
+    def start(self, parameters: Mapping[str, Any], folder: Path) -> None:
         """Open the run, by MLflow's own rules for the server, the experiment and the parent run."""
         # MLflow reports usage to its makers unless told otherwise; who wants that sets the variable.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -76,16 +80,16 @@ class MLflow:
         from kinfed.files import write_whole
 
         kept = folder / "mlflow_run_id"
-        (method,) = config.methods
+        method, seed = parameters["method"], parameters["seed"]
         with mlflow.start_run(
             run_id=kept.read_text() if kept.is_file() else None,
-            run_name=f"{method}-seed{config.seed}",
+            run_name=f"{method}-seed{seed}",
             nested=True,
-            tags={"method": method, "seed": str(config.seed), "folder": str(folder.resolve())},
+            tags={"method": method, "seed": str(seed), "folder": str(folder.resolve())},
         ) as run:
             self._id = run.info.run_id
             write_whole(kept, self._id)
-            mlflow.log_params(_parameters(config))
+            mlflow.log_params(dict(parameters))
         # From here on by its id: were it MLflow's active run, what else the process logs would end up in it.
         self._client = mlflow.MlflowClient()
         self._client.update_run(self._id, status="RUNNING")
@@ -117,11 +121,13 @@ def check_installed(name: str) -> None:
 
 
 class Tracked:
-    """A `Watch` with trackers beside it, of a config and others; one that fails is left out, with a warning."""
+    """A `Watch` with trackers beside it, by name; one that fails is left out, with a warning."""
 
-    def __init__(self, config: Config, folder: RunFolder, watch: Watch, others: Mapping[str, Tracker]) -> None:
-        self._config, self._folder, self._watch = config, folder, watch
-        self._trackers = {**others, **{name: TRACKERS[name]() for name in config.trackers}}
+    def __init__(
+        self, parameters: Mapping[str, Any], folder: RunFolder, watch: Watch, trackers: Mapping[str, Tracker]
+    ) -> None:
+        self._parameters, self._folder, self._watch = parameters, folder, watch
+        self._trackers = {**trackers}
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +139,7 @@ class Tracked:
 
     def started(self, done: int) -> None:
         """The rounds that are done come from metrics.jsonl: what a tracker had when the run was killed is unknown."""
-        self._each(lambda tracker: tracker.start(self._config, self._folder.path))
+        self._each(lambda tracker: tracker.start(self._parameters, self._folder.path))
         for line in self._folder.lines("metrics.jsonl"):
             self._log(line)
         self._watch.started(done)  # last: a display counts the seconds of the first round from here
@@ -174,12 +180,3 @@ def _scalars(line: Line) -> dict[str, float]:
     """What a round has of numbers, and how many clients took part and were refused."""
     numbers = {name: value for name, value in line.items() if isinstance(value, int | float) and name != "round"}
     return {**numbers, "clients": len(line["clients"]), "refused": len(line["refused"])}
-
-
-def _parameters(config: Config) -> dict[str, Any]:
-    """The fields of a run's config, its method's own as ``METHOD.FIELD``, or ``fedvote/METHOD.FIELD``."""
-    (method,) = config.methods
-    fields = config.model_dump(exclude_none=True, exclude={"methods", "settings", "seeds", "log"})
-    prefix = method.replace("+", "/")  # MLflow takes no + in a name
-    own = {f"{prefix}.{name}": value for name, value in config.settings[method].items()}
-    return {"method": method, **fields, **own}

@@ -55,7 +55,7 @@ class Training(BaseModel):
     @field_validator("data")
     @classmethod
     def _there_are_data(cls, data: tuple[str, ...]) -> tuple[str, ...]:
-        from kinfed.data.sources import find
+        from kinfed.data.loading import find
 
         if not data:
             raise InputError("data: none is named; name one data set or more")
@@ -68,7 +68,7 @@ class Training(BaseModel):
     @field_validator("like")
     @classmethod
     def _there_is_data(cls, like: str | None) -> str | None:
-        from kinfed.data.sources import find
+        from kinfed.data.loading import find
 
         if like is not None:
             try:
@@ -94,7 +94,7 @@ class Training(BaseModel):
     def _known_model(cls, model: str) -> str:
         from kinfed.models import ARCHITECTURES
 
-        among("model", model, ARCHITECTURES)  # not one of the user's own, which could not be read from a pool
+        among("model", model, [*ARCHITECTURES])  # not one of the user's own, which could not be read from a pool
         return model
 
     @field_validator("device")

@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from kinfed.data.partitions import PARTITIONS
 from kinfed.errors import InputError
 from kinfed.experiment.config import EXECUTION, Config, model_shares, short
+from kinfed.labels import parse_label
 from kinfed.methods import Method
 from kinfed.methods.contrast import Contrast
 from kinfed.methods.crsm import CRSMMixing
@@ -76,14 +78,25 @@ def _probes(config: Config, method: Method) -> bool:
     return linear or (not method.supervised and config.knn_every > 0)
 
 
+def _of_partitions() -> dict[str, Use]:
+    """Fields that fill those of a partition."""
+    readers: dict[str, list[str]] = {}
+    for name in PARTITIONS:
+        if PARTITIONS.origin(name) == "kinfed":  # others are imported only when they are used
+            for option in PARTITIONS[name].options:
+                readers.setdefault(option, []).append(name)
+    return {option: _of_partition(option, names) for option, names in readers.items()}
+
+
+def _of_partition(option: str, names: Sequence[str]) -> Use:
+    *others, last = names
+    by = f"the partitions {', '.join(others)} and {last}" if others else f"partition {last}"
+    return Use(by, lambda config, _: option in config.partition_options)
+
+
 # The fields of the config that not everything reads, whatever the methods are …
 OF_CLIENTS: dict[str, Use] = {
-    "shards": Use("partition shards", lambda config, _: config.partition == "shards"),
-    "alpha": Use(
-        "the partitions dirichlet, dirichlet_clients and quantity",
-        lambda config, _: config.partition in ("dirichlet", "dirichlet_clients", "quantity"),
-    ),
-    "classes_per_client": Use("partition disjoint", lambda config, _: config.partition == "disjoint"),
+    **_of_partitions(),
     "head": Use(
         "a model of your own, named as package.module:function",
         lambda config, _: any(":" in name for name in [config.model or "", *dict(model_shares(config.models or ""))]),
@@ -222,12 +235,17 @@ def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mappi
                 uses[name].reads(config, config.method(method)) for config in configs for method in config.methods
             )
             _refuse_unless(read, name, getattr(configs[0], name), uses[name])
-    for method, own in given.get("settings", {}).items():
-        alike = [(config, config.method(method)) for config in configs if method in config.methods]
-        for name in own:
+    for named, own in given.get("settings", {}).items():
+        alike = [
+            (config, config.method(label))
+            for config in configs
+            for label in config.methods
+            if named in (label, parse_label(label)[0])
+        ]
+        for name in own if alike else ():
             use, value = _own_use(alike[0][1], name), getattr(alike[0][1], name)
             if use is not None and value != use.off:
-                _refuse_unless(any(use.reads(*both) for both in alike), f"{method}.{name}", value, use)
+                _refuse_unless(any(use.reads(*both) for both in alike), f"{named}.{name}", value, use)
 
 
 def _refuse_unless(read: bool, name: str, value: Any, use: Use) -> None:

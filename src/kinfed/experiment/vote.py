@@ -21,8 +21,9 @@ from kinfed.files import claimed, write_whole
 from kinfed.methods import ClientId
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedvote import Vote
-from kinfed.methods.voting import BIASED, Count, ballot, count, scores
+from kinfed.methods.voting import Count, ballot, count, scores
 from kinfed.settings import own_settings
+from kinfed.similarity import MEASURES
 
 __all__ = ["VOTE", "Ballots", "Debiased", "Electorate", "hold", "train_and_vote", "vote"]
 
@@ -133,7 +134,7 @@ class Ballots:
         votes: How many ballots name each source.
         points: Of Borda.
         ranking: Names of the sources, the winner first.
-        measure: One of `kinfed.methods.voting.MEASURES`.
+        measure: One of `kinfed.similarity.MEASURES`.
         taps: Tap points that were compared.
         images: At most so many of each client were looked at.
         about: Where the clients' models come from.
@@ -168,7 +169,8 @@ def vote(run: Path, pool: Path, rule: Vote, out: Path) -> Ballots:
         InputError: See `Electorate`; and if nobody can vote.
     """
     voters = Electorate.of(run, pool)
-    measures = [rule.measure, BIASED[rule.measure]] if rule.measure in BIASED else [rule.measure]
+    unbiased = MEASURES[rule.measure].counterpart
+    measures = [rule.measure] if unbiased is None else [rule.measure, unbiased]
     held = hold(voters, rule, voters.scores(rule, measures))
     with claimed(out):
         write_whole(out / VOTE, json.dumps(asdict(held), indent=1) + "\n")
@@ -203,6 +205,7 @@ def hold(voters: Electorate, rule: Vote, told: Mapping[str, Sequence[Tensor]]) -
         InputError: If no client has a score.
     """
     names = [source.name for source in voters.runtime.sources]
+    unbiased = MEASURES[rule.measure].counterpart
     cast, counted = _counted(told[rule.measure], rule)
     if not any(cast):
         raise InputError(f"measure: by {rule.measure} no client's model is like any source, so that nobody can vote")
@@ -218,7 +221,7 @@ def hold(voters: Electorate, rule: Vote, told: Mapping[str, Sequence[Tensor]]) -
         taps=rule.taps,
         images=rule.images,
         about=voters.about(),
-        debiased=_debiased(voters, rule, BIASED[rule.measure], told) if rule.measure in BIASED else None,
+        debiased=None if unbiased is None else _debiased(voters, rule, unbiased, told),
     )
 
 

@@ -6,18 +6,15 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kinfed.data.samples import AS_THEY_ARE, Samples
+from kinfed.learning.phases import SGD, Batch
 from kinfed.models import HEAD, NOTHING, Model
 from kinfed.similarity.gram import gram_of, times_own_transpose
 from kinfed.similarity.inputs import magnitude
-
-if TYPE_CHECKING:
-    from kinfed.learning.training import SGD, Batch
 
 __all__ = ["activations", "features", "frozen_copy", "frozen_grams", "frozen_rows", "store", "with_frozen_body"]
 
@@ -26,7 +23,7 @@ CHUNK = 128  # samples a forward pass: so few that the activations stay in the c
 Function = Callable[
     [Tensor], Sequence[Tensor]
 ]  # normalised inputs b×… → tensors b×…, each row from its own input alone
-Reader = Callable[["Batch"], list[Tensor]]
+Reader = Callable[[Batch], list[Tensor]]
 
 
 def features(model: Model, samples: Samples, tap: str = "body") -> Tensor:

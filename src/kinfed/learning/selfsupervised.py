@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kinfed.data.samples import Samples
-from kinfed.learning.training import SGD, Batch, Loss, Phase, Tally, train
+from kinfed.learning.phases import SGD, Batch, Phase
+from kinfed.learning.training import Loss, Tally, train
 from kinfed.learning.views import two_views
 from kinfed.models import ONLINE, Model, Siamese, Target, Tensors
 

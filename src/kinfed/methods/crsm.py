@@ -19,7 +19,7 @@ from kinfed.methods.aggregation import mix
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
 from kinfed.models import BODY, HEAD, Model, Part, Tensors, select
-from kinfed.similarity import BiasedSimilarityWarning, Gram, class_means, similarity_matrix
+from kinfed.similarity import MEASURES, BiasedSimilarityWarning, Gram, Measure, class_means, similarity_matrix
 
 __all__ = ["CRSMMixing"]
 
@@ -157,7 +157,7 @@ class CRSMMixing(FedAvg):
                 before = self._of_probe(server, self.download(state, id).tensors, taps)
                 now = [x - y for x, y in zip(now, before, strict=True)]
             for tap, x in zip(taps, now, strict=True):
-                seen[tap].append(Gram.of_features(x, **self._cka) if self._metric == "cka" else x)
+                seen[tap].append(Gram.of_features(x, **self._measure.options) if self._measure.of_grams else x)
         return seen
 
     def _of_probe(self, server: Server, tensors: Tensors, taps: Sequence[str]) -> list[Tensor]:
@@ -173,16 +173,16 @@ class CRSMMixing(FedAvg):
         """The CRSM of m clients, m×m; NaN beside a representation that is constant."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BiasedSimilarityWarning)  # weights are what is wanted, not a finding
-            similarity: Tensor = similarity_matrix(compared, self._metric, **self._cka)
+            similarity: Tensor = similarity_matrix(compared, self._measure)
         return similarity
 
     @property
-    def _metric(self) -> str:
-        return "cosine" if self.compared == "mean_prediction" else WITHOUT_CKA.get(self.rep_source, "cka")
-
-    @property
-    def _cka(self) -> dict[str, Any]:
-        return {"kernel": self.kernel, "debiased": self.debiased} if self._metric == "cka" else {}
+    def _measure(self) -> Measure:
+        """The similarity of what is compared."""
+        if self.compared == "mean_prediction":
+            return MEASURES["cosine"]
+        cka = f"{'debiased_' if self.debiased else ''}{'rbf_' if self.kernel == 'rbf' else ''}cka"
+        return MEASURES[WITHOUT_CKA.get(self.rep_source, cka)]
 
     def row_weights(self, similarity: Tensor, counts: Tensor, representation: Tensor) -> Tensor:
         """Rows of a similarity matrix, m×m, as weights that sum to 1.
@@ -224,7 +224,7 @@ class CRSMMixing(FedAvg):
 
     def upload_like(self, server: Server) -> Tensors:
         """What is shared, and what a client tells of its own samples."""
-        rows = server.model.head.out_features if self.rep_source == "local_class_mean" else self.samples
+        rows = server.model.head.out_features if self._measure.needs_labels else self.samples
         told = {} if self.rep_source == "probe" else {OWN_SAMPLES: torch.zeros(rows, server.model.head.in_features)}
         return {**super().upload_like(server), **told}
 
@@ -258,7 +258,7 @@ class CRSMMixing(FedAvg):
             labels, order = labels.sort(stable=True)
             rows = rows[order]
         seen = features(client.model, client.train.take(rows.numpy())).cpu()
-        if self.rep_source == "local_class_mean":
+        if self._measure.needs_labels:
             means: Tensor = class_means(seen, labels, client.model.head.out_features)
             return means.to(seen.dtype)
         return seen

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2112.00407
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -14,18 +14,19 @@ from annotated_types import Ge
 from torch import Tensor
 from torch.nn import functional
 
-from kinfed.errors import InputError
+from kinfed.errors import InputError, among
 from kinfed.learning import Batch, Loss, Objective, cross_entropy, frozen_copy, frozen_grams, frozen_rows
 from kinfed.methods.contrast import Contrast
 from kinfed.methods.method import Client, Message
 from kinfed.models import Model, Source, Tensors
-from kinfed.similarity import cka_gap, cosine, frobenius
+from kinfed.similarity import MEASURES, Kernel, Measure, cka_gap
 from kinfed.similarity.gram import unit_gram
 
 __all__ = ["FedCKA"]
 
 FEWEST = 4  # rows of a batch; a similarity of fewer says nothing
 BANDWIDTH = 0.5  # of the RBF kernel (METHODS.md A.2)
+KERNELS = {"linear": "cka", "rbf": "rbf_cka", "debiased": "debiased_cka"}  # short names of measures, by their kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +38,24 @@ class FedCKA(Contrast):
         layers: M, how many of the model's first layers it compares.
         tap: Where a layer that is pooled is read: after its ReLU, or after the pooling, which has a quarter of the
             features and costs a quarter.
-        metric: The similarity: CKA with the linear or the RBF kernel, debiased linear CKA, minus the mean squared
-            difference, or the cosine of all activations of a batch.
+        metric: The similarity: ``linear`` or ``rbf`` CKA, ``debiased`` linear CKA, or one of
+            `kinfed.similarity.MEASURES` that has a gradient, such as ``frobenius`` or ``cosine``.
     """
 
     mu: Annotated[float, Ge(0)] = 3.0
     layers: Annotated[int, Ge(1)] = 2
     tap: Literal["relu", "pool"] = "relu"
-    metric: Literal["linear", "rbf", "debiased", "frobenius", "cosine"] = "linear"
+    metric: str = "linear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        among("metric", self.metric, [*KERNELS, *MEASURES] if ":" not in self.metric else [self.metric])
+        if not self._measure.differentiable or self._measure.needs_labels:
+            raise InputError(f"metric: {self.metric!r} is not allowed; it has no gradient, or needs labels")
+
+    @property
+    def _measure(self) -> Measure:
+        return MEASURES[KERNELS.get(self.metric, self.metric)]
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
         """Beside what FedAvg asks for: the model must have as many layers as are compared."""
@@ -64,7 +75,7 @@ class FedCKA(Contrast):
             read = [model.activations(inputs, taps) for model in frozen]
             return [_matrix(of_model[tap]) for of_model in read for tap in taps]
 
-        read = (frozen_rows if self.metric in ENTRYWISE else frozen_grams)(activations, client.train, client.sgd)
+        read = (frozen_grams if self._measure.of_grams else frozen_rows)(activations, client.train, client.sgd)
 
         def loss(model: Model, batch: Batch) -> Loss:
             if len(batch.rows) < FEWEST:
@@ -84,11 +95,11 @@ class FedCKA(Contrast):
             of_frozen: p_1 … p_M, g_1 … g_M, the same or their linear Grams, b×b.
         """
         p, g = of_frozen[: len(a)], of_frozen[len(a) :]
-        if self.metric in ENTRYWISE:
-            similarity = ENTRYWISE[self.metric]
+        similarity = self._measure
+        if not similarity.of_grams:
             return torch.stack([similarity(a[n], p[n]) - similarity(a[n], g[n]) for n in range(len(a))])
-        kernel: Literal["linear", "rbf"] = "rbf" if self.metric == "rbf" else "linear"
-        debiased = self.metric == "debiased"
+        kernel: Kernel = similarity.options.get("kernel", "linear")
+        debiased = similarity.debiased
         units = unit_gram(torch.stack([*p, *g]), kernel, BANDWIDTH, debiased=debiased)
         gaps = units[: len(a)] - units[len(a) :]
         return torch.stack(
@@ -97,9 +108,6 @@ class FedCKA(Contrast):
                 for x, gap in zip(a, gaps, strict=True)
             ]
         )
-
-
-ENTRYWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"frobenius": frobenius, "cosine": cosine}
 
 
 def _matrix(x: Tensor) -> Tensor:

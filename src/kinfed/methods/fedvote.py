@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from annotated_types import Ge
 
-from kinfed.errors import InputError, RunFailed, among
+from kinfed.errors import InputError, RunFailed
 from kinfed.learning import unnormalised
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
-from kinfed.methods.voting import MEASURES, SAME_WIDTH, Seen, ballot, bias, count, scores, seen
+from kinfed.methods.voting import Seen, ballot, bias, count, scores, seen
 from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
+from kinfed.similarity import MEASURES
 
 __all__ = ["FedVote", "Vote", "ballots", "carries_vote", "fitting", "with_vote"]
 
@@ -40,7 +41,7 @@ class Vote(FedAvg):
     Attributes:
         round: R_sel, the round of vote and transfer; the next one if nobody's work could be used in it.
         ballot: m, how many sources a client names.
-        measure: One of `MEASURES`.
+        measure: One of `kinfed.similarity.MEASURES` that needs no labels, or ``package.module:function``.
         taps: What is compared: a tap point (the representation is ``body``), or several with commas between, over which
             the mean is taken; ``A=B`` where the sources call B what the model calls A.
         images: At most so many of a client's training images are looked at, drawn at random.
@@ -60,7 +61,8 @@ class Vote(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        among("measure", self.measure, MEASURES)
+        if MEASURES.find(self.measure).needs_labels:
+            raise InputError(f"measure: {self.measure!r} is not allowed; it needs labels, which no vote looks at")
         if not all(own and theirs for own, theirs in self._pairs):
             raise InputError(f"taps: {self.taps!r} must have the form TAP,… or TAP=TAP OF THE SOURCES,…")
 
@@ -105,7 +107,7 @@ class Vote(FedAvg):
             for name, of, tap in [("the model", model, own), *((s.name, s.model, theirs) for s in sources)]:
                 if tap not in of.taps:
                     raise InputError(f"taps: {tap!r} is no tap point of {name}; it has {', '.join(of.taps)}")
-        if self.measure not in SAME_WIDTH:
+        if not MEASURES[self.measure].same_width:
             return
         for (own, theirs), source in itertools.product(self._pairs, sources):
             has, needed = _width(source.model, source.card.shape, theirs), _width(model, source.card.shape, own)

@@ -15,23 +15,9 @@ from torch import Tensor
 from kinfed.data.samples import Samples
 from kinfed.learning import activations
 from kinfed.models import Model, Source
-from kinfed.similarity import BiasedSimilarityWarning, similarity_matrix
+from kinfed.similarity import MEASURES, BiasedSimilarityWarning, similarity_matrix
 
-__all__ = ["BIASED", "MEASURES", "SAME_WIDTH", "Count", "Seen", "ballot", "bias", "count", "scores", "seen"]
-
-# Every measure of `kinfed.similarity` but those that need labels; what stands beside is its metric and options.
-MEASURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "sketched_cka": ("sketched_cka", {}),
-    "cka": ("cka", {}),
-    "debiased_cka": ("cka", {"debiased": True}),
-    "rbf_cka": ("cka", {"kernel": "rbf"}),
-    "debiased_rbf_cka": ("cka", {"kernel": "rbf", "debiased": True}),
-    **{name: (name, {}) for name in ("cca", "svcca", "pwcca", "procrustes", "rsa", "emd", "frobenius", "cosine")},
-    "feature_cov": ("feature_cov", {}),
-}
-# Those that are high for want of images as well, the wider the source the more; and the measure that is not.
-BIASED = {"sketched_cka": "debiased_cka", "cka": "debiased_cka", "rbf_cka": "debiased_rbf_cka"}
-SAME_WIDTH = ("emd", "frobenius", "cosine", "feature_cov")  # which compare feature by feature
+__all__ = ["Count", "Seen", "ballot", "bias", "count", "scores", "seen"]
 
 
 @dataclass(frozen=True)
@@ -67,23 +53,23 @@ def scores(seen: Seen, measure: str) -> Tensor:
 
     Args:
         seen: Of any widths that the measure can compare.
-        measure: One of `MEASURES`.
+        measure: One of `kinfed.similarity.MEASURES`.
 
     Returns:
         P numbers, larger is more alike: the mean over the tap points. NaN where a side is constant or not finite, and
-        where there are fewer than the 4 images that a debiased measure takes. That a measure is biased is for whoever
+        where there are fewer images than the measure takes. That a measure is biased is for whoever
         holds the vote to say, once for all clients.
 
     Raises:
         ValueError: If the measure cannot compare two of them.
     """
-    metric, options = MEASURES[measure]
-    if options.get("debiased") and len(seen.own[0]) < 4:
+    similarity = MEASURES[measure]
+    if len(seen.own[0]) < similarity.least_examples:
         return torch.full((len(seen.theirs[0]),), torch.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BiasedSimilarityWarning)
         rows = [
-            similarity_matrix([own], metric, against=theirs, **options)[0]
+            similarity_matrix([own], similarity, against=theirs)[0]
             for own, theirs in zip(seen.own, seen.theirs, strict=True)
         ]
     return torch.stack(rows).mean(dim=0).cpu()
@@ -93,16 +79,16 @@ def bias(measure: str, images: Sequence[int], features: int) -> str | None:
     """What must be said of a vote of which no scores are known; None if nothing.
 
     Args:
-        measure: One of `MEASURES`.
+        measure: One of `kinfed.similarity.MEASURES`.
         images: How many each client looks at.
         features: The most that are compared.
     """
-    usual = int(statistics.median(images))
-    if measure not in BIASED or features <= usual:
+    usual, counterpart = int(statistics.median(images)), MEASURES[measure].counterpart
+    if counterpart is None or features <= usual:
         return None
     return (
         f"{measure} of n = {usual} images (the median client) and p = {features} features is high for want of images, "
-        f"too, most for wide sources; {BIASED[measure]} is not."
+        f"too, most for wide sources; {counterpart} is not."
     )
 
 

@@ -2,10 +2,10 @@
 
 from kinfed.models.batchnorm import BatchNorm, set_batchnorm
 from kinfed.models.card import Card
-from kinfed.models.catalogue import ARCHITECTURES, Architecture, build, suited
+from kinfed.models.catalogue import ARCHITECTURES, Architecture, OwnArchitecture, build, suited
 from kinfed.models.drawing import may_draw
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
-from kinfed.models.own import factory, from_module
+from kinfed.models.own import Maker, factory, from_module
 from kinfed.models.pool import Source, open_pool
 from kinfed.models.saved import load_weights, open_saved, refuse_pickle, restored, saved_about, weights_for
 from kinfed.models.siamese import ONLINE, PREDICTOR, PROJECTOR, TARGET, Siamese, Target
@@ -24,7 +24,9 @@ __all__ = [
     "Architecture",
     "BatchNorm",
     "Card",
+    "Maker",
     "Model",
+    "OwnArchitecture",
     "Part",
     "Siamese",
     "Source",

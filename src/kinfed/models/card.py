@@ -30,7 +30,8 @@ class Recipe(BaseModel):
     """What it takes to build a model again, as files say it.
 
     Attributes:
-        architecture: One of `kinfed.models.ARCHITECTURES`, or of a user's own, which no file may import.
+        architecture: One of `kinfed.models.ARCHITECTURES`, or of a user's own, which no file may import: its import
+            path, or ``<name>`` where it has none.
         bn: What its BatchNorm layers are or became.
         head: Name of the last linear layer in a module of the user's own.
         shape: Of one input, (c, h, w) for images.

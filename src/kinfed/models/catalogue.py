@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +14,10 @@ from kinfed.errors import InputError
 from kinfed.models.batchnorm import BatchNorm, set_batchnorm
 from kinfed.models.convnets import cnn4, cnn4_half, mcmahan_cnn, mlp, small_cnn, tiny_cnn
 from kinfed.models.model import Model
-from kinfed.models.own import factory, from_module
+from kinfed.models.own import Maker, from_module, maker, name_of
 from kinfed.models.resnet import resnet18, resnet34, resnet50
 from kinfed.models.vgg import vgg16, vgg16_bn
+from kinfed.registry import Registry
 from kinfed.streams import seeded_globals, torch_stream
 
 __all__ = ["ARCHITECTURES", "Architecture", "build", "suited"]
@@ -38,7 +40,33 @@ class Architecture:
     summary: str
 
 
-ARCHITECTURES = {
+@dataclass(frozen=True)
+class OwnArchitecture:
+    """How to make a module that is not of kinfed.
+
+    Attributes:
+        make: Input shape and number of classes → a module, or a `Model`.
+        summary: One line for people.
+        smallest: None; it is not known how small images may be.
+    """
+
+    make: Maker
+    summary: str
+    smallest: None = None
+
+
+def _fault(thing: object) -> str | None:
+    return None if callable(thing) or isinstance(thing, Architecture) else "is no function"
+
+
+def _from_elsewhere(name: str, thing: Any) -> Architecture | OwnArchitecture:
+    if isinstance(thing, Architecture):
+        return thing
+    about = (thing.__doc__ or "").strip().partition("\n")[0]
+    return OwnArchitecture(maker(thing), about or f"a model of {name_of(thing)}")
+
+
+_OWN = {
     "tiny_cnn": Architecture(tiny_cnn, 4, "2 convolutions 3×3 and FC 64, for 8×8 digits"),
     "small_cnn": Architecture(small_cnn, 16, "FedCKA's CNN: 2 convolutions 5×5, FC 120 and 84, projection to 256"),
     "cnn4": Architecture(cnn4, 16, "FedBABU's and FedCRC's CNN: 4 convolutions 3×3(64) with BatchNorm"),
@@ -51,6 +79,8 @@ ARCHITECTURES = {
     "vgg16": Architecture(vgg16, 32, "VGG-16; from the last pooling to the head for images up to 64×64"),
     "vgg16_bn": Architecture(vgg16_bn, 32, "VGG-16 with BatchNorm, cut likewise"),
 }
+ARCHITECTURES: Registry[Architecture | OwnArchitecture] = Registry("model", _OWN, _fault, _from_elsewhere)
+"""The architectures by name; a user's own is ``package.module:function`` or an entry point in ``kinfed.models``."""
 
 
 def suited(shape: tuple[int, ...]) -> str:
@@ -62,7 +92,7 @@ def suited(shape: tuple[int, ...]) -> str:
 
 
 def build(
-    name: str,
+    architecture: str | nn.Module | Maker,
     shape: tuple[int, ...],
     classes: int,
     seed: int,
@@ -74,21 +104,32 @@ def build(
     """Build a model with the initial weights that belong to a seed.
 
     Args:
-        name: One of `ARCHITECTURES`, or ``package.module:function`` for a function of the shape and the number of
-            classes that returns a `Model`, or a module whose last linear layer is ``head``.
+        architecture: One of `ARCHITECTURES` by name; or what makes a module, or a `Model`, of the shape and the number
+            of classes: ``package.module:function``, a function, or a class. Or a module, which is copied, weights and
+            all.
         shape: Of one input.
         classes: Outputs of the head.
         seed: Of the run.
         bn: What BatchNorm layers become; see `set_batchnorm`.
-        head: Name of the last linear layer in a user's own module.
+        head: Name of the last linear layer in a user's own module; if not given, that which is defined last.
         stream: The seed's stream that the weights come from.
 
     Raises:
         InputError: If inputs of this shape are too small for the architecture or no images, or a user's own module does
-            not give logits of these classes or has frozen a layer that ``bn`` replaces.
+            not give logits of these classes, does not end in its head, or has frozen a layer that ``bn`` replaces.
+
+    >>> build(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), (1, 8, 8), 10, seed=0).recipe
+    {'architecture': '<Sequential>', 'bn': 'track'}
     """
+    name = architecture if isinstance(architecture, str) else name_of(architecture)
     with seeded_globals(torch_stream(seed, *stream)):
-        model = _own(name, shape, classes, head) if ":" in name else _known(name, shape, classes)
+        found = (
+            ARCHITECTURES.find(architecture) if isinstance(architecture, str) else _from_elsewhere(name, architecture)
+        )
+        if isinstance(found, Architecture):
+            model = _known(found, name, shape, classes)
+        else:
+            model = _own(found.make, name, shape, classes, head)
     model.keep_frozen()
     if bn != "track":
         _refuse_frozen_batchnorm(model, bn)
@@ -97,8 +138,7 @@ def build(
     return model.train()
 
 
-def _known(name: str, shape: tuple[int, ...], classes: int) -> Model:
-    architecture = ARCHITECTURES[name]
+def _known(architecture: Architecture, name: str, shape: tuple[int, ...], classes: int) -> Model:
     if architecture.smallest is not None:
         size = "×".join(map(str, shape))
         if len(shape) != 3:
@@ -113,12 +153,19 @@ def _known(name: str, shape: tuple[int, ...], classes: int) -> Model:
     return Model(stages, nn.Linear(features, classes), [s for s in stages if not s.startswith(UNTAPPED)])
 
 
-def _own(name: str, shape: tuple[int, ...], classes: int, head: str | None) -> Model:
-    module = factory(name)(shape, classes)
+def _own(make: Maker, name: str, shape: tuple[int, ...], classes: int, head: str | None) -> Model:
+    module = make(shape, classes)
+    if not isinstance(module, nn.Module):
+        raise InputError(f"model: {name} gives {type(module).__name__}, no module of torch")
     if isinstance(module, Model) and head is not None:
         raise InputError(f"head: {head!r} would do nothing; {name} gives a Model, which has its head")
-    model = module if isinstance(module, Model) else from_module(module, head)
     try:
+        if isinstance(module, Model):
+            model = module
+        elif head is not None:
+            model = from_module(module, head)
+        else:
+            model = _ending_in_its_head(module, shape)
         outputs = tuple(_outputs(model, shape))
     except RuntimeError as error:
         raise InputError(f"model: {name} does not take inputs of {'×'.join(map(str, shape))}: {error}") from error
@@ -127,14 +174,49 @@ def _own(name: str, shape: tuple[int, ...], classes: int, head: str | None) -> M
     return model
 
 
-@torch.no_grad()
+def _ending_in_its_head(module: nn.Module, shape: tuple[int, ...]) -> Model:
+    """The model whose head is the last linear layer that the module defines.
+
+    Raises:
+        InputError: If the module's output is not that layer's: then the head has to be named.
+    """
+    linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+    inputs = torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape)
+    before = _evaluated(module, inputs)
+    model = from_module(module)
+    if not before.is_meta and not _alike(before, model, inputs):
+        raise InputError(
+            f"head: no head is named, and the layer that is defined last, {linear[-1]}, is not the last that runs; the "
+            f"model has {', '.join(linear)}, and must end in one of them"
+        )
+    return model
+
+
+def _alike(before: torch.Tensor, model: Model, inputs: torch.Tensor) -> bool:
+    try:
+        after = _evaluated(model, inputs)
+    except RuntimeError:  # what follows the layer does not take what goes into it
+        return False
+    return before.shape == after.shape and torch.allclose(before, after, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 def _outputs(module: nn.Module, shape: tuple[int, ...]) -> torch.Size:
-    """Shape of what a module makes of two samples; its modes are what they were."""
+    """Shape of what a module makes of two samples."""
+    return _evaluated(module, torch.zeros(2, *shape)).shape
+
+
+@torch.no_grad()
+def _evaluated(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """What a module makes of inputs in evaluation mode; its modes are what they were.
+
+    What it draws from global generators is the same each time.
+    """
     modes = {part: part.training for part in module.modules()}
-    made: torch.Tensor = module.eval()(torch.zeros(2, *shape))
+    with seeded_globals(torch_stream(0, "evaluated")):
+        made: torch.Tensor = module.eval()(inputs)
     for part, mode in modes.items():
         part.training = mode
-    return made.shape
+    return made
 
 
 def _refuse_frozen_batchnorm(model: Model, bn: BatchNorm) -> None:

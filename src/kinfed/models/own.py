@@ -1,10 +1,8 @@
-"""A user's own architecture: any module whose last linear layer is named, made by an importable function."""
+"""A user's own architecture: any module that ends in a linear layer, or what makes one."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,45 +10,64 @@ from torch import nn
 
 from kinfed.errors import InputError
 from kinfed.models.model import Model
+from kinfed.registry import import_path, imported
 
-__all__ = ["factory", "from_module"]
+__all__ = ["Maker", "factory", "from_module", "maker", "name_of"]
+
+Maker = Callable[[tuple[int, ...], int], nn.Module]
+"""A function, or a class, of the shape of one input and the number of classes, that makes a module."""
 
 
-def factory(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
+def factory(name: str) -> Maker:
     """The function that ``package.module:function`` means; the working directory is looked in too.
 
     Raises:
         InputError: If there is no such function.
     """
-    module_name, _, function_name = name.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        made: Any = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"model: {name!r} cannot be imported: {error}") from error
-    finally:
-        sys.path.pop(0)
-    if not callable(made):
+    thing = imported(name, "model")
+    if not callable(thing):
         raise InputError(f"model: {name!r} is no function")
-    function: Callable[[tuple[int, ...], int], nn.Module] = made
-    return function
+    return maker(thing)
 
 
-def from_module(module: nn.Module, head: str | None) -> Model:
-    """A `Model` of any module: its head is the named linear layer, its body what comes before it.
+def maker(thing: nn.Module | Maker) -> Maker:
+    """The function that makes the module; of a ready module it makes copies, whose weights are the start weights.
+
+    Raises:
+        InputError: If it is none of these.
+    """
+    if isinstance(thing, nn.Module):
+        return lambda shape, classes: copy.deepcopy(thing)
+    if not callable(thing):
+        raise InputError(f"model: {thing!r} is not allowed; must be a name, a function, a class or a module of torch")
+    return thing
+
+
+def name_of(thing: Any) -> str:
+    """The import path of what makes a model, or ``<name>`` where it has none."""
+    if path := import_path(thing):
+        return path
+    name = type(thing).__name__ if isinstance(thing, nn.Module) else getattr(thing, "__name__", type(thing).__name__)
+    return f"<{name.strip('<>')}>"
+
+
+def from_module(module: nn.Module, head: str | None = None) -> Model:
+    """A `Model` of any module: its head is a linear layer of it, its body what comes before that.
 
     Args:
         module: Runs the head last and returns its output. Changed: the head's place is taken by an identity.
-        head: Name of the head, such as ``fc`` or ``classifier.6``.
+        head: Name of the head, such as ``fc`` or ``classifier.6``; if not given, the last linear layer, in the order in
+            which they are defined.
 
     Raises:
-        InputError: If there is no linear layer of that name; the message lists those there are.
+        InputError: If there is no linear layer, or none of that name; the message lists those there are.
     """
-    linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
-    if head is None or head not in linear:
-        asked = "no head is named" if head is None else f"{head!r} is no linear layer of the model"
+    linear = [name for name, child in module.named_modules() if name and isinstance(child, nn.Linear)]
+    name = linear[-1] if head is None and linear else head
+    if name is None or name not in linear:
+        asked = "no head is named" if name is None else f"{name!r} is no linear layer of the model"
         raise InputError(f"head: {asked}; it has {', '.join(linear) or 'none'}")
-    parent_name, _, leaf = head.rpartition(".")
+    parent_name, _, leaf = name.rpartition(".")
     parent = module.get_submodule(parent_name)
     layer = getattr(parent, leaf)
     setattr(parent, leaf, nn.Identity())

@@ -57,7 +57,7 @@ def _open(path: Path) -> Source:
     if not beside.is_file():
         raise InputError(f"sources: {path} has no {beside.name} beside it that says what it is")
     card = Card.read(beside)
-    if card.architecture not in ARCHITECTURES:
+    if not ARCHITECTURES.installed(card.architecture):
         imports = ", which a file may not import" if ":" in card.architecture else ""
         known = ", ".join(ARCHITECTURES)
         raise InputError(f"{beside}: architecture: {card.architecture!r} is not known{imports}; allowed: {known}")

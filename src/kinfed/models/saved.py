@@ -34,7 +34,7 @@ def open_saved(path: Path) -> tuple[Model, tuple[int, ...], tuple[str, ...]]:
     """
     about = saved_about(path)
     recipe = None if about is None else Recipe.checked(about, path)
-    if recipe is None or recipe.architecture not in ARCHITECTURES:
+    if recipe is None or not ARCHITECTURES.installed(recipe.architecture):
         raise InputError(f"{path}: no model of one of the known architectures that a run has saved; see: kinfed models")
     return restored(recipe, path, whole=False), recipe.shape, recipe.classes
 
@@ -54,7 +54,9 @@ def restored(recipe: Recipe, path: Path, *, whole: bool = True) -> Model:
     """
     try:
         with torch.device("meta"):  # without memory
-            model = build(recipe.architecture, recipe.shape, len(recipe.classes), seed=0, bn=recipe.bn)
+            model = build(
+                recipe.architecture, recipe.shape, len(recipe.classes), seed=0, bn=recipe.bn, head=recipe.head
+            )
     except (InputError, RuntimeError) as error:  # the latter of sizes that no number holds
         raise InputError(f"{path}: there is no model as it is described: {error}") from error
     tensors = weights_for(model, path)

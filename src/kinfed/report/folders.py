@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from kinfed.errors import InputError
 from kinfed.files import read_json, read_json_lines
+from kinfed.labels import folder_name
 from kinfed.models import read_tensors
 
 __all__ = ["Run", "read_runs"]
@@ -86,7 +87,7 @@ class _Data(_Told):
 
 class _Summary(_Told):
     version: int
-    method: str = Field(pattern=r"^[\w+:.-]+$")
+    method: str = Field(pattern=r"^[\w+:.=,<> -]+$")
     seed: int
     rounds: int = Field(ge=1)
     planned: int | None = None
@@ -122,7 +123,7 @@ class _Federation(_Told):
 
 
 class _Named(_Told):
-    method: str = Field(pattern=r"^[\w+:.-]+$")
+    method: str = Field(pattern=r"^[\w+:.=,<> -]+$")
     seed: int
 
 
@@ -143,7 +144,7 @@ def _folders(path: Path) -> list[Path]:
     if not file.is_file():
         raise InputError(f"run: {str(path)!r} is no run folder; it has neither config.toml nor comparison.json")
     runs = _checked(TypeAdapter(list[_Named]), read_json(file), file)
-    return [path / f"{run['method']}-seed{run['seed']}" for run in runs]
+    return [path / folder_name(run["method"], run["seed"]) for run in runs]
 
 
 def _read(path: Path) -> Run:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +28,9 @@ ORDER = {
 
 def provenance(result: LayerSimilarity) -> str:
     """What the numbers depend on: examples and how they were matched, features, kernel, bandwidth, centring."""
+    if result.kernel is None:
+        how = f"{result.measure} of n = {result.n} examples, {ORDER[result.order]}"
+        return f"{how}; maps are flattened to {result.flattening}. Larger is more alike."
     width = "" if result.bandwidth is None else f", bandwidth {result.bandwidth} of the median distance"
     return (
         f"CKA of n = {result.n} examples, {ORDER[result.order]}; kernel {result.kernel}{width}; centring: "
@@ -37,19 +39,19 @@ def provenance(result: LayerSimilarity) -> str:
     )
 
 
-def layer_table(result: LayerSimilarity, kind: str) -> Table:
+def layer_table(result: LayerSimilarity, heading: str) -> Table:
     """Layers of A in rows, of B in columns; d is a layer's number of features.
 
     Args:
         result: Of `kinfed.similarity.compare_layers`.
-        kind: ``biased`` or ``debiased``.
+        heading: Which of its ``matrices``.
     """
     table = Table(box=None, pad_edge=False)
-    table.add_column(f"{kind} CKA", no_wrap=True)
+    table.add_column(heading, no_wrap=True)
     table.add_column("d", justify="right")
     for name in result.features_b:
         table.add_column(Text(plain(name)), justify="right", overflow="fold")
-    matrix: NDArray[np.float64] = getattr(result, kind)
+    matrix = result.matrices[heading]
     for (name, features), row in zip(result.features_a.items(), matrix, strict=True):
         table.add_row(
             Text(plain(name)), f"{features:,}", *("–" if np.isnan(value) else f"{value:.3f}" for value in row)
@@ -68,24 +70,27 @@ def save_layers(result: LayerSimilarity, folder: Path) -> tuple[Path, Path]:
 
 def _save_picture(result: LayerSimilarity, path: Path) -> None:
     size = 1.6 + 0.55 * max(len(result.features_a), len(result.features_b), 3)
-    with picture(path, 2 * size + 1, size + 0.6) as figure:
+    with picture(path, len(result.matrices) * size + 1, size + 0.6) as figure:
         _draw(result, figure)
 
 
 def _draw(result: LayerSimilarity, figure: Figure) -> None:
     rows, columns = labels(result.features_a), labels(result.features_b)
-    for axis, kind in zip(figure.subplots(1, 2), ("biased", "debiased"), strict=True):
-        matrix = getattr(result, kind)
-        image = axis.imshow(matrix, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
-        axis.set(title=f"{kind} CKA (1 is alike)", xlabel="B", ylabel="A")
+    # CKA is a fraction of 1; of another measure it is not known what it can be.
+    scale = {"vmin": 0, "vmax": 1} if result.kernel else {}
+    axes = figure.subplots(1, len(result.matrices), squeeze=False)[0]
+    for axis, (heading, matrix) in zip(axes, result.matrices.items(), strict=True):
+        image = axis.imshow(matrix, cmap="viridis", interpolation="nearest", **scale)
+        axis.set(title=f"{heading} ({'1 is' if result.kernel else 'larger is more'} alike)", xlabel="B", ylabel="A")
         axis.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
         axis.set_yticks(range(len(rows)), rows)
         for label in [*axis.get_xticklabels(), *axis.get_yticklabels()]:
             label.set_parse_math(False)  # a layer may have a name with dollar signs
         for i, j in np.ndindex(*matrix.shape):
-            light = "black" if matrix[i, j] > 0.6 else "white"
+            light = "black" if image.norm(matrix[i, j]) > 0.6 else "white"
             axis.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", color=light, fontsize=8)
     figure.colorbar(image, ax=figure.axes, shrink=0.8)
     bandwidth = "" if result.bandwidth is None else f", bandwidth {result.bandwidth}"
     order = "matched by ids" if result.order == "ids" else "in trusted order"
-    figure.suptitle(f"n = {result.n} examples {order}, {result.kernel} kernel{bandwidth}", fontsize=10)
+    kernel = f", {result.kernel} kernel{bandwidth}" if result.kernel else ""
+    figure.suptitle(f"n = {result.n} examples {order}{kernel}", fontsize=10)

@@ -19,7 +19,7 @@ from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship, save_kinship
 from kinfed.report.table import NEW_CLIENTS, Cell, Table, in_rows, notes, setting, table, target_table, verdict
 
-__all__ = ["write_report"]
+__all__ = ["as_html", "write_report"]
 
 STYLE = """
 :root { color-scheme: light; }
@@ -66,6 +66,12 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
             if voted(run):
                 save_ballots(run, out.with_name(f"{out.stem}-vote-{run.path.name}.png"))
     return out
+
+
+def as_html(runs: Sequence[Run]) -> str:
+    """What the numbers stand for, the table, the verdict and the notes: a piece of HTML for a notebook."""
+    said = "".join(f"<p>{_text(line)}</p>" for line in (setting(runs), verdict(runs)) if line)
+    return f"{said}{_table(table(runs))}{_notes(runs)}"
 
 
 def _page(runs: Sequence[Run]) -> str:

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfed.data import Federation, save_rows
-from kinfed.data.skew import effective_classes, total_variation
+from kinfed.data.heterogeneity import effective_classes, total_variation
 from kinfed.errors import plain
 from kinfed.files import write_whole
 from kinfed.report.names import labels

@@ -12,7 +12,8 @@ from kinfed.similarity.entrywise import cosine, frobenius, frobenius_distance
 from kinfed.similarity.gram import Gram, Kernel, median_square_distance
 from kinfed.similarity.inputs import UndefinedSimilarityWarning, flatten
 from kinfed.similarity.layers import LayerSimilarity, compare_layers, load_activations, load_ids
-from kinfed.similarity.matrix import METRICS, similarity_matrix
+from kinfed.similarity.matrix import similarity_matrix
+from kinfed.similarity.measures import MEASURES, METRICS, Measure, as_measure
 from kinfed.similarity.minibatch import minibatch_cka
 from kinfed.similarity.procrustes import procrustes, procrustes_distance
 from kinfed.similarity.rsa import dissimilarities, rsa, spearman
@@ -20,12 +21,15 @@ from kinfed.similarity.sketch import sketched_cka
 from kinfed.similarity.unpaired import class_mean, class_means, feature_cov
 
 __all__ = [
+    "MEASURES",
     "METRICS",
     "BiasedSimilarityWarning",
     "Gram",
     "Kernel",
     "LayerSimilarity",
+    "Measure",
     "UndefinedSimilarityWarning",
+    "as_measure",
     "canonical_correlations",
     "cca",
     "cka",

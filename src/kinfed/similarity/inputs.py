@@ -28,7 +28,7 @@ from torch import Tensor
 from kinfed.errors import InputError
 from kinfed.similarity.options import check_option, check_options
 
-__all__ = ["Array", "Flattening", "Measure", "UndefinedSimilarityWarning", "flatten", "measure"]
+__all__ = ["Array", "Comparison", "Flattening", "UndefinedSimilarityWarning", "flatten", "measure"]
 
 Array = Tensor | NDArray[Any]
 Flattening = Literal["full", "spatial", "gap"]
@@ -39,7 +39,7 @@ class UndefinedSimilarityWarning(RuntimeWarning):
     """A similarity, or a part of it, is 0/0, for instance because a side is constant."""
 
 
-class Measure(Protocol[P]):
+class Comparison(Protocol[P]):
     """A function of two representations: a tensor among them, a 0-dimensional tensor out; arrays in, a float out."""
 
     @overload
@@ -52,7 +52,7 @@ class Measure(Protocol[P]):
 
 def measure(
     *, paired: bool = True, same_width: bool = False, gradient: bool = True, as_they_came: bool = False
-) -> Callable[[Callable[Concatenate[Tensor, Tensor, P], Tensor]], Measure[P]]:
+) -> Callable[[Callable[Concatenate[Tensor, Tensor, P], Tensor]], Comparison[P]]:
     """Turn a formula on two n×p tensors into a measure, by the rules at the top of this file.
 
     Args:
@@ -62,7 +62,7 @@ def measure(
         as_they_came: The sides are handed on in the precision and, if they are maps, in the shape that they came in.
     """
 
-    def decorate(formula: Callable[Concatenate[Tensor, Tensor, P], Tensor]) -> Measure[P]:
+    def decorate(formula: Callable[Concatenate[Tensor, Tensor, P], Tensor]) -> Comparison[P]:
         name = formula.__name__
 
         @functools.wraps(formula)

@@ -19,10 +19,13 @@ from kinfed.errors import InputError
 from kinfed.similarity.cka import alignment_matrix
 from kinfed.similarity.gram import Kernel, median_square_distance
 from kinfed.similarity.inputs import Array, flatten, same_rows, tensor, warn_undefined
+from kinfed.similarity.matrix import similarity_matrix
+from kinfed.similarity.measures import Measure, as_measure
 from kinfed.similarity.options import Positive, checked
 
 __all__ = ["Ids", "LayerSimilarity", "compare_layers", "load_activations", "load_ids"]
 
+CENTRING = "column means of the features; debiased: U-centred Gram"
 IDS = "ids"  # the array in a file that is no layer, but names the examples
 BROKEN = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, safetensors.SafetensorError)
 Ids = Sequence[int] | Sequence[str] | Array
@@ -30,42 +33,54 @@ Ids = Sequence[int] | Sequence[str] | Array
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSimilarity:
-    """CKA of every layer of ``a`` with every layer of ``b``, and all that the numbers depend on.
+    """Similarity of every layer of ``a`` with every layer of ``b``, and all that the numbers depend on.
 
     Attributes:
-        biased: CKA, layers of a × layers of b, in [0, 1].
-        debiased: Debiased CKA, likewise; in (-1, 1].
+        values: Similarity by the measure, layers of a × layers of b.
+        biased: CKA, likewise, in [0, 1]; None by another measure.
+        debiased: Debiased CKA, likewise, in (-1, 1]; None by another measure.
         n: Number of examples.
         features_a: Features of each layer of a after flattening, by name, in the order of the rows.
         features_b: Those of b, in the order of the columns.
-        kernel: ``linear`` or ``rbf``.
-        bandwidth: Of the RBF kernel, as a fraction of the median distance; None if linear.
+        kernel: ``linear`` or ``rbf``; None if the measure is no CKA.
+        bandwidth: Bandwidth of the RBF kernel, as a fraction of the median distance; None if there is none.
         sigma_a: Resulting width σ of ``exp(-d² / (2 σ²))`` for each layer of a; empty if linear.
         sigma_b: Those of b.
         order: ``ids``: the examples of b were put in the order of a's by their ids. ``trusted``: without ids, row r of
             both was taken to be the same example.
-        centring: How the Grams were centred.
+        centring: How the Grams were centred; None if the measure is no CKA.
         flattening: What became of convolutional maps.
+        measure: Name of the measure.
     """
 
-    biased: NDArray[np.float64]
-    debiased: NDArray[np.float64]
+    values: NDArray[np.float64]
+    biased: NDArray[np.float64] | None
+    debiased: NDArray[np.float64] | None
     n: int
     features_a: dict[str, int]
     features_b: dict[str, int]
-    kernel: Kernel
+    kernel: Kernel | None
     bandwidth: float | None
     sigma_a: dict[str, float]
     sigma_b: dict[str, float]
     order: Literal["ids", "trusted"]
-    centring: str = "column means of the features; debiased: U-centred Gram"
+    centring: str | None = CENTRING
     flattening: str = "n×(c·h·w)"
+    measure: str = "cka"
+
+    @property
+    def matrices(self) -> dict[str, NDArray[np.float64]]:
+        """The matrices to show, by their headings: CKA as it is and debiased, or one of another measure."""
+        both = {"biased CKA": self.biased, "debiased CKA": self.debiased}
+        told = {heading: matrix for heading, matrix in both.items() if matrix is not None}
+        return told or {self.measure: self.values}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON has it; what is not defined is None."""
         matrices = {
-            name: [[None if np.isnan(value) else float(value) for value in row] for row in getattr(self, name)]
-            for name in ("biased", "debiased")
+            name: [[None if np.isnan(value) else float(value) for value in row] for row in matrix]
+            for name, matrix in vars(self).items()
+            if isinstance(matrix, np.ndarray)
         }
         return {**vars(self), **matrices}
 
@@ -75,23 +90,31 @@ def compare_layers(
     a: Mapping[str, Array],
     b: Mapping[str, Array],
     *,
+    measure: str | Measure | Callable[..., Any] = "cka",
     ids: tuple[Ids, Ids] | None = None,
     kernel: Kernel = "linear",
     bandwidth: Positive = 0.5,
 ) -> LayerSimilarity:
-    """CKA, biased and debiased, of every pair of layers of two models.
+    """Similarity of every pair of layers of two models; CKA biased and debiased.
 
     Args:
         a: Activations of each layer by name, n×p or n×c×h×w, n ≥ 4.
         b: Those of the other model, for the same n examples; in the same order, if there are no ids.
+        measure: One of `MEASURES` that needs no labels, by name, a `Measure`, or a function of two representations.
         ids: What the examples of a and those of b are called, by row; whole numbers or texts, each once.
-        kernel: As in `cka`.
+        kernel: As in `cka`, which this and the next argument are of.
         bandwidth: As in `cka`.
 
     Raises:
-        InputError: If the numbers of examples differ or are less than 4, a side has no layer, or the ids of the two are
-            not the same.
+        InputError: If the numbers of examples differ or are less than 4, a side has no layer, the ids of the two are
+            not the same, or the measure refuses a pair.
     """
+    by = as_measure(measure)
+    if by.needs_labels:
+        raise InputError(f"measure: {by.name!r} is not allowed; it needs labels, and here are none")
+    if kernel != "linear" and not by.of_grams:
+        raise InputError(f"kernel: {kernel!r} would do nothing; it is of CKA, and the measure is {by.name}")
+    kernel = by.options.get("kernel", kernel)
     layers = {"a": _layers("a", a), "b": _layers("b", b)}
     if ids is not None:
         order = _matched({side: _checked_ids(f"ids of {side}", of) for side, of in zip("ab", ids, strict=True)}, layers)
@@ -99,25 +122,34 @@ def compare_layers(
     named = {f"layer {name!r} of {side}": x for side, of in layers.items() for name, x in of.items()}
     sides = [*named.values()]
     n = same_rows("compare_layers", sides)
-    biased, debiased = (
-        alignment_matrix(sides, kernel=kernel, bandwidth=bandwidth, debiased=option).cpu().numpy()
-        for option in (False, True)
-    )
-    if undefined := [name for name, own in zip(named, debiased.diagonal(), strict=True) if np.isnan(own)]:
-        warn_undefined("CKA", {name: named[name] for name in undefined})
+    biased = debiased = None
+    if by.of_grams:
+        every = {
+            option: alignment_matrix(sides, kernel=kernel, bandwidth=bandwidth, debiased=option).cpu().numpy()
+            for option in (False, True)
+        }
+        if undefined := [name for name, own in zip(named, every[True].diagonal(), strict=True) if np.isnan(own)]:
+            warn_undefined("CKA", {name: named[name] for name in undefined})
+        biased, debiased = (matrix[: len(a), len(a) :] for matrix in every.values())
+        values = every[by.debiased][: len(a), len(a) :]
+    else:
+        values = similarity_matrix(sides[: len(a)], by, against=sides[len(a) :]).cpu().numpy()
     features = [x.shape[1] for x in sides]
-    sigmas = [bandwidth * median_square_distance(x) ** 0.5 for x in sides] if kernel == "rbf" else []
+    sigmas = [bandwidth * median_square_distance(x) ** 0.5 for x in sides] if by.of_grams and kernel == "rbf" else []
     return LayerSimilarity(
-        biased=biased[: len(a), len(a) :],
-        debiased=debiased[: len(a), len(a) :],
+        values=values,
+        biased=biased,
+        debiased=debiased,
         n=n,
         features_a=dict(zip(a, features, strict=False)),
         features_b=dict(zip(b, features[len(a) :], strict=True)),
-        kernel=kernel,
-        bandwidth=bandwidth if kernel == "rbf" else None,
+        kernel=kernel if by.of_grams else None,
+        bandwidth=bandwidth if by.of_grams and kernel == "rbf" else None,
         sigma_a=dict(zip(a, sigmas, strict=False)),
         sigma_b=dict(zip(b, sigmas[len(a) :], strict=False)),
         order="trusted" if ids is None else "ids",
+        centring=CENTRING if by.of_grams else None,
+        measure=by.name,
     )
 
 

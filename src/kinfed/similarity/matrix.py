@@ -15,8 +15,6 @@ from torch import Tensor
 from kinfed.errors import InputError
 from kinfed.similarity.cca import cca, cca_of_sides, pwcca, pwcca_of_sides, side, svcca, svcca_of_sides
 from kinfed.similarity.cka import alignment_matrix, alignments, cka
-from kinfed.similarity.emd import emd
-from kinfed.similarity.entrywise import cosine, frobenius
 from kinfed.similarity.gram import Gram
 from kinfed.similarity.inputs import (
     Array,
@@ -32,36 +30,26 @@ from kinfed.similarity.inputs import (
     tensor,
     warn_undefined,
 )
+from kinfed.similarity.measures import Measure, as_measure
 from kinfed.similarity.options import check_options
-from kinfed.similarity.procrustes import procrustes
 from kinfed.similarity.rsa import rsa, warn_left_out
 from kinfed.similarity.sketch import sketched_alignments, sketched_cka
 from kinfed.similarity.unpaired import class_mean, feature_cov
 
-__all__ = ["METRICS", "similarity_matrix"]
+__all__ = ["similarity_matrix"]
 
-_MEASURES: dict[str, Callable[..., Any]] = {
-    "cka": cka,
-    "feature_cov": feature_cov,
-    "class_mean": class_mean,
-    "sketched_cka": sketched_cka,
-    "cca": cca,
-    "svcca": svcca,
-    "pwcca": pwcca,
-    "procrustes": procrustes,
-    "rsa": rsa,
-    "emd": emd,
-    "frobenius": frobenius,
-    "cosine": cosine,
-}
-METRICS = tuple(_MEASURES)
 # What is made of two sides that are decomposed already.
-_OF_SIDES: dict[str, Callable[..., Tensor]] = {"cca": cca_of_sides, "svcca": svcca_of_sides, "pwcca": pwcca_of_sides}
+_OF_SIDES: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    cca: cca_of_sides,
+    svcca: svcca_of_sides,
+    pwcca: pwcca_of_sides,
+}
+_OF_ALL = (cka, sketched_cka, class_mean, feature_cov)  # which take all pairs at once
 
 
 def similarity_matrix(
     representations: Sequence[Array] | Sequence[Gram],
-    metric: str = "cka",
+    metric: str | Measure | Callable[..., Any] = "cka",
     *,
     against: Sequence[Array] | Sequence[Gram] | None = None,
     **options: Any,
@@ -75,47 +63,48 @@ def similarity_matrix(
         representations: N activations, each n×p (p may differ) or n×c×h×w, of the same examples in the same order; for
             ``feature_cov`` of any examples, for ``class_mean`` matrices of `class_means`. For ``cka`` also a `Gram` of
             each, which takes n×n however many features there are; they are taken as they are.
-        metric: One of `METRICS`.
+        metric: One of `MEASURES` by name, a `Measure`, or a function of two representations (see `Measure.of`).
         against: M others, likewise; Grams if the representations are Grams.
-        **options: Keywords of the measure of that name; for ``cka`` those are ``kernel``, ``bandwidth``, ``debiased``
-            and ``center``.
+        **options: Keywords of that measure; for ``cka`` those are ``kernel``, ``bandwidth``, ``debiased`` and
+            ``center``.
 
     Returns:
-        N×N, a tensor if a representation is one, an array if not; symmetric, but for ``pwcca``, where the row gives
-        the weights. With ``against``, N×M. The row or column of a representation that is constant or not finite is
-        NaN, with one warning that names all such.
+        N×N, a tensor if a representation is one, an array if not; symmetric if the measure is; in ``pwcca`` the row
+        gives the weights. With ``against``, N×M. The row or column of a representation that is constant or not finite
+        is NaN, with one warning that names all such.
 
     Raises:
         InputError: If the metric is not known, there is no representation, or the measure refuses a pair; then the
             message names the pair.
         TypeError: If the measure has no such option.
     """
-    if metric not in METRICS:
-        raise InputError(f"metric is one of {', '.join(METRICS)}; got {metric!r}")
-    known = [p.name for p in inspect.signature(_MEASURES[metric]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    measure = as_measure(metric, "metric")
+    keywords = inspect.signature(measure.function).parameters.values()
+    known = [parameter.name for parameter in keywords if parameter.kind is parameter.KEYWORD_ONLY]
     for option in options:
         if option not in known:
-            raise TypeError(f"{metric} has no option {option!r}; it has {', '.join(known) or 'none'}")
-    check_options(_MEASURES[metric], options)
+            raise TypeError(f"{measure.name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+    check_options(measure.function, options)
+    options = {**measure.options, **options}
     given = {f"representation {i}": x for i, x in enumerate(several("similarity_matrix", representations))}
     others = {} if against is None else {f"against {j}": y for j, y in enumerate(several("against", against))}
     every = given | others
     grams = [x for x in every.values() if isinstance(x, Gram)]
-    if grams and not (metric == "cka" and len(grams) == len(every)):
+    if grams and not (measure.of_grams and len(grams) == len(every)):
         raise InputError("similarity_matrix takes Grams for cka, and then of all representations")
     if any(gram.debiased != options.get("debiased", False) for gram in grams):
         raise InputError(f"similarity_matrix: a Gram is not as debiased={options.get('debiased', False)} wants it")
     sides = {name: x.unit if isinstance(x, Gram) else tensor(name, x) for name, x in every.items()}
-    if metric in {*_OF_SIDES, "rsa"}:
-        refuse_gradient(metric, sides)
-    if metric != "feature_cov":
+    if not measure.differentiable:
+        refuse_gradient(measure.name, sides)
+    if measure.paired:
         same_rows("similarity_matrix", [*sides.values()])
     rows, columns = [sides[name] for name in given], [sides[name] for name in others] or None
-    matrix = _of_units(rows, columns) if grams else _of_activations(metric, rows, columns, options)
+    matrix = _of_units(rows, columns) if grams else _of_activations(measure, rows, columns, options)
     undefined = _all_nan(given, matrix) + ([] if columns is None else _all_nan(others, matrix.T))
     if undefined:
-        warn_undefined(metric, {name: sides[name] for name in undefined})
-    if metric == "rsa":
+        warn_undefined(measure.name, {name: sides[name] for name in undefined})
+    if measure.function is rsa:
         warn_left_out({name: x for name, x in sides.items() if name not in undefined})
     return matrix if any(isinstance(x, Tensor | Gram) for x in every.values()) else matrix.numpy()
 
@@ -136,28 +125,29 @@ def _of_units(rows: Sequence[Tensor], columns: Sequence[Tensor] | None) -> Tenso
 
 
 def _of_activations(
-    metric: str, rows: Sequence[Tensor], columns: Sequence[Tensor] | None, options: dict[str, Any]
+    measure: Measure, rows: Sequence[Tensor], columns: Sequence[Tensor] | None, options: dict[str, Any]
 ) -> Tensor:
     """The matrix of a measure, from what belongs to a side computed once where that is possible."""
     every = [*rows, *(columns or [])]
     # A map is read place by place or as its means; which, a pair decides, unless all have the same places.
-    if metric in _OF_SIDES and len({x.shape[2:] for x in every}) == 1:
-        of_sides = functools.partial(_OF_SIDES[metric], **options)
-        return _pair_by_pair(of_sides, rows, columns, symmetric=metric != "pwcca", prepare=side)
-    if metric not in {"cka", "sketched_cka", "class_mean", "feature_cov"}:
-        of_pair = functools.partial(_MEASURES[metric], **options)
-        return _pair_by_pair(of_pair, rows, columns, symmetric=metric != "pwcca")
+    function = measure.function
+    if function in _OF_SIDES and len({x.shape[2:] for x in every}) == 1:
+        of_sides = functools.partial(_OF_SIDES[function], **options)
+        return _pair_by_pair(of_sides, rows, columns, symmetric=measure.symmetric, prepare=side)
+    if function not in _OF_ALL:
+        of_pair = functools.partial(function, **options)
+        return _pair_by_pair(of_pair, rows, columns, symmetric=measure.symmetric)
     xs, ys = [flatten(x) for x in rows], None if columns is None else [flatten(y) for y in columns]
-    if metric == "sketched_cka":
+    if function is sketched_cka:
         return sketched_alignments(xs, ys, **options)
-    if metric == "cka":
-        return alignments(metric, xs, ys, **options)
-    if metric == "feature_cov":
+    if function is cka:
+        return alignments(measure.name, xs, ys, **options)
+    if function is feature_cov:
         others = xs if ys is None else ys
         # All are of one width if none differs from the first of the other side.
         for i, j in [*((0, j) for j in range(len(others))), *((i, 0) for i in range(len(xs)))]:
             with _naming(i, j):
-                same_features(metric, xs[i], others[j])
+                same_features(measure.name, xs[i], others[j])
         xs, ys = _features(xs), None if ys is None else _features(ys)
     return alignment_matrix(xs, ys, center=False)
 

@@ -78,7 +78,9 @@ def check_option(name: str, value: Any, kind: Any) -> None:
     if get_origin(kind) in (Union, UnionType):
         if value is None:
             return
-        (kind,) = (one for one in get_args(kind) if one is not NoneType)
+        kind, *others = (one for one in get_args(kind) if one is not NoneType)
+        if others:
+            return
     base, *ranges = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     if get_origin(base) is Literal:
         names = get_args(base)

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfed.data.idx import at_most
+from kinfed.data.formats.idx import at_most
 from kinfed.data.splits import Split
 from kinfed.errors import InputError
 

@@ -1,4 +1,4 @@
-"""What the recipes are made of: an owner for every sample, drawn or dealt.
+"""Building blocks of the partitions: an owner for every sample, at random or by class.
 
 Letters: ``n`` samples, ``N`` clients, ``K`` classes. Owners are 0..N-1, or `NOBODY`.
 """
@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kinfed.data.classes import as_labels
-from kinfed.data.partition import NOBODY, Indices, Partition, rows_by
+from kinfed.data.partitions.partition import NOBODY, Indices, Partition, rows_by
 from kinfed.errors import InputError
 
 __all__ = [
-    "apportioned", "classes_of", "dealt", "even", "fewest_classes", "in_proportion", "overlapping", "owned", "parts",
-    "read_labels", "several", "shuffled", "split_locally",
+    "assign_at_random", "assign_by_class", "check_clients", "class_counts", "counts_from_shares", "equal_sizes",
+    "min_classes_per_client", "number_of_classes", "overlapping_shares", "partition_by_owner", "proportional_counts",
+    "read_labels", "rounded_sizes", "split_locally",
 ]  # fmt: skip
 
 LOCAL_TEST = 0.2  # of a client's own samples (FedCRC)
@@ -29,7 +30,7 @@ def read_labels(train: ArrayLike, test: ArrayLike, clients: int) -> tuple[Indice
     Raises:
         InputError: If there are fewer clients than one or more than training samples, or labels are not 0..K-1.
     """
-    several(clients)
+    check_clients(clients)
     before, after = as_labels(train, "training labels"), as_labels(test, "test labels")
     for labels in (before, after):
         text = labels.dtype.kind == "U"
@@ -41,44 +42,51 @@ def read_labels(train: ArrayLike, test: ArrayLike, clients: int) -> tuple[Indice
     return before, after
 
 
-def several(clients: int) -> None:
-    """Refuse less than one client."""
+def check_clients(clients: int) -> None:
+    """Refuse fewer clients than one."""
     if clients < 1:
         raise InputError(f"clients: {clients} is not allowed; 1 or more")
 
 
-def classes_of(train: Indices, test: Indices) -> int:
+def number_of_classes(train: Indices, test: Indices) -> int:
     """K, when labels are 0..K-1."""
     return int(max(train.max(initial=-1), test.max(initial=-1))) + 1
 
 
-def even(count: int, parts: int) -> Indices:
+def equal_sizes(count: int, parts: int) -> Indices:
     """Sizes that differ by one at most, the larger ones first."""
     return np.full(parts, count // parts) + (np.arange(parts) < count % parts)
 
 
-def parts(shares: NDArray[np.float64], count: int) -> Indices:
-    """``count`` in the given proportions, rounded."""
+def rounded_sizes(shares: NDArray[np.float64], count: int) -> Indices:
+    """Sizes that add up to ``count``, in the given proportions, rounded."""
     sizes: Indices = np.diff(np.round(shares.cumsum() / shares.sum() * count), prepend=0).astype(np.int64)
     return sizes
 
 
-def shuffled(sizes: Indices, rng: np.random.Generator) -> Indices:
+def assign_at_random(sizes: Indices, rng: np.random.Generator) -> Indices:
     """Owners of as many samples as the sizes add up to, at random."""
     owner = np.empty(sizes.sum(), dtype=np.int64)
     owner[rng.permutation(len(owner))] = np.repeat(np.arange(len(sizes)), sizes)
     return owner
 
 
-def dealt(labels: Indices, counts: Indices, rng: np.random.Generator) -> Indices:
-    """Owner of every sample when each class, shuffled, is dealt in the given counts (K×N)."""
+def assign_by_class(labels: Indices, counts: Indices, rng: np.random.Generator) -> Indices:
+    """Owner of every sample when each class, shuffled, is cut in the given counts (K×N)."""
     owner = np.full_like(labels, NOBODY)
     for rows, of_client in zip(rows_by(labels, len(counts)), counts, strict=True):
         owner[rng.permutation(rows)[: of_client.sum()]] = np.repeat(np.arange(len(of_client)), of_client)
     return owner
 
 
-def in_proportion(counts: Indices, test: Indices) -> Indices:
+def class_counts(labels: Indices, owner: Indices, classes: int, clients: int) -> Indices:
+    """Samples of each class and client, K×N."""
+    held = owner != NOBODY
+    cells = labels[held] * clients + owner[held]
+    return np.bincount(cells, minlength=classes * clients).reshape(classes, clients)
+
+
+def proportional_counts(counts: Indices, test: Indices) -> Indices:
     """Test samples of each class and client, K×N, in the proportions of the training samples."""
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
     sizes = np.bincount(test, minlength=len(counts))
@@ -86,8 +94,8 @@ def in_proportion(counts: Indices, test: Indices) -> Indices:
     return counted
 
 
-def fewest_classes(classes: int, clients: int) -> int:
-    """How many classes each client must have so that all can have as much of them as the others, ⌈1 + (K − g)/N⌉.
+def min_classes_per_client(classes: int, clients: int) -> int:
+    """The fewest classes a client with which all clients can have as much of them as the others, ⌈1 + (K − g)/N⌉.
 
     Clients and classes of which the ones share the others fall into at most g groups, g being the greatest common
     divisor of K and N, and a group of a clients and b classes takes a + b − 1 pairs or more.
@@ -95,7 +103,7 @@ def fewest_classes(classes: int, clients: int) -> int:
     return -(-(clients + classes - math.gcd(classes, clients)) // clients)
 
 
-def overlapping(classes: int, clients: int, each: int) -> NDArray[np.float64]:
+def overlapping_shares(classes: int, clients: int, each: int) -> NDArray[np.float64]:
     """Shares of the classes, K×N: every client has ``each`` of them, not equally, and in all as much as the others.
 
     The classes lie on a circle, 1 apart. An arc of K/N is a client's part of them, and the arcs of all, end to end,
@@ -118,7 +126,7 @@ def overlapping(classes: int, clients: int, each: int) -> NDArray[np.float64]:
     return shares.T / (turns * step)
 
 
-def apportioned(shares: NDArray[np.float64], sizes: Indices) -> Indices:
+def counts_from_shares(shares: NDArray[np.float64], sizes: Indices) -> Indices:
     """Classes of the given sizes cut in the given shares, K×N: whole numbers, one at least where there are so many.
 
     What rounding gives or takes in one class is made up for in the next, so that clients stay as equal as they are.
@@ -139,7 +147,7 @@ def apportioned(shares: NDArray[np.float64], sizes: Indices) -> Indices:
     return counts
 
 
-def owned(train: Indices, test: Indices, clients: int) -> Partition:
+def partition_by_owner(train: Indices, test: Indices, clients: int) -> Partition:
     """The partition of two arrays of owners."""
     return Partition(rows_by(train, clients), rows_by(test, clients))
 

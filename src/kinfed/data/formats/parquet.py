@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kinfed.data.formats.listing import SUFFIXES
 from kinfed.data.images import Encoded
-from kinfed.data.listing import SUFFIXES
 from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.errors import InputError
 

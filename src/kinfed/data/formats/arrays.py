@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from kinfed.data.cache import KEPT, cache_folder, digest, unfinished
 from kinfed.data.classes import as_labels
+from kinfed.data.formats.npz import KEYS, read_npz
 from kinfed.data.images import Decoding
-from kinfed.data.npz import KEYS, read_npz
 from kinfed.data.samples import Dataset
 from kinfed.data.splits import Split, assemble
 from kinfed.errors import InputError

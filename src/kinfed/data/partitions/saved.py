@@ -4,20 +4,63 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from kinfed.data.federation import Federation
-from kinfed.data.partition import Indices, Partition
+from kinfed.data.partitions.partition import Indices, Partition
 from kinfed.data.samples import Dataset
 from kinfed.errors import InputError
+from kinfed.fields import check_fields
 from kinfed.files import write_whole
 
-__all__ = ["open_rows", "save_rows"]
+__all__ = ["Saved", "open_rows", "save_rows"]
 
 FIELDS = ("train_samples", "test_samples", "clients")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Clients that were saved, with the images that the server holds and the clients that are held back.
+
+    Attributes:
+        path: File that `save_rows` or another program wrote.
+    """
+
+    options: ClassVar[Mapping[str, str]] = {}
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.path.is_file():
+            raise InputError(f"partition: {str(self.path)!r} is no file; kinfed partition writes one")
+
+    def federation(self, dataset: Dataset, *, clients: int, probe: int | None, new_clients: int) -> Federation:
+        """The federation that was saved.
+
+        Args:
+            dataset: Data set that the rows are rows of.
+            clients: Number of clients that the file must have, new ones among them.
+            probe: Number of samples that the server must hold; any if not given.
+            new_clients: Number of new clients that the file must have.
+
+        Raises:
+            InputError: If the file has other numbers, or as `open_rows`.
+        """
+        federation = open_rows(dataset, self.path)
+        new, held = len(federation.new_clients), len(federation.probe_rows)
+        for name, asked, has in (
+            ("clients", clients, len(federation) + new),
+            ("new_clients", new_clients, new),
+            ("probe", probe, held),
+        ):
+            if asked not in (has, None):
+                raise InputError(f"{name}: {asked} is not allowed; {str(self.path)!r} has {has}")
+        return federation
 
 
 def save_rows(federation: Federation, path: Path) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from kinfed.data.cache import cache_folder, cached, digest
-from kinfed.data.folders import ClassFolders, Files, find_files, left_out
-from kinfed.data.hub import HUB, Fetched, HubSet
+from kinfed.data.formats.folders import ClassFolders, Files, find_files, left_out
+from kinfed.data.formats.hub import HUB, Fetched, HubSet
 from kinfed.data.images import Decoding, OnError, adapt
 from kinfed.data.samples import Dataset, Normalisation, Samples
 from kinfed.data.splits import Split, assemble

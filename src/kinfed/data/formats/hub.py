@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from kinfed.data.parquet import readable, split_of
+from kinfed.data.formats.parquet import readable, split_of
 from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.errors import InputError
 

@@ -1,31 +1,36 @@
-"""Recipes that draw proportions from a Dirichlet distribution: of the clients in a class, of the classes, of the sizes.
+"""Proportions drawn from a Dirichlet distribution: of the clients in a class, of the classes, of the sizes.
 
-Letters, labels and streams are those of `kinfed.data.recipes`.
+Letters: ``n`` samples, ``N`` clients, ``K`` classes. Labels are 0..K-1, in any container.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Gt
 from numpy.typing import ArrayLike
 
-from kinfed.data.dealing import (
-    classes_of,
-    dealt,
-    even,
-    in_proportion,
-    owned,
-    parts,
+from kinfed.data.partitions.assign import (
+    assign_at_random,
+    assign_by_class,
+    check_clients,
+    equal_sizes,
+    number_of_classes,
+    partition_by_owner,
+    proportional_counts,
     read_labels,
-    several,
-    shuffled,
+    rounded_sizes,
     split_locally,
 )
-from kinfed.data.partition import Indices, Partition
+from kinfed.data.partitions.partition import Indices, Partition
+from kinfed.data.partitions.partitioner import Partitioner
 from kinfed.errors import InputError
 
-__all__ = ["dirichlet", "dirichlet_clients", "quantity"]
+__all__ = ["Dirichlet", "DirichletClients", "Quantity", "dirichlet", "dirichlet_clients", "quantity"]
 
 SMALLEST = 10  # training samples of a client (MOON's and NIID-Bench's code)
 DIRICHLET_TRIES = 1000
@@ -34,12 +39,63 @@ DIRICHLET_TRIES = 1000
 HOPELESS, TRIED = 14, 20
 
 
+@dataclass(frozen=True)
+class Dirichlet(Partitioner):
+    """Every class spread over the clients in proportions from Dir(α·1_N).
+
+    Attributes:
+        alpha: Concentration α; the smaller it is, the more the clients differ.
+    """
+
+    options: ClassVar[Mapping[str, str]] = {"alpha": "alpha"}
+
+    alpha: Annotated[float, Gt(0)] = 0.5
+
+    def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
+        """Rows of each client; see `dirichlet`."""
+        return dirichlet(train, test, clients, self.alpha, rng)
+
+
+@dataclass(frozen=True)
+class DirichletClients(Partitioner):
+    """Class proportions of its own for every client, from Dir(α·1_K), and equal sizes.
+
+    Attributes:
+        alpha: Concentration α; the smaller it is, the more the clients differ.
+    """
+
+    options: ClassVar[Mapping[str, str]] = {"alpha": "alpha"}
+
+    alpha: Annotated[float, Gt(0)] = 0.5
+
+    def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
+        """Rows of each client; see `dirichlet_clients`."""
+        return dirichlet_clients(train, test, clients, self.alpha, rng)
+
+
+@dataclass(frozen=True)
+class Quantity(Partitioner):
+    """Unequal sizes, in proportions from Dir(α·1_N), of the same classes.
+
+    Attributes:
+        alpha: Concentration α; the smaller it is, the more the clients differ.
+    """
+
+    options: ClassVar[Mapping[str, str]] = {"alpha": "alpha"}
+
+    alpha: Annotated[float, Gt(0)] = 0.5
+
+    def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
+        """Rows of each client; see `quantity`."""
+        return quantity(train, test, clients, self.alpha, rng)
+
+
 def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
     """Every class is spread over the clients in proportions drawn from Dir(alpha·1_N) (METHODS.md F.2).
 
     A client that holds n/N samples gets no more; the draw is repeated until every client has at least 10. That ends: 20
-    draws tell whether a thousand have a chance, and a thousand are the most. The papers that use this recipe test one
-    global model only; here the test set is cut in the proportions that the training set got, so that a client is tested
+    draws tell whether a thousand have a chance, and a thousand are the most. The papers that use it test one global
+    model only; here the test set is cut in the proportions that the training set got, so that a client is tested
     on what it trains on. A client may get no test sample of a rare class, or none.
 
     Raises:
@@ -48,8 +104,10 @@ def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng
     train, test = read_labels(train, test, clients)
     _positive(alpha)
     _enough("dirichlet", len(train), clients)
-    counts = _dirichlet_draw(np.bincount(train, minlength=classes_of(train, test)), clients, alpha, rng)
-    return owned(dealt(train, counts, rng), dealt(test, in_proportion(counts, test), rng), clients)
+    counts = _dirichlet_draw(np.bincount(train, minlength=number_of_classes(train, test)), clients, alpha, rng)
+    return partition_by_owner(
+        assign_by_class(train, counts, rng), assign_by_class(test, proportional_counts(counts, test), rng), clients
+    )
 
 
 def dirichlet_clients(
@@ -64,7 +122,7 @@ def dirichlet_clients(
     Raises:
         InputError: If alpha is not positive, or a client would get fewer than two samples.
     """
-    several(clients)
+    check_clients(clients)
     train, test = read_labels(train, test, clients=1)
     _positive(alpha)
     pool = np.concatenate([train, test])
@@ -75,7 +133,7 @@ def dirichlet_clients(
     left = np.bincount(pool)
     wanted = rng.dirichlet(np.full(len(left), alpha), clients)
     counts = np.zeros((clients, len(left)), dtype=np.int64)
-    for client, size in zip(rng.permutation(clients), even(len(pool), clients), strict=True):
+    for client, size in zip(rng.permutation(clients), equal_sizes(len(pool), clients), strict=True):
         missing = int(size)
         while missing:  # each time around, all is found or one more class is used up
             p = np.where(left > 0, wanted[client], 0.0)
@@ -85,7 +143,7 @@ def dirichlet_clients(
             counts[client] += found
             left -= found
             missing -= int(found.sum())
-    return split_locally(dealt(pool, counts.T, rng), pool, clients, rng)
+    return split_locally(assign_by_class(pool, counts.T, rng), pool, clients, rng)
 
 
 def quantity(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
@@ -100,9 +158,10 @@ def quantity(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng:
     train, test = read_labels(train, test, clients)
     _positive(alpha)
     _enough("quantity", len(train), clients)
-    rest = parts(rng.dirichlet(np.full(clients, alpha)), len(train) - SMALLEST * clients)
+    rest = rounded_sizes(rng.dirichlet(np.full(clients, alpha)), len(train) - SMALLEST * clients)
     sizes = SMALLEST + rest
-    return owned(shuffled(sizes, rng), shuffled(parts(sizes / len(train), len(test)), rng), clients)
+    owner = assign_at_random(sizes, rng)
+    return partition_by_owner(owner, assign_at_random(rounded_sizes(sizes / len(train), len(test)), rng), clients)
 
 
 def _dirichlet_draw(sizes: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
@@ -145,9 +204,9 @@ def _positive(alpha: float) -> None:
         raise InputError(f"alpha: {alpha} is not allowed; must be greater than 0")
 
 
-def _enough(recipe: str, samples: int, clients: int) -> None:
+def _enough(partition: str, samples: int, clients: int) -> None:
     if samples < clients * SMALLEST:
         raise InputError(
-            f"partition: {recipe} gives every client at least {SMALLEST} samples, and {samples} training "
+            f"partition: {partition} gives every client at least {SMALLEST} samples, and {samples} training "
             f"samples suffice for {samples // SMALLEST} clients, not for {clients}"
         )

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kinfed.data import load, sources, splits
+from kinfed.data import load, loading, splits
 from kinfed.errors import InputError
 
 SHARED = Path(os.environ.get("KINFED_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -129,7 +129,7 @@ def test_a_name_is_looked_for_in_kinfed_data(tmp_path: Path, monkeypatch: pytest
         write(tmp_path / "mine", split, [grey(1), grey(2)], [0, 1])
     monkeypatch.setenv("KINFED_DATA", str(tmp_path))
     assert load("mine").name == "mine"
-    assert "mine" in sources.known()
+    assert "mine" in loading.known()
 
 
 def test_a_folder_is_decoded_once_and_again_when_its_content_changes(
@@ -155,7 +155,7 @@ def test_a_folder_is_decoded_once_and_again_when_its_content_changes(
 def test_what_a_killed_process_left_in_the_cache_is_not_used(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write(tmp_path, split, [grey(1), grey(2)], [0, 1])
-    (sources.cache_folder() / ".unfinished-dead").mkdir(parents=True)
+    (loading.cache_folder() / ".unfinished-dead").mkdir(parents=True)
     assert len(load(str(tmp_path)).train) == 2
 
 
@@ -163,13 +163,14 @@ def _load_in_child(folder: str) -> int:
     return int(load(folder).train.inputs.sum())
 
 
+@pytest.mark.slow
 def test_two_processes_can_decode_the_same_folder(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write(tmp_path, split, [grey(i % 256) for i in range(400)], [i % 2 for i in range(400)])
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         sums = pool.map(_load_in_child, [str(tmp_path)] * 2)
     assert sums[0] == sums[1] == _load_in_child(str(tmp_path))
-    assert not [*sources.cache_folder().glob(".unfinished-*")]
+    assert not [*loading.cache_folder().glob(".unfinished-*")]
 
 
 @pytest.mark.skipif(not (SHARED / "usps").is_dir(), reason="the shared data sets are not here")

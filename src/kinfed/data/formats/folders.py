@@ -10,17 +10,17 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from kinfed.data.idx import IdxFiles
+from kinfed.data.formats.idx import IdxFiles
+from kinfed.data.formats.listing import Listing, list_images
+from kinfed.data.formats.npz import NpzFile
+from kinfed.data.formats.parquet import ParquetFiles
 from kinfed.data.images import Encoded
-from kinfed.data.listing import Listing, list_images
-from kinfed.data.npz import NpzFile
-from kinfed.data.parquet import ParquetFiles
+from kinfed.data.samples import CLIENT
 from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.errors import InputError
 
 __all__ = ["ClassFolders", "ClientFolders", "Files", "find_files", "left_out"]
 
-CLIENT = "client"  # the column that names the folder
 NAMED = 5  # of what is left out: how many a message names
 
 

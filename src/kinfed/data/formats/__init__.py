@@ -1,0 +1,1 @@
+"""Forms of data on disk, on the hub and in memory."""

@@ -1,0 +1,134 @@
+"""Partitions: which client gets which samples. Each has a name, its own fields, and one way to be called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any
+
+from kinfed.errors import InputError
+from kinfed.fields import field_types, short
+from kinfed.labels import parse_label
+from kinfed.registry import Registry
+
+if TYPE_CHECKING:
+    from kinfed.data.partitions.partitioner import Partitioner
+    from kinfed.data.partitions.saved import Saved
+
+__all__ = ["PARTITIONS", "as_partition", "make_partition", "partition_fields", "partition_options"]
+
+# The text after the colon of ``by:COLUMN`` is the first field of the class.
+PARTITIONS: Registry[Any] = Registry(
+    "partition",
+    {
+        "iid": "kinfed.data.partitions.iid:IID",
+        "shards": "kinfed.data.partitions.shards:Shards",
+        "dirichlet": "kinfed.data.partitions.dirichlet:Dirichlet",
+        "dirichlet_clients": "kinfed.data.partitions.dirichlet:DirichletClients",
+        "disjoint": "kinfed.data.partitions.disjoint:Disjoint",
+        "sort": "kinfed.data.partitions.shards:SortedShards",
+        "groups": "kinfed.data.partitions.disjoint:TwoGroups",
+        "quantity": "kinfed.data.partitions.dirichlet:Quantity",
+        "by:COLUMN": "kinfed.data.partitions.columns:ByColumn",
+        "folders": "kinfed.data.partitions.columns:Folders",
+        "file:PATH": "kinfed.data.partitions.saved:Saved",
+    },
+    lambda found: None if callable(found) else "is neither a class nor a function",
+)
+
+
+def make_partition(name: str, fields: Mapping[str, Any] | None = None) -> Partitioner | Saved:
+    """The partition of a name, with its fields.
+
+    Args:
+        name: One of `PARTITIONS`, with what stands for the capitals of ``by:COLUMN``; or ``package.module:Name``, a
+            class that derives from `Partitioner`, or a function ``(labels, clients, rng) -> rows of each client``. It
+            may give fields itself: ``dirichlet:alpha=0.1``.
+        fields: Values of fields; the others have their defaults.
+
+    >>> make_partition("dirichlet", {"alpha": 0.1})
+    Dirichlet(alpha=0.1)
+    >>> make_partition("by:hospital")
+    ByColumn(column='hospital')
+
+    Raises:
+        InputError: If there is no such partition or field, or a value is not allowed.
+    """
+    kind, given = _find(name)
+    known, values = partition_fields(name), {**(fields or {}), **given}
+    for field in values.keys() - given.keys():
+        if field not in known:
+            raise InputError(f"partition: {short(name)} has no field {field!r}; it has {', '.join(known) or 'none'}")
+    return as_partition(kind(**values) if isinstance(kind, type) else kind)
+
+
+def as_partition(partition: Any) -> Partitioner | Saved:
+    """A partition of whatever can be given for one: its name, an object, a class, or a function of one's own.
+
+    Raises:
+        InputError: If it is none of these.
+    """
+    from kinfed.data.partitions.partitioner import ByFunction, Partitioner
+    from kinfed.data.partitions.saved import Saved
+
+    if isinstance(partition, str):
+        return make_partition(partition)
+    made = partition() if isinstance(partition, type) else partition
+    if isinstance(made, Partitioner | Saved):
+        return made
+    if not callable(made):
+        raise InputError(f"partition: {short(partition)} is not allowed; a name, a Partitioner or a function is")
+    return ByFunction(made)
+
+
+def partition_fields(name: str) -> dict[str, tuple[Any, Any]]:
+    """Type and default of each field of a partition that can be chosen beside its name.
+
+    >>> partition_fields("quantity")["alpha"][1]
+    0.5
+
+    Raises:
+        InputError: If there is no such partition.
+    """
+    kind, given = _find(name)
+    if not isinstance(kind, type) or not hasattr(kind, "__dataclass_fields__"):
+        return {}
+    types = field_types(kind)
+    return {
+        field.name: (types[field.name], None if field.default is MISSING else field.default)
+        for field in fields(kind)
+        if field.name not in given
+    }
+
+
+def partition_options(name: str) -> Mapping[str, str]:
+    """The options of the command line that a partition reads, and the fields that they fill.
+
+    >>> partition_options("shards")
+    {'shards': 'per_client'}
+
+    Raises:
+        InputError: If there is no such partition.
+    """
+    options: Mapping[str, str] = getattr(_find(name)[0], "options", {})
+    return options
+
+
+def _find(name: str) -> tuple[Any, dict[str, str]]:
+    """What a name means, and the fields that it gives."""
+    start, _, text = name.partition(":")
+    form = next((form for form in PARTITIONS if form.startswith(f"{start}:")), None)
+    if form is not None and text:
+        kind = PARTITIONS[form]
+        return kind, {fields(kind)[0].name: text}
+    base, typed = parse_label(name)
+    if form is None and (base in {*PARTITIONS} or re.fullmatch(r"[\w.]+:[^\W\d][\w.]*", base)):
+        kind = PARTITIONS[base]
+        if unknown := [field for field in typed if field not in field_types(kind)]:
+            raise InputError(f"partition: {short(base)} has no field {unknown[0]!r}")
+        return kind, typed
+    *names, last = map(repr, PARTITIONS)
+    raise InputError(
+        f"partition: {short(name)} is not allowed; must be {', '.join(names)} or {last}, or package.module:Name"
+    )

@@ -1,0 +1,50 @@
+"""The config that somebody asks for: from fields and perhaps a file, with what would do nothing refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kinfed.experiment.config import Config, as_tuple, is_written, read_toml, tables
+from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, Use, refuse_idle
+from kinfed.labels import parse_label
+
+__all__ = ["configure"]
+
+
+def configure(
+    fields: Mapping[str, Any],
+    file: Path | None = None,
+    *,
+    alone: bool = False,
+    uses: Mapping[str, Use] | None = None,
+    objects: Mapping[str, Any] | None = None,
+) -> Config:
+    """The config of what is asked for.
+
+    Args:
+        fields: Those that are given.
+        file: TOML file whose fields these overrule. It may have tables of methods that are not run. One that kinfed
+            wrote has all fields: nobody gave them, so none of them is refused for doing nothing.
+        alone: Whether training alone joins, as `Config.with_local` says.
+        uses: What reads the fields, if not the methods alone.
+        objects: What names in angle brackets stand for.
+
+    Raises:
+        InputError: One line that names the field, the value and what is allowed, or what would read it.
+    """
+    there = {} if file is None else read_toml(file)
+    methods = as_tuple(fields.get("methods", there.get("methods", ())))
+    settings, of_file = (tables(of.get("settings", {})) for of in (fields, there))
+    labels = [str(label) for label in methods] if isinstance(methods, Sequence) else []
+    named = {*labels, *(parse_label(label)[0] for label in labels)}
+    of_run = {method: own for method, own in of_file.items() if method in named}
+    both = {method: {**of_run.get(method, {}), **settings.get(method, {})} for method in [*of_run, *settings]}
+    config = Config.checked({**there, **fields, "methods": methods, "settings": both}, objects)
+    config = config.with_local() if alone else config
+    given = fields if file is None or is_written(file) else {**there, **fields, "settings": both}
+    typed = {label: own for label, (_, own) in zip(labels, map(parse_label, labels), strict=True) if own}
+    own = {**given.get("settings", {}), **typed}
+    refuse_idle({**given, "settings": own}, [config], {**OF_CLIENTS, **OF_METHODS} if uses is None else uses)
+    return config

@@ -1,0 +1,88 @@
+"""The fields of an experiment as keyword arguments, so that editors complete them and ``help()`` tells them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
+
+from kinfed.experiment.config import Config
+
+if TYPE_CHECKING:
+    from kinfed.data import Dataset, Federation
+    from kinfed.learning import SGD
+
+__all__ = ["Fields", "with_fields"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Fields(TypedDict, total=False):
+    """Everything about an experiment but its methods; `Config` says what each field is and what it is by default."""
+
+    data: str | Path | Dataset | Federation | Sequence[Any] | Any
+    channels: int | None
+    image_size: int | None
+    on_error: Literal["stop", "skip"]
+    train_images: int | None
+    model: str | Callable[..., Any] | None
+    models: str | None
+    head: str | None
+    bn: Literal["track", "batch", "group"]
+    weights: str | Path | None
+    sources: str | Path | None
+    augment: Literal["none", "crop_flip"]
+    clients: int
+    participation: float
+    partition: str | Callable[..., Any]
+    shards: int
+    alpha: float
+    classes_per_client: int | None
+    new_clients: int
+    rounds: int
+    training: SGD
+    local_epochs: int
+    batch_size: int
+    lr: float
+    lr_schedule: str
+    momentum: float
+    weight_decay: float
+    feature_cache_mb: float
+    ft_epochs: int
+    ft_lr: float
+    ft_part: Literal["full", "head", "body"]
+    linear_probe: bool | None
+    linear_probe_images: int | None
+    knn_every: int
+    probe: int | None
+    seed: int
+    seeds: int
+    evaluate_every: int
+    target_acc: float | None
+    checkpoint_every: int
+    save_local: bool
+    workers: int
+    client_timeout: float | None
+    device: str
+    log: str | None
+    settings: Mapping[str, Mapping[str, Any]]
+    config: str | Path | None
+
+
+def with_fields(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function, whose signature names each of `Fields` with its default instead of ``**fields``."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    shown = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if name not in Config.model_fields else Config.model_fields[name].get_default(),
+            annotation=annotation.__forward_arg__ if hasattr(annotation, "__forward_arg__") else annotation,
+        )
+        for name, annotation in Fields.__annotations__.items()
+        if name not in {p.name for p in own}
+    ]
+    function.__signature__ = inspect.Signature([*own, *shown])  # type: ignore[attr-defined]
+    return function

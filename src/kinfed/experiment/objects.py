@@ -1,0 +1,152 @@
+"""What is given in Python, as the fields of a config: methods, training, partition, model and data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kinfed.data.partitions import PARTITIONS, as_partition, partition_options
+from kinfed.data.partitions.partitioner import ByFunction
+from kinfed.errors import InputError
+from kinfed.experiment.config import as_tuple, read_toml, short, tables
+from kinfed.experiment.folders import COMPARISON, CONFIG
+from kinfed.labels import label, labels_of, parse_label
+from kinfed.learning import SGD
+from kinfed.methods import METHODS, Method
+from kinfed.registry import import_path
+
+__all__ = ["Objects", "as_fields", "methods_of", "names_in", "of_folder"]
+
+Objects = dict[str, Any]
+"""Things that no name leads to, by the names in angle brackets that a config has for them."""
+
+OF_TRAINING = {"epochs": "local_epochs"}  # fields that a config calls otherwise
+
+
+def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
+    """Fields of a config, and what their names in angle brackets stand for.
+
+    Args:
+        given: Names or objects: ``methods``, ``training``, ``partition``, ``model``; other fields stay as they are.
+
+    Raises:
+        InputError: If an object is of a wrong kind, or a field is given twice.
+    """
+    fields, objects = dict(given), Objects()
+    if "methods" in fields:
+        fields["methods"], settings = methods_of(fields["methods"], objects)
+        if settings:
+            fields["settings"] = {**tables(fields.get("settings", {})), **settings}
+    if (training := fields.pop("training", None)) is not None:
+        fields |= _training_fields(training, fields)
+    if not isinstance(fields.get("model"), str | None):
+        fields["model"] = _name("model", fields["model"], objects)
+    if not isinstance(fields.get("partition"), str | None):
+        fields |= _partition_fields(fields["partition"], objects)
+    return fields, objects
+
+
+def methods_of(given: Any, objects: Objects) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
+    """Labels of methods, and the fields of those that were given as objects or classes.
+
+    Args:
+        given: A name, a method, a class of methods, or several of these.
+        objects: Gets the classes that no name leads to.
+    """
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    named = [(item, {}) if isinstance(item, str) else _named_method(item, objects) for item in several]
+    # A name may be a label already, and stays what it is.
+    shown = iter(labels_of([one for one, item in zip(named, several, strict=True) if not isinstance(item, str)]))
+    labels, settings = [], {}
+    for item, (name, fields) in zip(several, named, strict=True):
+        label = name if isinstance(item, str) else next(shown)
+        labels.append(label)
+        if not isinstance(item, str):
+            settings[label] = fields
+    return tuple(labels), settings
+
+
+def of_folder(folder: Path, methods: Any, model: Any) -> tuple[Objects, set[str]]:
+    """What is given to a run that goes on: things by their names in angle brackets, and import paths of the others.
+
+    Args:
+        folder: Of a run or a comparison.
+        methods: Methods or classes of methods.
+        model: Function that makes the model, or None.
+
+    Raises:
+        InputError: If a method has other fields than the run's.
+    """
+    fields, objects = as_fields({"methods": methods, **({} if model is None else {"model": model})})
+    file = next((path for path in (folder / COMPARISON, folder / CONFIG) if path.is_file()), None)
+    theirs = {} if file is None else read_toml(file).get("settings", {})
+    for item in methods if isinstance(methods, Sequence) else (methods,):
+        name, own = _named_method(item, objects)
+        run = [given for label, given in theirs.items() if parse_label(label)[0] == name]
+        if run and not isinstance(item, type) and {k: v for k, v in own.items() if v is not None} not in run:
+            raise InputError(f"methods: {short(item)} is no method of the run, which has {short(run)}")
+    return objects, names_in(fields)
+
+
+def names_in(fields: Mapping[str, Any]) -> set[str]:
+    """Import paths among the values of some fields: what somebody who gives them asks for."""
+    labels = [parse_label(name)[0] for name in as_tuple(fields.get("methods", ())) if isinstance(name, str)]
+    shares = [name.rpartition(":")[0] for name in str(fields.get("models") or "").split(",")]
+    others = [parse_label(str(fields.get(name)))[0] for name in ("model", "partition", "data")]
+    of_methods = [str(value) for own in tables(fields.get("settings", {})).values() for value in own.values()]
+    return {name for name in [*labels, *shares, *others, *of_methods] if ":" in name}
+
+
+def _named_method(item: Any, objects: Objects) -> tuple[str, dict[str, Any]]:
+    """Name and fields of a method or a class of methods."""
+    kind = item if isinstance(item, type) else type(item)
+    if not issubclass(kind, Method):
+        raise InputError(
+            f"methods: {short(item)} is not allowed; must be a name, or an object or a class derived from "
+            "kinfed.methods.Method"
+        )
+    method = item() if isinstance(item, type) else item
+    return METHODS.name_of(kind) or _bracketed(kind, objects), dataclasses.asdict(method)
+
+
+def _training_fields(training: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config that local training has."""
+    if not isinstance(training, SGD):
+        raise InputError(f"training: {short(training)} is not allowed; must be a kinfed.LocalTraining")
+    own = {OF_TRAINING.get(name, name): value for name, value in dataclasses.asdict(training).items()}
+    if twice := [name for name in own if name in fields]:
+        raise InputError(f"{twice[0]}: is a field of training, which is given as well; leave one of them out")
+    return own
+
+
+def _partition_fields(given: Any, objects: Objects) -> dict[str, Any]:
+    """The fields of a config that a partition fills: its name and the options that it reads."""
+    partition = as_partition(given)
+    if isinstance(partition, ByFunction):
+        return {"partition": _name("partition", partition.function, objects)}
+    own = {field.name: getattr(partition, field.name) for field in dataclasses.fields(partition)}
+    name = PARTITIONS.name_of(type(partition))
+    if name is None:
+        name = _bracketed(type(partition), objects)
+    start, colon, _ = name.partition(":")
+    if name in {*PARTITIONS} and colon:  # by:COLUMN
+        return {"partition": f"{start}:{next(iter(own.values()))}"}
+    options = {option: own.pop(field) for option, field in partition_options(name).items()} if "<" not in name else {}
+    return {"partition": label(name, {field: value for field, value in own.items() if value is not None}), **options}
+
+
+def _name(field: str, thing: Callable[..., Any], objects: Objects) -> str:
+    if not callable(thing):
+        raise InputError(f"{field}: {short(thing)} is not allowed; must be a name, or a function or a class")
+    return import_path(thing) or _bracketed(thing, objects)
+
+
+def _bracketed(thing: Any, objects: Objects) -> str:
+    """``<Name>`` of a thing that no name leads to; another one of the same name gets a number."""
+    called = getattr(thing, "__name__", type(thing).__name__).strip("<>")
+    names = (f"<{called}>" if number == 1 else f"<{called} {number}>" for number in range(1, len(objects) + 3))
+    name = next(name for name in names if objects.get(name, thing) is thing)
+    objects[name] = thing
+    return name

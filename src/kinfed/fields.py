@@ -1,0 +1,80 @@
+"""Fields of frozen dataclasses, checked when an object is made, and what is wrong with one in one line."""
+
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from kinfed.errors import InputError
+
+__all__ = ["check_fields", "field_types", "one_line", "short"]
+
+SHOWN = 60  # characters of a value in a message
+
+
+def check_fields(thing: Any) -> None:
+    """Check the fields of a frozen dataclass against their annotations, and bring them to these types.
+
+    For ``__post_init__``: an object that was made is valid.
+
+    Raises:
+        InputError: One line that names the class, the field, the value and what is allowed.
+    """
+    kind: type = type(thing)
+    for name, adapter in _adapters(kind).items():
+        value = _plain(getattr(thing, name))
+        where = f"{type(thing).__name__}.{name}"
+        try:
+            valid = adapter.validate_python(value)
+        except ValidationError as error:
+            raise InputError(one_line(error, where)) from error
+        if isinstance(value, bool) and not isinstance(valid, bool):
+            raise InputError(f"{where}: {value} is not allowed; must not be true or false")
+        if isinstance(valid, float) and not math.isfinite(valid):
+            raise InputError(f"{where}: {value} is not allowed; must be a finite number")
+        object.__setattr__(thing, name, valid)
+
+
+def field_types(kind: type) -> dict[str, Any]:
+    """Type of each field of a dataclass, with its limits (``Annotated``)."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+@functools.cache
+def _adapters(kind: type) -> dict[str, TypeAdapter[Any]]:
+    return {name: TypeAdapter(hint) for name, hint in field_types(kind).items()}
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def one_line(error: ValidationError, where: str = "") -> str:
+    """The first of pydantic's errors as ``field: value; what is allowed``.
+
+    Args:
+        error: What pydantic raised.
+        where: Name of the field, if the error does not have it.
+    """
+    first = error.errors()[0]
+    if isinstance(cause := first.get("ctx", {}).get("error"), InputError):
+        return str(cause)
+    field = where or ".".join(str(part) for part in first["loc"]) or "config"
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    value = "" if first["type"] == "missing" else f"{short(first['input'])} is not allowed; "
+    return f"{field}: {value}{message[:1].lower()}{message[1:]}"
+
+
+def short(value: Any) -> str:
+    """A value in a message, whatever it is."""
+    told = repr(value)
+    return told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…"

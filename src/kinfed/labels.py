@@ -1,0 +1,70 @@
+"""Labels: a name and some fields of what it names, as in ``fedprox:mu=0.1``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["folder_name", "label", "labels_of", "parse_label", "slug"]
+
+
+def parse_label(text: str) -> tuple[str, dict[str, str]]:
+    """Name and fields of a label.
+
+    >>> parse_label("fedprox:mu=0.1")
+    ('fedprox', {'mu': '0.1'})
+    >>> parse_label("package.module:Mine:beta=2,taps=conv1,conv2")
+    ('package.module:Mine', {'beta': '2', 'taps': 'conv1,conv2'})
+    """
+    name, colon, given = text.rpartition(":")
+    if not colon or "=" not in given:
+        return text, {}
+    pairs = [part.partition("=") for part in re.split(r",(?=\w+=)", given)]
+    return name, {field: value for field, _, value in pairs}
+
+
+def label(name: str, fields: Mapping[str, Any]) -> str:
+    """Label of a method of that name with these fields; the name alone without any.
+
+    >>> label("fedprox", {"mu": 0.1})
+    'fedprox:mu=0.1'
+    """
+    told = ",".join(f"{field}={_text(value)}" for field, value in fields.items())
+    return f"{name}:{told}" if told else name
+
+
+def labels_of(methods: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Labels of several methods, each a name and all of its fields: variants of one method show what differs.
+
+    >>> labels_of([("fedavg", {}), ("fedprox", {"mu": 0.1}), ("fedprox", {"mu": 1.0})])
+    ['fedavg', 'fedprox:mu=0.1', 'fedprox:mu=1.0']
+    """
+    labels = []
+    for name, fields in methods:
+        variants = [other for of, other in methods if of == name]
+        differ = [field for field in fields if any(other[field] != fields[field] for other in variants)]
+        labels.append(label(name, {field: fields[field] for field in differ}))
+    return labels
+
+
+def folder_name(method: str, seed: int) -> str:
+    """Name of the folder of a run in that of its comparison.
+
+    >>> folder_name("package.module:Mine:beta=2", 0)
+    'package.module-Mine-beta=2-seed0'
+    """
+    return f"{slug(method)}-seed{seed}"
+
+
+def slug(method: str) -> str:
+    """A label as a part of a file's name: what file systems may refuse becomes a hyphen.
+
+    >>> slug("<MyMethod>:beta=2")
+    'MyMethod-beta=2'
+    """
+    return re.sub(r"[^A-Za-z0-9_+.=,-]+", "-", method).strip("-")
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

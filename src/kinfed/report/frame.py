@@ -1,0 +1,53 @@
+"""Accuracies of runs as a pandas DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from kinfed.report.folders import Run
+
+__all__ = ["frame"]
+
+FIRST = ("method", "seed", "round", "client", "name", "train", "test", "accuracy")
+RENAMED = {"personal": "accuracy"}
+
+
+def frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """Accuracies of every client in every round that has a test.
+
+    Args:
+        runs: Those of a comparison, say.
+
+    Returns:
+        A row for each method, seed, round and client; clients that took no part in training are numbered on.
+    """
+    rows = [row for run in runs for line in run.lines for row in _rows(run, line)]
+    columns = dict.fromkeys([*FIRST, *(name for row in rows for name in row)])
+    return pd.DataFrame(rows, columns=[*columns])
+
+
+def _rows(run: Run, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows of one round."""
+    told: dict[str, list[float | None]] = line["client_acc"]
+    if not told:
+        return
+    counts = [sum(of_classes) for of_classes in run.federation["train"]]
+    old = {RENAMED.get(name, name): values for name, values in told.items() if not name.startswith("new_")}
+    new = {name: values for name, values in told.items() if name.startswith("new_")}
+    about = {"method": run.method, "seed": run.summary["seed"], "round": line["round"]}
+    for id in range(len(counts)):
+        yield {
+            **about,
+            "client": id,
+            "name": run.client_name(id),
+            "train": counts[id],
+            "test": run.federation["test"][id],
+            **{name: values[id] for name, values in old.items()},
+            "global_acc": line["global_acc"],
+        }
+    for i in range(len(next(iter(new.values()), ()))):
+        id = len(counts) + i
+        yield {**about, "client": id, "name": str(id), **{name: values[i] for name, values in new.items()}}
