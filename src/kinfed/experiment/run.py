@@ -148,7 +148,8 @@ def _model(config: Config, name: str, federation: Federation) -> Model:
     shape = federation.dataset.shape
     if config.augment != "none" and len(shape) != 3:
         raise InputError(f"augment: {config.augment} is for images, and the inputs are {'×'.join(map(str, shape))}")
-    model = build(name, shape, len(federation.dataset.classes), config.seed, bn=config.bn, head=config.head)
+    made, classes = config.architecture(name), len(federation.dataset.classes)
+    model = build(made, shape, classes, config.seed, bn=config.bn, head=config.head)
     if config.weights is not None:
         load_weights(model, Path(config.weights))
     return model.to(config.device)
