@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Dataset, Shards, load, make_federation
-from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workshop
+from kinfed.engine import ClientRuntime, RoundSettings, RunFolder, SerialExecutor, TaskRunner, Unwatched
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.memory import keep_freed_memory
 from kinfed.learning import SGD, Phase
@@ -92,14 +92,16 @@ def measured(name: str, dataset: Dataset, s: int, seed: int, rounds: int) -> dic
     """What the last round's line says."""
     federation = make_federation(dataset, Shards(per_client=s), clients=20, probe=128, seed=seed)
     sgd = SGD(lr=0.1, batch_size=50)
-    plan = Plan(
+    settings = RoundSettings(
         rounds=rounds, sgd=sgd, lr_schedule="step:0.75", participation=1.0, seed=seed, checkpoint_every=rounds,
         evaluate_every=4, fine_tuning=Phase(epochs=5, lr=1e-3),
     )  # fmt: skip
-    workshop = Workshop(VARIANTS[name], federation, (slim(dataset, seed),), plan)
+    runtime = ClientRuntime(VARIANTS[name], federation, (slim(dataset, seed),), settings)
     with tempfile.TemporaryDirectory() as path, own_settings():
         folder = RunFolder(Path(path))
-        run_rounds(workshop, Inline(workshop, folder.memories), folder, Unwatched())
+        executor = SerialExecutor()
+        executor.start(lambda: runtime, TaskRunner(runtime, folder.memories))
+        run_rounds(runtime, executor, folder, Unwatched())
         line = folder.lines("metrics.jsonl")[-1]
     return {key: line.get(key) for key in ("personal_acc_mean", "fine_tuned_acc_mean", "crsm_overlap_correlation")}
 

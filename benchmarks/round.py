@@ -19,7 +19,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,9 +30,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kinfed.data import IID, Dataset, Normalisation, Samples, load, make_federation
-from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workers, Workshop
+from kinfed.engine import (
+    ClientRuntime,
+    Executor,
+    ProcessExecutor,
+    RoundSettings,
+    RunFolder,
+    SerialExecutor,
+    TaskRunner,
+    Unwatched,
+)
 from kinfed.engine import federate as run_rounds
-from kinfed.engine.places import Place
 from kinfed.errors import InputError
 from kinfed.learning import SGD
 from kinfed.methods import METHODS
@@ -185,14 +193,14 @@ class Turns(Unwatched):
         self.turn()
 
 
-def workshop(clients: int, rounds: int) -> Workshop:
+def runtime(clients: int, rounds: int) -> ClientRuntime:
     """FedAvg over equal clients."""
     federation = make_federation(dataset(), IID(), clients=clients, probe=0, seed=0)
-    return Workshop(
+    return ClientRuntime(
         METHODS["fedavg"](),
         federation,
         (build("small_cnn", federation.dataset.shape, 10, seed=0),),
-        Plan(
+        RoundSettings(
             rounds=rounds,
             sgd=SGD(lr=LR, epochs=1, batch_size=BATCH, momentum=MOMENTUM),
             lr_schedule="constant",
@@ -203,37 +211,20 @@ def workshop(clients: int, rounds: int) -> Workshop:
     )
 
 
-@contextlib.contextmanager
-def inline(here: Inline, clients: int, rounds: int) -> Iterator[Place]:
-    """In this process."""
-    yield here
-
-
-@contextlib.contextmanager
-def two_workers(here: Inline, clients: int, rounds: int) -> Iterator[Place]:
-    """In two worker processes."""
-    workers = Workers(2)
-    workers.take_on(functools.partial(workshop, clients, rounds), here)
-    try:
-        yield workers
-    finally:
-        workers.close()
-
-
-def kinfed(place_of: Callable[..., Any], clients: int, rounds: int, turn: Turn) -> None:
+def kinfed(executor_of: Callable[[], Executor], clients: int, rounds: int, turn: Turn) -> None:
     """A whole run."""
-    shop = workshop(clients, rounds)
-    with tempfile.TemporaryDirectory() as out:
+    shop = runtime(clients, rounds)
+    with tempfile.TemporaryDirectory() as out, contextlib.closing(executor_of()) as executor, own_settings():
         folder = RunFolder(Path(out))
-        with own_settings(), place_of(Inline(shop, folder.memories), clients, rounds) as place:
-            run_rounds(shop, place, folder, Turns(turn))
+        executor.start(functools.partial(runtime, clients, rounds), TaskRunner(shop, folder.memories))
+        run_rounds(shop, executor, folder, Turns(turn))
 
 
 CONTESTANTS: dict[str, Contestant] = {
     "by hand": plain,
-    "kinfed": functools.partial(kinfed, inline),
+    "kinfed": functools.partial(kinfed, SerialExecutor),
     "two processes by hand": two_plain,
-    "kinfed, 2 workers": functools.partial(kinfed, two_workers),
+    "kinfed, 2 workers": functools.partial(kinfed, functools.partial(ProcessExecutor, 2)),
 }
 
 

@@ -40,7 +40,7 @@ def resident() -> float:
 def federation(clients: int, rounds: int) -> dict[str, Any]:
     """Run one federation in this process, and tell what it took."""
     from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples
-    from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Workshop, federate
+    from kinfed.engine import ClientRuntime, RoundSettings, RunFolder, SerialExecutor, TaskRunner, Unwatched, federate
     from kinfed.learning import SGD
     from kinfed.methods import METHODS
     from kinfed.models import build
@@ -54,11 +54,11 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
 
     data = Dataset("random", samples(IMAGES), samples(TESTED), tuple("0123456789"))
     cut = Partition(*(np.array_split(np.arange(count), clients) for count in (IMAGES, TESTED)))
-    shop = Workshop(
+    shop = ClientRuntime(
         METHODS["fedper"](),
         Federation(data, cut, np.arange(0)),
         (build("small_cnn", (3, 32, 32), 10, 0),),
-        Plan(
+        RoundSettings(
             rounds=rounds, sgd=SGD(lr=0.01, batch_size=16), lr_schedule="constant", participation=0.01, seed=0,
             checkpoint_every=5, evaluate_every=rounds + 1,
         ),
@@ -75,7 +75,9 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as path, own_settings():
         folder = RunFolder(Path(path))
         before = resident()
-        federate(shop, Inline(shop, folder.memories), folder, Timed())
+        executor = SerialExecutor()
+        executor.start(lambda: shop, TaskRunner(shop, folder.memories))
+        federate(shop, executor, folder, Timed())
         files = [p.stat().st_size for p in folder.memories.folder.rglob("*.safetensors")]
     trained = {"peak": peak(), "before": before, "client seconds": statistics.median(seconds[:-1])}
     return {"clients": clients, **trained, "memories": len(files), "memory bytes": sum(files)}

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from kinfed.engine.workshop import LOCAL, PROBED
+from kinfed.engine.evaluator import KNN, LOCAL, PROBED, Evaluator
 from kinfed.experiment.config import Config
-from kinfed.experiment.run import workshop_of
+from kinfed.experiment.run import runtime_of
 from kinfed.settings import own_settings
 
 
@@ -32,14 +32,14 @@ def main() -> None:
         for model in given.models.split(","):
             for seed in range(given.seeds):
                 own = {"methods": ("local_ssl",), "data": data, "model": model, "seed": seed}
-                workshop = workshop_of(Config.checked(fields | own))
+                runtime = runtime_of(Config.checked(fields | own))
                 with own_settings():
-                    verdicts = workshop.appraise(1, workshop.models[0].tensors())
-                right = {name: 100 * verdict.hits.double().mean().item() for name, verdict in verdicts.items()}
-                local = statistics.fmean(share for name, share in right.items() if name.startswith(LOCAL))
-                print(
-                    f"{data:<20}{model:<14}{seed:>4}{right[PROBED]:>8.1f}{local:>8.1f}{right['knn']:>8.1f}", flush=True
-                )
+                    results = Evaluator(runtime).evaluate_representation(1, runtime.models[0].tensors())
+                right: dict[str, list[float]] = {}
+                for result in results:
+                    right.setdefault(result.name, []).append(100 * result.correct.double().mean().item())
+                told = "".join(f"{statistics.fmean(right[name]):>8.1f}" for name in (PROBED, LOCAL, KNN))
+                print(f"{data:<20}{model:<14}{seed:>4}{told}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from kinfed.learning import (
     Loss,
     Phase,
     class_overlap,
+    correct,
     features,
-    hits,
     over_clients,
     rank_correlation,
     train,
@@ -111,7 +111,7 @@ def test_a_client_with_fewer_samples_than_a_batch_makes_one_smaller_batch() -> N
 def test_after_an_evaluation_training_updates_batchnorm_again() -> None:  # case 59
     model = Model({"norm": nn.BatchNorm1d(1)}, nn.Linear(1, 2), [])
     samples = float_samples(torch.tensor([[1.0], [3.0]]), [0, 1])
-    hits(model, samples)
+    correct(model, samples)
     train(model, samples, Phase(), SGD(lr=1e-9, batch_size=2), order())
     norm = model.body.norm
     assert norm.running_mean.item() == pytest.approx(0.2)
@@ -283,7 +283,7 @@ def test_features_are_those_of_evaluation_mode_and_come_whole() -> None:
 
 
 def test_hits_of_nothing_are_nothing() -> None:
-    assert hits(linear(), float_samples(torch.ones(0, 1), torch.zeros(0, dtype=torch.int64))).shape == (0,)
+    assert correct(linear(), float_samples(torch.ones(0, 1), torch.zeros(0, dtype=torch.int64))).shape == (0,)
 
 
 def test_means_and_spread_over_clients() -> None:  # case 114

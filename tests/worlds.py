@@ -13,7 +13,16 @@ import torch
 from torch import nn
 
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
-from kinfed.engine import Inline, Place, Plan, RunFolder, Unwatched, Workshop, federate
+from kinfed.engine import (
+    ClientRuntime,
+    Executor,
+    RoundSettings,
+    RunFolder,
+    SerialExecutor,
+    TaskRunner,
+    Unwatched,
+    federate,
+)
 from kinfed.engine.folder import Checkpoint
 from kinfed.learning import SGD, Batch, Phase, train
 from kinfed.methods import Memory, Message, Method, State, fedavg, method_named
@@ -80,14 +89,14 @@ def workshop(
     wrap: Callable[[Model], Model] = lambda m: m,
     sources: tuple[Source, ...] | None = None,
     **plan: Any,
-) -> Workshop:
+) -> ClientRuntime:
     fed = fed or federation()
     method = small(method) if isinstance(method, str) else method
-    return Workshop(
+    return ClientRuntime(
         method,
         fed,
         (wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),),
-        Plan(
+        RoundSettings(
             rounds=rounds,
             sgd=sgd or SGD(lr=0.05, batch_size=16),
             lr_schedule=plan.pop("lr_schedule", "constant"),
@@ -116,11 +125,26 @@ class Outcome:
         return {id: self.folder.memories.read(id, round) for id, round in self.last.kept.items()}
 
 
-def run(shop: Workshop, path: Path, place: Callable[[Inline], Place] = lambda here: here) -> Outcome:
+def serial(shop: ClientRuntime, folder: RunFolder) -> SerialExecutor:
+    """A serial executor that is started."""
+    executor = SerialExecutor()
+    executor.start(lambda: shop, TaskRunner(shop, folder.memories))
+    return executor
+
+
+def run(
+    shop: ClientRuntime,
+    path: Path,
+    executor: Executor | None = None,
+    build: Callable[[], ClientRuntime] | None = None,
+) -> Outcome:
+    """All rounds, with the serial executor if no other is given; ``build`` makes the same runtime elsewhere."""
     folder = RunFolder(path)
     path.mkdir(exist_ok=True)
+    executor = executor or SerialExecutor()
     with own_settings():
-        federate(shop, place(Inline(shop, folder.memories)), folder, Unwatched())
+        executor.start(build or (lambda: shop), TaskRunner(shop, folder.memories))
+        federate(shop, executor, folder, Unwatched())
     last = folder.last_checkpoint()
     assert last is not None
     return Outcome(folder.lines("metrics.jsonl"), last, folder)
@@ -147,7 +171,7 @@ def float_samples(inputs: torch.Tensor, labels: list[int] | torch.Tensor) -> Sam
 
 def parabolas(
     method: Method, centres: list[float], monkeypatch: pytest.MonkeyPatch, *, start: float = 0.0, sgd: SGD, **plan: Any
-) -> Workshop:
+) -> ClientRuntime:
     """The model is one weight; client i has one sample, and its loss is (w − m_i)²/2 whatever the method says."""
     samples = float_samples(torch.tensor(centres)[:, None], [0] * len(centres))
     own = [np.array([i]) for i in range(len(centres))]

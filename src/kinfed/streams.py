@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +20,10 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["numpy_stream", "seeded_globals", "torch_stream"]
+__all__ = ["numpy_stream", "seeded_globals", "torch_stream", "without_draws"]
+
+_GLOBALS = threading.RLock()  # they belong to the whole process: a thread that seeds them has them alone
+_WITHOUT_DRAWS: ContextVar[bool] = ContextVar("without_draws", default=False)
 
 
 def _digest(seed: int, address: tuple[str | int, ...]) -> bytes:
@@ -47,28 +52,48 @@ def torch_stream(seed: int, *address: str | int) -> torch.Generator:
 
 
 @contextlib.contextmanager
-def seeded_globals(stream: torch.Generator, device: torch.device | None = None) -> Iterator[None]:
+def without_draws() -> Iterator[None]:
+    """Promise that nothing in a block draws from global generators; `seeded_globals` then leaves them alone.
+
+    Threads in such blocks work side by side. What draws for certain still seeds them, and has them alone meanwhile.
+    """
+    token = _WITHOUT_DRAWS.set(True)
+    try:
+        yield
+    finally:
+        _WITHOUT_DRAWS.reset(token)
+
+
+@contextlib.contextmanager
+def seeded_globals(
+    stream: torch.Generator, device: torch.device | None = None, *, certain: bool = True
+) -> Iterator[None]:
     """Run a block that draws from global generators, seeded by a stream, and leave these generators as they were.
 
     They are torch's, Python's, and that of NumPy's legacy functions: the constructors of `torch.nn` and dropout take no
-    generator, and a user's own module may draw from any of them.
+    generator, and a user's own module may draw from any of them. One thread at a time runs such a block.
 
     Args:
         stream: Names the seed; it is not drawn from.
-        device: Where the block works; a CUDA device has a generator of its own.
+        device: Device on which the block works; a CUDA device has a generator of its own.
+        certain: The block does draw. If it only may, nothing is seeded in a block `without_draws`.
     """
     import torch
 
+    if not certain and _WITHOUT_DRAWS.get():
+        yield
+        return
     seed = stream.initial_seed()
     accelerated = device is not None and device.type != "cpu"
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
-            # torch.manual_seed is for all devices: it keeps a note, stack trace and all, for each not in use yet.
-            (torch.manual_seed if accelerated else torch.default_generator.manual_seed)(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            random.seed(seed)
-            yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)  # noqa: NPY002
+    with _GLOBALS:
+        of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        try:
+            with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
+                # torch.manual_seed is for all devices: it keeps a note, stack trace and all, for each not in use yet.
+                (torch.manual_seed if accelerated else torch.default_generator.manual_seed)(seed)
+                np.random.seed(seed % 2**32)  # noqa: NPY002
+                random.seed(seed)
+                yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)  # noqa: NPY002

@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from kinfed.data import Dataset, Federation, Partition, Samples
-from kinfed.engine import Inline, RunFolder, Workshop
-from kinfed.engine.places import Task
+from kinfed.engine import ClientRuntime, RunFolder, SerialExecutor
+from kinfed.engine.evaluator import Evaluator
+from kinfed.engine.executor import Task
 from kinfed.errors import RunFailed
-from kinfed.learning import SGD, NotFinite, Phase, hits, train
+from kinfed.learning import SGD, NotFinite, Phase, correct, train
 from kinfed.methods import METHODS, Client, Memory, Message, Server, State
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
@@ -62,7 +63,7 @@ def test_the_global_model_is_fine_tuned_as_by_hand_and_not_saved(tmp_path: Path)
         model = shop.client(id, 1).model
         model.load(outcome.state.tensors)
         train(model, shop.federation.train(id), tuning, sgd, torch_stream(0, "fine-tuning", id, 2))
-        expected.append(hits(model, shop.federation.test(id)).double().mean().item())
+        expected.append(correct(model, shop.federation.test(id)).double().mean().item())
     assert outcome.lines[-1]["client_acc"]["fine_tuned"] == expected
     assert not [*(tmp_path / "out" / "models").glob("client-*")]
 
@@ -127,16 +128,16 @@ class Given(FedPer):
         return {"stale": one_weight(2.0, self.heads[client.id]).tensors()}
 
 
-def welcomed(shop: Workshop, path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
+def welcomed(shop: ClientRuntime, path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
     """The models that the new clients of a run were given."""
     given: list[Tensors] = []
-    welcome = Workshop.welcome
+    welcome = Evaluator.evaluate_new_client
 
-    def noting(self: Workshop, id: int, round: int, tensors: Tensors):  # type: ignore[no-untyped-def]
+    def noting(self: Evaluator, id: int, round: int, tensors: Tensors):  # type: ignore[no-untyped-def]
         given.append({n: t.clone() for n, t in tensors.items()})
         return welcome(self, id, round, tensors)
 
-    monkeypatch.setattr(Workshop, "welcome", noting)
+    monkeypatch.setattr(Evaluator, "evaluate_new_client", noting)
     run(shop, path)
     return given
 
@@ -172,20 +173,20 @@ def test_the_head_of_a_new_client_is_fitted_on_a_frozen_body_from_the_initial_he
         train(model, *given)
         trained.append(model.tensors())
 
-    monkeypatch.setattr("kinfed.engine.workshop.train", recorded)
+    monkeypatch.setattr("kinfed.engine.evaluator.train", recorded)
     sgd = SGD(lr=0.05, batch_size=8)
     shop = workshop("fedavg", federation(new=2), sgd=sgd, lr_schedule="step:0.5")
     given = build("tiny_cnn", (1, 8, 8), 10, 7).tensors()
-    verdicts = shop.welcome(5, 3, given)
+    results = {result.name: result for result in Evaluator(shop).evaluate_new_client(5, 3, given)}
     model, own = shop.client(0, 3).model, shop.federation.train(5)
     model.load(select(given, BODY))  # under the run's initial head
     order = torch_stream(0, "new head", 5, 3)
     train(model, own, Phase(train=HEAD, epochs=10, lr=0.05), sgd, order)  # at the rate of the first round
     assert same(model.tensors(BODY), select(given, BODY))
     assert same(trained[0], model.tensors())
-    assert torch.equal(verdicts["new_head"].hits, hits(model, shop.federation.test(5)))
+    assert torch.equal(results["new_head"].correct, correct(model, shop.federation.test(5)))
     model.load(given)
-    assert torch.equal(verdicts["new_global"].hits, hits(model, shop.federation.test(5)))
+    assert torch.equal(results["new_global"].correct, correct(model, shop.federation.test(5)))
 
 
 def test_a_new_client_without_test_samples_has_no_accuracy(tmp_path: Path) -> None:
@@ -230,8 +231,8 @@ def test_a_test_that_fails_is_told_and_leaves_the_others(tmp_path: Path, monkeyp
         raise MemoryError("too much")
 
     whole = run(workshop("fedavg", federation(new=1)), tmp_path / "whole").lines[-1]
-    monkeypatch.setattr(Workshop, "fine_tune", failing)
-    monkeypatch.setattr(Workshop, "welcome", failing)
+    monkeypatch.setattr(Evaluator, "fine_tune", failing)
+    monkeypatch.setattr(Evaluator, "evaluate_new_client", failing)
     last = run(workshop("fedavg", federation(new=1)), tmp_path / "out").lines[-1]
     reason = "MemoryError: too much"
     tuned = {f"{id}, fine-tuning": reason for id in range(4)}
@@ -249,9 +250,9 @@ def test_test_samples_change_no_model_in_the_last_evaluation(
 
     def noting(model: Model, samples: Samples) -> torch.Tensor:
         tested[-1].append(model.tensors())
-        return hits(model, samples)
+        return correct(model, samples)
 
-    monkeypatch.setattr("kinfed.engine.workshop.hits", noting)
+    monkeypatch.setattr("kinfed.engine.evaluator.correct", noting)
     for name, f in (("a", fed), ("b", other)):
         tested.append([])
         run(workshop("fedper", f), tmp_path / name)
@@ -264,7 +265,7 @@ def test_test_samples_change_no_model_in_the_last_evaluation(
 def test_a_run_stopped_in_its_last_evaluation_ends_as_if_it_had_not_been(name: str, tmp_path: Path) -> None:
     straight = run(workshop(name, federation(new=2)), tmp_path / "a")
 
-    class Stops(Inline):
+    class Stops(SerialExecutor):
         def evaluate(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
             for task in tasks:
                 if task.test == "new client":
@@ -273,7 +274,7 @@ def test_a_run_stopped_in_its_last_evaluation_ends_as_if_it_had_not_been(name: s
 
     shop = workshop(name, federation(new=2), checkpoint_every=2)
     with pytest.raises(InterruptedError):
-        run(shop, tmp_path / "b", lambda here: Stops(here.workshop, here.memories))
+        run(shop, tmp_path / "b", Stops())
     assert len((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()) == 2
     resumed = run(shop, tmp_path / "b")
     assert resumed.lines == straight.lines
@@ -391,4 +392,4 @@ def test_a_linear_probe_of_representations_that_are_not_finite_is_told(tmp_path:
     shop = workshop("local", rounds=1, linear_probe=True)
     loud = {n: t.fill_(3e38) if n == "body.fc64.0.weight" else t for n, t in shop.models[0].tensors().items()}
     with pytest.raises(NotFinite, match=r"^its representations are not finite$"):
-        shop.appraise(1, loud)
+        Evaluator(shop).evaluate_representation(1, loud)

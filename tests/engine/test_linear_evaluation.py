@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from kinfed.data import Federation, Partition
-from kinfed.engine import Workers, Workshop
-from kinfed.learning import features, hits, linear_probe, unnormalised
+from kinfed.engine import ClientRuntime, ProcessExecutor
+from kinfed.engine.evaluator import Evaluator
+from kinfed.learning import correct, features, linear_probe, unnormalised
 from kinfed.methods import METHODS, Client, Memory, Message
 from kinfed.methods.hetero_ssfl import HeteroSSFL
 from kinfed.models import BODY, build, select
@@ -88,8 +89,8 @@ def test_every_client_s_own_encoder_is_probed_and_saved_under_its_head(tmp_path:
         model = build("tiny_cnn", (1, 8, 8), 10, 0)
         saved = load_file(tmp_path / "out" / "models" / f"client-{id:05d}-personal.safetensors")
         model.load(saved)
-        assert told["linear_global"][id] == share(hits(model, unnormalised(fed.dataset.test)))
-        assert told["personal"][id] == share(hits(model, unnormalised(fed.test(id))))
+        assert told["linear_global"][id] == share(correct(model, unnormalised(fed.dataset.test)))
+        assert told["personal"][id] == share(correct(model, unnormalised(fed.test(id))))
         assert same(select(saved, BODY), select(outcome.memories[id].tensors, BODY))
 
 
@@ -98,10 +99,10 @@ def test_every_client_s_own_encoder_is_probed_and_saved_under_its_head(tmp_path:
 def test_probes_are_the_same_bit_for_bit_in_worker_processes(name: str, tmp_path: Path) -> None:
     shop = workshop(name, by_classes(*PAIRS), knn_every=2)
     here = run(shop, tmp_path / "here")
-    workers = Workers(2)
+    workers = ProcessExecutor(2)
     try:
 
-        def there(inline: Any) -> Workers:
+        def there(inline: Any) -> ProcessExecutor:
             workers.take_on(Again(name), inline)
             return workers
 
@@ -119,7 +120,7 @@ class Again:
 
     name: str
 
-    def __call__(self) -> Workshop:
+    def __call__(self) -> ClientRuntime:
         return workshop(self.name, by_classes(*PAIRS), knn_every=2)
 
 
@@ -171,7 +172,7 @@ def test_a_supervised_method_can_be_probed_too_and_reads_its_images_as_it_does(n
 
 def test_images_of_the_probe_can_be_limited_with_the_classes_alike(tmp_path: Path) -> None:
     shop = workshop("fedbyol", by_classes(*PAIRS), probed=50)
-    labels = shop._probed.labels
+    labels = Evaluator(shop)._probed.labels
     assert labels is not None
     assert torch.bincount(labels).tolist() == [5] * 10
     assert run(shop, tmp_path / "out").lines[-1]["client_acc"]["linear_global"][0] > 0.1
@@ -190,7 +191,7 @@ def test_a_probe_that_fails_is_told_and_the_run_goes_on(tmp_path: Path, monkeypa
     def failing(*_: object, **__: object) -> None:
         raise MemoryError("too much")
 
-    monkeypatch.setattr("kinfed.engine.workshop.linear_probe", failing)
+    monkeypatch.setattr("kinfed.engine.evaluator.linear_probe", failing)
     for name, whose in (("fedbyol", ["global"]), ("local_ssl", ["0", "1", "2", "3"])):
         last = run(workshop(name, by_classes(*PAIRS)), tmp_path / name).lines[-1]
         assert last["untested"] == dict.fromkeys(whose, "MemoryError: too much")
@@ -204,7 +205,7 @@ def test_a_new_client_gets_the_global_encoder_under_its_probe(tmp_path: Path) ->
     assert last["client_acc"].keys() == {"personal", "linear_global", "linear_local", "knn", "new_global"}
     model = build("tiny_cnn", (1, 8, 8), 10, 0)
     model.load(load_file(tmp_path / "with" / "models" / "global.safetensors"))
-    assert last["client_acc"]["new_global"] == [share(hits(model, unnormalised(fed.test(id)))) for id in (4, 5)]
+    assert last["client_acc"]["new_global"] == [share(correct(model, unnormalised(fed.test(id)))) for id in (4, 5)]
     without = run(workshop("fedema", replace(fed, new_clients=NOBODY)), tmp_path / "without").lines[-1]
     assert last["global_acc"] == without["global_acc"]
 
@@ -251,7 +252,7 @@ def test_where_clients_split_their_samples_themselves_no_test_sample_is_learned_
     rows = np.random.default_rng(0).permutation(np.arange(24, 360))
     cut = Partition([rows[:100], rows[150:260]], [rows[100:150], rows[260:]], pooled=True)
     shop = workshop("fedbyol", Federation(data, cut, np.arange(24)))
-    learned = {image.numpy().tobytes() for image in shop._probed.inputs}
+    learned = {image.numpy().tobytes() for image in Evaluator(shop)._probed.inputs}
     tested = {image.numpy().tobytes() for image in shop.federation.tested[0].inputs}
-    assert (len(shop._probed), len(tested)) == (24 + 210, 126)
+    assert (len(Evaluator(shop)._probed), len(tested)) == (24 + 210, 126)
     assert not learned & tested

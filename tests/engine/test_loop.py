@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from kinfed.data import ByColumn, make_federation
-from kinfed.engine import Inline, RunFolder, Unwatched
+from kinfed.engine import RunFolder, SerialExecutor, Unwatched
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.checks import fault
+from kinfed.engine.executor import Task
 from kinfed.engine.loop import sampled
-from kinfed.engine.places import Task
 from kinfed.errors import InputError, RunFailed
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Client, ClientId, Memory, Message, Method, Server, State
@@ -28,7 +28,7 @@ from kinfed.methods.fedper import FedPer
 from kinfed.methods.local import Local
 from kinfed.methods.scaffold import SCAFFOLD
 from kinfed.models import Model, Tensors
-from tests.worlds import dataset, federation, run, same, workshop
+from tests.worlds import dataset, federation, run, same, serial, workshop
 
 # -- who takes part ---------------------------------------------------------------------------------------------------
 
@@ -373,7 +373,7 @@ def test_ctrl_c_ends_the_run_after_the_present_round_and_resuming_equals_never_h
     (tmp_path / "out").mkdir()
     folder = RunFolder(tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
-        run_rounds(shop, Inline(shop, folder.memories), folder, watch)
+        run_rounds(shop, serial(shop, folder), folder, watch)
     assert (watch.pressed, watch.told, watch.done) == ([1], [2], 2)
     assert folder.last_checkpoint().round == 2  # type: ignore[union-attr]
     resumed, straight = run(shop, tmp_path / "out"), run(workshop("fedper", rounds=4), tmp_path / "straight")
@@ -398,7 +398,7 @@ def test_ctrl_c_after_a_rounds_checkpoint_was_due_ends_the_next_with_one(
 ) -> None:
     shop, folder = workshop("fedper", rounds=4), RunFolder(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run_rounds(shop, Inline(shop, folder.memories), folder, Late(pressed))
+        run_rounds(shop, serial(shop, folder), folder, Late(pressed))
     last = folder.last_checkpoint()
     assert last is not None
     assert last.round == len(folder.lines("metrics.jsonl")) == ended
@@ -428,17 +428,17 @@ def test_the_learning_rate_of_a_round_follows_the_schedule(tmp_path: Path) -> No
 
 
 def test_a_run_that_goes_on_after_round_4_has_the_learning_rate_of_round_5(tmp_path: Path) -> None:  # case 105
-    class Stops(Inline):
+    class Stops(SerialExecutor):
         def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
             for task in tasks:
                 if task.round == 5:
                     raise InterruptedError
-                yield task.id, self.update_one(task)
+                yield from super().update([task])
 
     sgd = SGD(lr=0.1, batch_size=16)
     shop = workshop("fedavg", rounds=8, sgd=sgd, lr_schedule="step:0.25,0.5", checkpoint_every=4)
     with pytest.raises(InterruptedError):
-        run(shop, tmp_path / "out", lambda here: Stops(here.workshop, here.memories))
+        run(shop, tmp_path / "out", Stops())
     lines = run(shop, tmp_path / "out").lines
     assert [line["round"] for line in lines] == [*range(1, 9)]
     assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.1, 0.01, 0.01, *[0.001] * 4])

@@ -149,12 +149,12 @@ def test_neither_test_images_nor_test_labels_change_the_vote(pool: Path, tmp_pat
 def test_training_labels_are_not_used_by_the_scores(held: tuple[Path, Any], pool: Path) -> None:
     run, vote = held
     voters = Electorate.of(run, pool)
-    federation = voters.workshop.federation
+    federation = voters.runtime.federation
     train = federation.dataset.train
     assert train.labels is not None
     data = replace(federation.dataset, train=replace(train, labels=train.labels.flip(0)))
-    other = replace(voters.workshop, federation=Federation(data, federation.partition, federation.probe_rows))
-    told = replace(voters, workshop=other).scores(FedVote(images=8), ["sketched_cka"])["sketched_cka"]
+    other = replace(voters.runtime, federation=Federation(data, federation.partition, federation.probe_rows))
+    told = replace(voters, runtime=other).scores(FedVote(images=8), ["sketched_cka"])["sketched_cka"]
     assert [row.tolist() for row in told] == vote.scores
 
 

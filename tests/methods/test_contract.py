@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from kinfed.data import Federation, Partition, Samples
-from kinfed.engine import Inline, Workshop
+from kinfed.engine import ClientRuntime, SerialExecutor
 from kinfed.engine.checks import fault
+from kinfed.engine.evaluator import Evaluator
+from kinfed.engine.executor import Task
 from kinfed.engine.loop import sampled
-from kinfed.engine.places import Task
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Memory, Message, Method
 from kinfed.methods.fedavg import FedAvg
@@ -40,7 +41,7 @@ def test_another_seed_gives_other_numbers(name: str, tmp_path: Path) -> None:
     assert first.lines[-1]["train_loss"] != other.lines[-1]["train_loss"]
 
 
-class Backwards(Inline):
+class Backwards(SerialExecutor):
     """Does the clients' work in the opposite order, as processes may finish it."""
 
     def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
@@ -53,7 +54,7 @@ class Backwards(Inline):
 def test_the_order_in_which_clients_finish_changes_nothing(name: str, tmp_path: Path) -> None:
     shop = workshop(name)
     forwards = run(shop, tmp_path / "a")
-    backwards = run(shop, tmp_path / "b", lambda here: Backwards(here.workshop, here.memories))
+    backwards = run(shop, tmp_path / "b", Backwards())
     assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == (tmp_path / "b" / "metrics.jsonl").read_bytes()
     assert same(forwards.state, backwards.state)
 
@@ -65,7 +66,7 @@ def test_resuming_equals_never_having_stopped(name: str, tmp_path: Path) -> None
     class Stopped(Exception):
         pass
 
-    class Stops(Inline):
+    class Stops(SerialExecutor):
         def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
             yield from super().update(tasks)
             if len((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()) == 4:
@@ -73,7 +74,7 @@ def test_resuming_equals_never_having_stopped(name: str, tmp_path: Path) -> None
 
     shop = workshop(name, **fields, checkpoint_every=3)
     with pytest.raises(Stopped):  # in round 5; round 4 is done, but only round 3 is saved
-        run(shop, tmp_path / "b", lambda here: Stops(here.workshop, here.memories))
+        run(shop, tmp_path / "b", Stops())
     resumed = run(shop, tmp_path / "b")
     assert resumed.lines == straight.lines
     assert same(resumed.state, straight.state)
@@ -99,7 +100,7 @@ def snapshot(message: Message) -> Message:
     return Message({n: t.clone() for n, t in message.tensors.items()}, dict(message.numbers))
 
 
-def after_one_round(shop: Workshop):  # type: ignore[no-untyped-def]
+def after_one_round(shop: ClientRuntime):  # type: ignore[no-untyped-def]
     """State, then every client's message, upload and memory of the next round."""
     method = shop.method
     state, memories = method.init(shop.server(0)), {}
@@ -121,7 +122,7 @@ def test_nothing_changes_its_arguments(name: str) -> None:
     before = [snapshot(m) for m in (state, *messages.values(), *uploads.values(), *memories.values())]
     for id in messages:
         shop.update(id, 2, messages[id], memories[id])
-        shop.evaluate(id, 3, messages[id], memories[id])  # the last round: with what is costly
+        Evaluator(shop).evaluate(id, 3, messages[id], memories[id])  # the last round: with what is costly
     shop.method.aggregate(shop.server(2), state, uploads)
     shop.method.global_model(shop.server(2), state)
     shop.method.pictures(state)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Federation, Partition
-from kinfed.engine import Workshop
+from kinfed.engine import ClientRuntime
 from kinfed.engine.checks import fault
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
@@ -36,7 +36,7 @@ def mixture(state: State, id: int) -> Tensors:
     return {n: rows[id] for n, rows in state.tensors.items() if n not in MATRICES}
 
 
-def first_round(method: CRSMMixing, fed: Federation | None = None) -> tuple[Workshop, State, dict[int, Message]]:
+def first_round(method: CRSMMixing, fed: Federation | None = None) -> tuple[ClientRuntime, State, dict[int, Message]]:
     shop = workshop(method, fed)
     state = method.init(shop.server(0))
     clients = range(len(shop.trained))
@@ -266,7 +266,7 @@ def test_mean_predictions_are_compared_by_their_cosine() -> None:
 # -- every stage by its own similarity ------------------------------------------------------------------------------
 
 
-def similarities(shop: Workshop, uploads: dict[int, Message], stage: str) -> Tensor:
+def similarities(shop: ClientRuntime, uploads: dict[int, Message], stage: str) -> Tensor:
     """Of client 1 to each of the clients, by hand."""
     probe = shop.federation.probe
     assert probe is not None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kinfed.data import Federation
-from kinfed.engine import Workshop
+from kinfed.engine import ClientRuntime
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config
 from kinfed.methods import METHODS, Message, method_named
@@ -171,7 +171,7 @@ def test_the_sources_bytes_count_once_to_who_votes(tmp_path: Path) -> None:
     assert [line["up_bytes"] for line in voted] == [line["up_bytes"] for line in plain]
 
 
-def checked(**given: Any) -> Workshop:
+def checked(**given: Any) -> ClientRuntime:
     sources = given.pop("sources", None)
     return workshop(replace(small("fedvote"), **given), sources=sources)
 

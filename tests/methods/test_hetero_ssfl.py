@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kinfed.engine import Workshop
+from kinfed.engine import ClientRuntime
 from kinfed.learning import SGD, features, unnormalised
 from kinfed.methods import Memory, Message
 from kinfed.methods.hetero_ssfl import HeteroSSFL, disagreement
@@ -26,18 +26,18 @@ PROBE = 48  # images of the RAD here; 4 clients · 8 outputs are fewer, 4 · 16 
 NARROW, WIDE = {"hidden": 32, "out": 8}, {"hidden": 32, "out": 16}
 
 
-def shop_of(method: HeteroSSFL | LocalSSL, probe: int = PROBE, **plan: object) -> Workshop:
+def shop_of(method: HeteroSSFL | LocalSSL, probe: int = PROBE, **plan: object) -> ClientRuntime:
     return workshop(method, federation(probe=probe), **plan)  # type: ignore[arg-type]
 
 
-def mixed(method: HeteroSSFL) -> Workshop:
+def mixed(method: HeteroSSFL) -> ClientRuntime:
     """Two clients have one architecture, two another, whose representations have other widths."""
     shop = shop_of(method)
     models = tuple(build(name, (1, 8, 8), 10, 0) for name in ("tiny_cnn", "mlp"))
     return replace(shop, models=models, architectures=(0, 0, 1, 1))
 
 
-def one_round(shop: Workshop, round: int = 1, state: Message | None = None):  # type: ignore[no-untyped-def]
+def one_round(shop: ClientRuntime, round: int = 1, state: Message | None = None):  # type: ignore[no-untyped-def]
     state = state or shop.method.init(shop.server(0))
     message = shop.method.download(state, 0)
     answers = {id: shop.update(id, round, message, Memory()) for id in range(4)}

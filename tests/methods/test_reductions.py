@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from kinfed.data import Federation, Partition
+from kinfed.engine.evaluator import Evaluator
 from kinfed.learning import SGD, Phase
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.models import BODY, HEAD, Tensors, build, select
@@ -109,7 +110,7 @@ def test_fedbabu_never_moves_the_head_and_fine_tuning_moves_what_it_should(tmp_p
         assert untouched is not None
         assert same(select(untouched, HEAD), select(initial, HEAD))
         assert not same(select(untouched, BODY), select(initial, BODY))
-        tuned = shop.fine_tune(0, 5, untouched)["fine_tuned"].tensors
+        tuned = Evaluator(shop).fine_tune(0, 5, untouched)[0].tensors
         for each in (HEAD, BODY):
             assert same(select(tuned, each), select(untouched, each)) == (not set(each) <= set(moved))
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kinfed.data import Federation, Partition
-from kinfed.engine import Workshop
+from kinfed.engine import ClientRuntime
 from kinfed.learning import SGD
 from kinfed.methods import Memory, Message, State
 from kinfed.methods.fedavg import FedAvg
@@ -29,7 +29,7 @@ def numbers(message: Message) -> dict[str, float]:
 
 
 def a_round(
-    shop: Workshop, round: int, state: State, memories: dict[int, Memory], ids: list[int]
+    shop: ClientRuntime, round: int, state: State, memories: dict[int, Memory], ids: list[int]
 ) -> tuple[State, dict[int, Memory]]:
     """The next state and the next memories, if these clients take part."""
     method = shop.method
@@ -38,7 +38,7 @@ def a_round(
     return state, {**memories, **{id: memory for id, (_, memory) in answers.items()}}
 
 
-def by_hand(shop: Workshop, rounds: list[list[int]]) -> list[list[float]]:
+def by_hand(shop: ClientRuntime, rounds: list[list[int]]) -> list[list[float]]:
     """After each round: x, c, and every c_i there is, in the order of the clients."""
     state, memories, seen = shop.method.init(shop.server(0)), {}, []
     for round, ids in enumerate(rounds, start=1):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.engine import Workshop
+from kinfed.engine import ClientRuntime
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Memory, Message, Method
 from kinfed.methods.central_byol import CentralBYOL
@@ -28,7 +28,7 @@ UNLABELLED = [name for name, method in METHODS.items() if not method.supervised]
 STILL = SGD(lr=1e-12, batch_size=16)  # training that moves no float32 weight
 
 
-def first_message(shop: Workshop) -> Message:
+def first_message(shop: ClientRuntime) -> Message:
     return shop.method.download(shop.method.init(shop.server(0)), 0)
 
 
@@ -37,7 +37,7 @@ def shifted(message: Message, by: float) -> Message:
     return Message({n: t + by if t.is_floating_point() else t for n, t in message.tensors.items()})
 
 
-def parameters_of(shop: Workshop) -> set[str]:
+def parameters_of(shop: ClientRuntime) -> set[str]:
     online = Siamese(shop.server(0).model, 0, **SIZES)
     return {name for name, _ in online.named_parameters() if name.startswith(ONLINE)}
 

@@ -18,7 +18,7 @@ from kinfed.data import load, subsample
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
 from kinfed.experiment.run import federation_of
-from kinfed.learning import hits, unnormalised
+from kinfed.learning import correct, unnormalised
 from kinfed.report.figures import curves
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.table import notes, table, verdict
@@ -134,7 +134,7 @@ def test_a_client_s_encoder_predicts_as_it_was_tested(path: Path) -> None:
         named = predictor.predict(test.inputs)
         right = [name == fed.dataset.classes[k] for name, k in zip(named, test.labels.tolist(), strict=True)]
         assert np.mean(right) == pytest.approx(told[id])
-        assert hits(predictor.model, unnormalised(test)).double().mean().item() == pytest.approx(told[id])
+        assert correct(predictor.model, unnormalised(test)).double().mean().item() == pytest.approx(told[id])
 
 
 def test_a_body_alone_is_refused_by_load(tmp_path: Path) -> None:

@@ -1,24 +1,26 @@
-"""The round loop, and where clients run."""
+"""The round loop, and the executors that do clients' work."""
 
+from kinfed.engine.executor import Executor, SerialExecutor, TaskRunner
 from kinfed.engine.folder import RunFolder, save_model
 from kinfed.engine.loop import federate
-from kinfed.engine.places import Inline, Place
+from kinfed.engine.processes import ProcessExecutor, WorkersFailed
+from kinfed.engine.runtime import ClientRuntime
+from kinfed.engine.settings import RoundSettings
 from kinfed.engine.watch import Unwatched, Watch
-from kinfed.engine.workers import Workers, WorkersFailed
-from kinfed.engine.workshop import Plan, Workshop
 from kinfed.files import NotSaved
 
 __all__ = [
-    "Inline",
+    "ClientRuntime",
+    "Executor",
     "NotSaved",
-    "Place",
-    "Plan",
+    "ProcessExecutor",
+    "RoundSettings",
     "RunFolder",
+    "SerialExecutor",
+    "TaskRunner",
     "Unwatched",
     "Watch",
-    "Workers",
     "WorkersFailed",
-    "Workshop",
     "federate",
     "save_model",
 ]

@@ -12,10 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from kinfed.engine.checks import not_finite
+from kinfed.engine.evaluator import PROBED, TestResult
+from kinfed.engine.executor import Executor, Failure, Task
 from kinfed.engine.folder import RunFolder
 from kinfed.engine.memories import Kept
-from kinfed.engine.places import Failure, Place, Task
-from kinfed.engine.workshop import PROBED, Verdict, Workshop
+from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning import class_overlap, over_clients, rank_correlation
 from kinfed.methods import ClientId, Message, State
 from kinfed.methods.aggregation import mean_of
@@ -39,10 +40,10 @@ class _Accuracies:
     sizes: Sequence[int]
     of: dict[str, list[float | None]] = field(default_factory=dict)
 
-    def note(self, name: str, at: int, verdict: Verdict) -> float | None:
+    def note(self, result: TestResult, at: int) -> float | None:
         """Write down one, and return it."""
-        accuracy = _share(verdict.hits)
-        self.leave_out(name)[at] = accuracy
+        accuracy = _share(result.correct)
+        self.leave_out(result.name)[at] = accuracy
         return accuracy
 
     def leave_out(self, name: str) -> list[float | None]:
@@ -64,16 +65,16 @@ class Evaluation:
 
     Attributes:
         round: Its number.
-        workshop: Method, federation, models and plan.
-        place: Where clients run.
+        runtime: Method, federation, models and settings.
+        executor: Does the clients' work.
         folder: Gets the models after the last round.
         told: Is told what is done, how many clients are through, and of how many.
         untested: Why an accuracy is not there, by whose it would be.
     """
 
     round: int
-    workshop: Workshop
-    place: Place
+    runtime: ClientRuntime
+    executor: Executor
     folder: RunFolder
     told: Callable[[str, int, int], None]
     untested: dict[str, str] = field(default_factory=dict)
@@ -85,13 +86,13 @@ class Evaluation:
         saved, each client fine-tunes a copy of what serves it, and the new clients are tested. Where no labels were
         read, a model is a body under the head that a linear probe fitted to it in the end; before, it has no accuracy.
         """
-        method, federation, plan = self.workshop.method, self.workshop.federation, self.workshop.plan
-        last = self.round == plan.rounds
+        method, federation, settings = self.runtime.method, self.runtime.federation, self.runtime.settings
+        last = self.round == settings.rounds
         own = _Accuracies([len(rows) for rows in federation.tested[1]])
         if not any(own.sizes):
             self.untested["all"] = "no client has test samples"
         new = _Accuracies([len(rows) for rows in federation.new_clients.test])
-        model = method.global_model(self.workshop.server(self.round), state)
+        model = method.global_model(self.runtime.server(self.round), state)
         global_acc: float | None = None
         served: Served = {}
         if model is not None:
@@ -99,7 +100,7 @@ class Evaluation:
         if method.personal:
             tasks = (Task(id, self.round, method.download(state, id), kept.get(id)) for id in range(len(federation)))
             served = self._own(tasks, own) or served
-        if last and method.adapts and method.trains != "pooled" and plan.fine_tuning is not None:
+        if last and method.adapts and method.trains != "pooled" and settings.fine_tuning is not None:
             self._fine_tuned(served, own)
         if last and len(federation.new_clients):
             self._new(model if model is not None else self._mean(served), new)
@@ -115,10 +116,10 @@ class Evaluation:
 
     def _kinship(self, state: State) -> Line:
         """Whether the clients that a method finds alike are those that hold the same classes."""
-        pictures = self.workshop.method.pictures(state)
+        pictures = self.runtime.method.pictures(state)
         if "crsm" not in pictures:
             return {}
-        overlap = class_overlap(self.workshop.federation.class_counts())
+        overlap = class_overlap(self.runtime.federation.class_counts())
         return {"crsm_overlap_correlation": rank_correlation(pictures["crsm"].numpy(), overlap)}
 
     def _global(self, model: Tensors, own: _Accuracies) -> tuple[Tensors | None, float | None, Served]:
@@ -127,7 +128,7 @@ class Evaluation:
         The clients' accuracies are read off the pooled test set. Where no labels were read and no linear probe is due,
         there is nothing to test.
         """
-        federation, method = self.workshop.federation, self.workshop.method
+        federation, method = self.runtime.federation, self.runtime.method
         pooled, rows = federation.tested
         if fault := not_finite(model):
             self.untested["global"] = fault
@@ -135,9 +136,9 @@ class Evaluation:
         probed = self._represented(model, own)
         right: Tensor | Failure | None = None
         if method.supervised:
-            right = self.place.test(model)
+            right = self.executor.test(model)
         elif probed is not None:
-            model, right = probed.tensors, probed.hits
+            model, right = probed.tensors, probed.correct
         accuracy = None
         if isinstance(right, Failure):
             self.untested["global"] = self._noted(right, "test of the global model")
@@ -152,51 +153,50 @@ class Evaluation:
         serves = method.headline == "global"
         return model, accuracy, dict.fromkeys(range(len(federation)), lambda: model) if serves else {}
 
-    def _represented(self, model: Tensors, own: _Accuracies) -> Verdict | None:
+    def _represented(self, model: Tensors, own: _Accuracies) -> TestResult | None:
         """Note what a global model's representation is worth; what a linear probe made of it, if that is due."""
-        plan, method = self.workshop.plan, self.workshop.method
-        due = plan.fits_probes(self.round, method) or plan.asks_neighbours(self.round, method)
+        settings, method = self.runtime.settings, self.runtime.method
+        due = settings.fits_probes(self.round, method) or settings.asks_neighbours(self.round, method)
         if not due or method.headline != "global":
             return None
         task = Task(0, self.round, Message(model), test="global representation")
-        ((_, answer),) = self.place.evaluate([task])
+        ((_, answer),) = self.executor.evaluate([task])
         if isinstance(answer, Failure):
             self.untested["global"] = self._noted(answer, "test of the global representation")
             return None
-        for name, verdict in answer.items():
-            kind, _, id = name.partition(" ")
-            for at in [int(id)] if id else range(len(own.sizes)):  # one representation serves all
-                own.note(kind, at, verdict)
-        return answer.get(PROBED)
+        for result in answer:
+            for at in range(len(own.sizes)) if result.client is None else [result.client]:  # it serves all
+                own.note(result, at)
+        return next((result for result in answer if result.name == PROBED), None)
 
     def _own(self, tasks: Iterator[Task], own: _Accuracies) -> Served:
         """Test the clients' own models; those that serve them, as they were saved after the last round."""
-        headline, served = self.workshop.method.headline, {}
-        for id, verdicts in self._verdicts(tasks, own, len(own.sizes), "evaluation"):
-            for name, verdict in verdicts.items():
-                called = f"client-{id:05d}-{'personal' if name == headline else name}"
-                self._save_own(called, verdict, id, own.note(name, id, verdict))
-                if name == headline and verdict.tensors:
+        headline, served = self.runtime.method.headline, {}
+        for id, results in self._results(tasks, own, len(own.sizes), "evaluation"):
+            for result in results:
+                called = f"client-{id:05d}-{'personal' if result.name == headline else result.name}"
+                self._save_own(called, result, id, own.note(result, id))
+                if result.name == headline and result.tensors:
                     served[id] = lambda called=called: self.folder.model(called)
         return dict(sorted(served.items()))
 
     def _fine_tuned(self, served: Served, own: _Accuracies) -> None:
         """Have each client fine-tune a copy of what serves it."""
         tasks = (Task(id, self.round, Message(of()), test="fine-tuning") for id, of in served.items())
-        for id, verdicts in self._verdicts(tasks, own, len(served), "fine-tuning"):
-            for name, verdict in verdicts.items():
-                self._save_own(f"client-{id:05d}-{name}", verdict, id, own.note(name, id, verdict))
+        for id, results in self._results(tasks, own, len(served), "fine-tuning"):
+            for result in results:
+                self._save_own(f"client-{id:05d}-{result.name}", result, id, own.note(result, id))
 
     def _new(self, model: Tensors | None, new: _Accuracies) -> None:
         """Give the global model to the clients that took no part; where there is none, they have no accuracy."""
-        first, count = len(self.workshop.federation), len(new.sizes)
+        first, count = len(self.runtime.federation), len(new.sizes)
         new.of["new_global"] = [None] * count
         if model is None:
             return
         tasks = (Task(first + i, self.round, Message(model), test="new client") for i in range(count))
-        for id, verdicts in self._verdicts(tasks, new, count, "new client"):
-            for name, verdict in verdicts.items():
-                new.note(name, id - first, verdict)
+        for id, results in self._results(tasks, new, count, "new client"):
+            for result in results:
+                new.note(result, id - first)
 
     def _mean(self, served: Served) -> Tensors | None:
         """The global model of a method that has none: the mean of what serves the clients, by their training samples.
@@ -204,37 +204,37 @@ class Evaluation:
         Where they share a body, that is the body under the mean of their heads (CRC-9). None if their architectures
         differ, or where no labels were read: a linear probe belongs to its representation alone.
         """
-        if not served or len(self.workshop.models) > 1 or not self.workshop.method.supervised:
+        if not served or len(self.runtime.models) > 1 or not self.runtime.method.supervised:
             return None
-        counts = [len(self.workshop.federation.partition.train[id]) for id in served]
+        counts = [len(self.runtime.federation.partition.train[id]) for id in served]
         return mean_of([count / sum(counts) for count in counts], (of() for of in served.values()))
 
-    def _verdicts(
+    def _results(
         self, tasks: Iterable[Task], accuracies: _Accuracies, total: int, what: str
-    ) -> Iterator[tuple[ClientId, Mapping[str, Verdict]]]:
-        """Of the clients whose test did not fail, as they come, those of models that could be tested."""
-        for done, (id, answer) in enumerate(self.place.evaluate(tasks), start=1):
+    ) -> Iterator[tuple[ClientId, list[TestResult]]]:
+        """Results of clients whose test did not fail, as they come, and of models that could be tested."""
+        for done, (id, answer) in enumerate(self.executor.evaluate(tasks), start=1):
             if isinstance(answer, Failure):
                 whose = str(id) if what == "evaluation" else f"{id}, {what}"
                 self.untested[whose] = self._noted(answer, f"test of client {whose}")
             else:
-                for name, verdict in answer.items():
-                    if verdict.fault:
-                        accuracies.leave_out(name)
-                        whose = str(id) if name == self.workshop.method.headline else f"{id}, {name}"
-                        self.untested[whose] = verdict.fault
-                yield id, {name: verdict for name, verdict in answer.items() if not verdict.fault}
+                for result in answer:
+                    if result.fault:
+                        accuracies.leave_out(result.name)
+                        whose = str(id) if result.name == self.runtime.method.headline else f"{id}, {result.name}"
+                        self.untested[whose] = result.fault
+                yield id, [result for result in answer if not result.fault]
             self.told(what, done, total)
 
-    def _save_own(self, name: str, verdict: Verdict, id: ClientId, accuracy: float | None) -> None:
-        if verdict.tensors:
-            self._save(name, verdict.tensors, id, accuracy, f"the client's own test samples, {len(verdict.hits)}")
+    def _save_own(self, name: str, result: TestResult, id: ClientId, accuracy: float | None) -> None:
+        if result.tensors:
+            self._save(name, result.tensors, id, accuracy, f"the client's own test samples, {len(result.correct)}")
 
     def _save(self, name: str, model: Tensors, id: ClientId | None, accuracy: float | None, measured_on: str) -> None:
         """Save a model after the last round."""
-        if self.round == self.workshop.plan.rounds:
+        if self.round == self.runtime.settings.rounds:
             told = {"client": id, "accuracy": accuracy, "measured_on": measured_on}
-            self.folder.save_model(name, model, self.workshop.about_model(id or 0), self.workshop.about_run() | told)
+            self.folder.save_model(name, model, self.runtime.about_model(id or 0), self.runtime.about_run() | told)
 
     def _noted(self, failure: Failure, where: str) -> str:
         """The reason; the traceback is written down."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kinfed.engine.executor import Failure
 from kinfed.engine.memories import FILES as MEMORY_FILES
 from kinfed.engine.memories import Kept, Memories
-from kinfed.engine.places import Failure
 from kinfed.errors import InputError
 from kinfed.files import delete, read_json_lines, saving, sync, write_whole
 from kinfed.methods import State

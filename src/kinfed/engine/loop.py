@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from kinfed.engine.checks import diverged, fault, not_finite, unsound
 from kinfed.engine.evaluation import Evaluation, Line
+from kinfed.engine.executor import Executor, Failure, Task
 from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
 from kinfed.engine.interrupt import Interrupt, Stopped
 from kinfed.engine.memories import Kept, Ledger
-from kinfed.engine.places import Failure, Place, Task
+from kinfed.engine.runtime import ClientRuntime
 from kinfed.engine.watch import Watch
-from kinfed.engine.workshop import Workshop
 from kinfed.errors import RunFailed
 from kinfed.methods import ClientId, Message, State
 from kinfed.methods.fedvote import ballots
@@ -35,14 +35,14 @@ def sampled(clients: int, participation: float, seed: int, round: int) -> list[C
     return sorted(int(id) for id in chosen)
 
 
-def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) -> None:
+def federate(runtime: ClientRuntime, executor: Executor, folder: RunFolder, watch: Watch) -> None:
     """Run the rounds that are still to do, from the folder's last checkpoint or from the start.
 
     The first Ctrl-C, SIGTERM or SIGHUP ends the run after its present round, with a checkpoint; the second one at once.
 
     Args:
-        workshop: Method, federation, model and plan.
-        place: Where clients run.
+        runtime: Method, federation, model and settings.
+        executor: Does the clients' work; it was started with this run.
         folder: Gets a line a round, checkpoints, pictures, and the models after the last round.
         watch: Is told how it goes.
 
@@ -53,26 +53,26 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
         InputError: If the folder has checkpoints that cannot be used.
         Stopped: After such a signal.
     """
-    method, plan = workshop.method, workshop.plan
-    start = folder.last_checkpoint() or Checkpoint(0, method.init(workshop.server(0)), {})
+    method, settings = runtime.method, runtime.settings
+    start = folder.last_checkpoint() or Checkpoint(0, method.init(runtime.server(0)), {})
     folder.forget_after(start.round)
     ledger = Ledger(folder.memories, start.kept, folder.referred())
     state, failed = start.state, _failed_rounds(folder.lines(METRICS))
-    participation = plan.participation if method.trains == "sampled" else 1.0
+    participation = settings.participation if method.trains == "sampled" else 1.0
     reached = {id for line in folder.lines(METRICS) for id in line["clients"]}
     watch.started(start.round)
     with Interrupt() as interrupt:
-        for round in range(start.round + 1, plan.rounds + 1):
+        for round in range(start.round + 1, settings.rounds + 1):
             clock, told = _Clock(), _Told(watch, interrupt, round)
-            present = _Round(round, workshop, place, folder, told)
+            present = _Round(round, runtime, executor, folder, told)
             with clock("train"):
-                ids = sampled(len(workshop.trained), participation, plan.seed, round)
+                ids = sampled(len(runtime.trained), participation, settings.seed, round)
                 answers = present.train(ids, state, ledger.now)
-            cast = _ballots(workshop, round, state, answers.uploads)
+            cast = _ballots(runtime, round, state, answers.uploads)
             with clock("aggregate"):
                 if answers.uploads:
-                    state = method.aggregate(workshop.server(round), state, answers.uploads)
-                    _check_state(workshop, round, state)
+                    state = method.aggregate(runtime.server(round), state, answers.uploads)
+                    _check_state(runtime, round, state)
                 for id in ids:
                     if id in answers.uploads:
                         ledger.accept(id, round, id in answers.keeping)
@@ -80,23 +80,23 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
                         ledger.refuse(id, round)
             line = {
                 "round": round,
-                "lr": plan.sgd_in(round).lr,
+                "lr": settings.sgd_in(round).lr,
                 "clients": ids,
                 "refused": answers.refused,
                 **_totals(answers.uploads),
-                **_traffic(workshop, answers, len({*ids} - reached), len(cast.get("ballots", ()))),
+                **_traffic(runtime, answers, len({*ids} - reached), len(cast.get("ballots", ()))),
                 **cast,
             }
             reached.update(ids)
             with clock("evaluate"):
-                vain = round == plan.rounds and _nobody_got_on(workshop, [*folder.lines(METRICS), line])
-                if plan.evaluates(round, method) and not vain:
-                    line |= Evaluation(round, workshop, place, folder, told).line(state, ledger.now)
+                vain = round == settings.rounds and _nobody_got_on(runtime, [*folder.lines(METRICS), line])
+                if settings.evaluates(round, method) and not vain:
+                    line |= Evaluation(round, runtime, executor, folder, told).line(state, ledger.now)
                 else:
                     line |= {"global_acc": None, "untested": {}, "client_acc": {}}
             with clock("save"):
                 folder.append(METRICS, line)
-                regular = round % plan.checkpoint_every == 0 or round == plan.rounds
+                regular = round % settings.checkpoint_every == 0 or round == settings.rounds
                 if regular:
                     folder.save_pictures(round, method.pictures(state))
                 failed = 0 if answers.uploads else failed + 1
@@ -108,66 +108,66 @@ def federate(workshop: Workshop, place: Place, folder: RunFolder, watch: Watch) 
             watch.round(line)
             if failed >= FAILED_ROUNDS:
                 raise RunFailed(
-                    f"no client's work could be used in {failed} rounds in a row; {_first_reason(workshop, [line])}"
+                    f"no client's work could be used in {failed} rounds in a row; {_first_reason(runtime, [line])}"
                 )
-            if asked := stopping or (interrupt.asked if round == plan.rounds else None):  # then all is saved
+            if asked := stopping or (interrupt.asked if round == settings.rounds else None):  # then all is saved
                 raise Stopped(asked)
-    _check_end(workshop, folder.lines(METRICS))
+    _check_end(runtime, folder.lines(METRICS))
 
 
-def _check_state(workshop: Workshop, round: int, state: State) -> None:
+def _check_state(runtime: ClientRuntime, round: int, state: State) -> None:
     """Whether a run can go on with what the server made of the uploads.
 
     Raises:
         RunFailed: If it is not finite.
     """
-    known = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(workshop.method.unknown)}
+    known = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(runtime.method.unknown)}
     if reason := not_finite(known) or unsound(State({}, state.numbers)):
         raise RunFailed(
-            f"the server cannot go on with what it made of round {round}: {reason}{_advice(workshop, reason)}"
+            f"the server cannot go on with what it made of round {round}: {reason}{_advice(runtime, reason)}"
         )
 
 
-def _check_end(workshop: Workshop, lines: Sequence[Line]) -> None:
+def _check_end(runtime: ClientRuntime, lines: Sequence[Line]) -> None:
     """Whether the rounds of a run, all of them done, have led to anything.
 
     Raises:
         RunFailed: If not.
     """
-    if reason := _nobody_got_on(workshop, lines):
+    if reason := _nobody_got_on(runtime, lines):
         raise RunFailed(reason)
     tested = lines[-1]["client_acc"].get("personal", [])
     untested = [reason for whose, reason in lines[-1]["untested"].items() if whose == "global" or whose.isdigit()]
     if untested and all(accuracy is None for accuracy in tested) and all(map(diverged, untested)):
         reason = untested[0]
-        raise RunFailed(f"no model can be tested; the first reason: {reason}{_advice(workshop, reason)}")
+        raise RunFailed(f"no model can be tested; the first reason: {reason}{_advice(runtime, reason)}")
 
 
-def _nobody_got_on(workshop: Workshop, lines: Sequence[Line]) -> str | None:
+def _nobody_got_on(runtime: ClientRuntime, lines: Sequence[Line]) -> str | None:
     """Why no client ever learned anything in some rounds; None if one did."""
     working = sum(len(line["clients"]) - len(line["refused"]) for line in lines)
     if not working:
-        return f"no client's work could be used in any round; {_first_reason(workshop, lines)}"
+        return f"no client's work could be used in any round; {_first_reason(runtime, lines)}"
     if working == sum(line["zero_step_clients"] for line in lines):
-        size = workshop.plan.sgd.batch_size
+        size = runtime.settings.sgd.batch_size
         return f"no client made a training step: every batch was too small; try a batch_size above {size}"
     return None
 
 
-def _first_reason(workshop: Workshop, lines: Sequence[Line]) -> str:
+def _first_reason(runtime: ClientRuntime, lines: Sequence[Line]) -> str:
     """Why the first client was refused, and what may help."""
     reason = next((reason for line in lines for reason in line["refused"].values()), "nobody was sampled")
-    return f"the first reason: {reason}{_advice(workshop, reason)}"
+    return f"the first reason: {reason}{_advice(runtime, reason)}"
 
 
-def _advice(workshop: Workshop, reason: str) -> str:
+def _advice(runtime: ClientRuntime, reason: str) -> str:
     """What to try if something is not finite: a smaller step, and less of what the method was given more of."""
     if not diverged(reason):
         return ""
-    method = workshop.method
+    method = runtime.method
     floats = [f for f in dataclasses.fields(method) if isinstance(f.default, float)]
     raised = {f.name: own for f in floats if (own := getattr(method, f.name)) > f.default}
-    told = [f"{name} ({value:g})" for name, value in {"lr": workshop.plan.sgd.lr, **raised}.items()]
+    told = [f"{name} ({value:g})" for name, value in {"lr": runtime.settings.sgd.lr, **raised}.items()]
     return f"; try a smaller {' or '.join(told)}"
 
 
@@ -228,15 +228,15 @@ class _Round:
     """The clients' work in one round."""
 
     number: int
-    workshop: Workshop
-    place: Place
+    runtime: ClientRuntime
+    executor: Executor
     folder: RunFolder
     told: _Told
 
     def train(self, ids: Sequence[ClientId], state: State, kept: Kept) -> _Answers:
         """Have the sampled clients work, and check what comes back."""
-        method = self.workshop.method
-        like, most = method.upload_like(self.workshop.server(self.number)), self.workshop.samples
+        method = self.runtime.method
+        like, most = method.upload_like(self.runtime.server(self.number)), self.runtime.samples
         answers = _Answers()
 
         def tasks() -> Iterator[Task]:
@@ -245,7 +245,7 @@ class _Round:
                 answers.down_bytes += message.nbytes
                 yield Task(id, self.number, message, kept.get(id))
 
-        for done, (id, answer) in enumerate(self.place.update(tasks()), start=1):
+        for done, (id, answer) in enumerate(self.executor.update(tasks()), start=1):
             if isinstance(answer, Failure):
                 answers.refused[str(id)] = self._noted(answer, f"client {id}")
             elif reason := fault(answer.upload, like, most):
@@ -261,10 +261,10 @@ class _Round:
 
     def _save_local(self, id: ClientId, upload: Message) -> None:
         """For who wants to compare what the clients made of the model in the last round (`kinfed similarity`)."""
-        plan = self.workshop.plan
-        if plan.save_local and self.number == plan.rounds and upload.tensors.keys() == self.workshop.tensor_names(id):
-            told = self.workshop.about_run() | {"client": id}
-            self.folder.save_model(f"client-{id:05d}-local", upload.tensors, self.workshop.about_model(id), told)
+        settings, names = self.runtime.settings, self.runtime.tensor_names(id)
+        if settings.save_local and self.number == settings.rounds and upload.tensors.keys() == names:
+            told = self.runtime.about_run() | {"client": id}
+            self.folder.save_model(f"client-{id:05d}-local", upload.tensors, self.runtime.about_model(id), told)
 
     def _noted(self, failure: Failure, where: str) -> str:
         """The reason; the traceback is written down."""
@@ -297,24 +297,24 @@ def _spreads(uploads: Mapping[ClientId, Message]) -> dict[str, float]:
     return {str(id): float(upload.numbers["spread"]) for id, upload in uploads.items() if "spread" in upload.numbers}
 
 
-def _ballots(workshop: Workshop, round: int, state: State, uploads: Mapping[ClientId, Message]) -> Line:
+def _ballots(runtime: ClientRuntime, round: int, state: State, uploads: Mapping[ClientId, Message]) -> Line:
     """Who voted for which source models, where one is selected in this round; else nothing."""
-    if not (uploads and workshop.method.selects(state, round)):
+    if not (uploads and runtime.method.selects(state, round)):
         return {}
-    return {"ballots": {str(id): cast for id, cast in ballots(uploads, len(workshop.sources)).items()}}
+    return {"ballots": {str(id): cast for id, cast in ballots(uploads, len(runtime.sources)).items()}}
 
 
-def _traffic(workshop: Workshop, answers: _Answers, newcomers: int, voters: int) -> Line:
+def _traffic(runtime: ClientRuntime, answers: _Answers, newcomers: int, voters: int) -> Line:
     """Bytes of the messages of a round; where all data are at one place, none travel.
 
     The server's images go down as they are stored, where a method sends them: once to each client, the first time that
     it is asked to work.
     """
-    if workshop.method.trains == "pooled":
+    if runtime.method.trains == "pooled":
         return {"down_bytes": 0, "up_bytes": 0}
-    probe = workshop.federation.probe
-    images = probe.inputs.nbytes if probe is not None and workshop.method.sends_probe else 0
+    probe = runtime.federation.probe
+    images = probe.inputs.nbytes if probe is not None and runtime.method.sends_probe else 0
     return {
-        "down_bytes": answers.down_bytes + newcomers * images + voters * workshop.sources_bytes,
+        "down_bytes": answers.down_bytes + newcomers * images + voters * runtime.sources_bytes,
         "up_bytes": sum(upload.nbytes for upload in answers.uploads.values()),
     }

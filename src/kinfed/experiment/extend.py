@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kinfed.engine import Inline, RunFolder
+from kinfed.engine import RunFolder, SerialExecutor, TaskRunner
 from kinfed.engine.evaluation import Evaluation, Line
 from kinfed.engine.folder import METRICS, Checkpoint
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
 from kinfed.experiment.folders import COMPARISON, CONFIG, SUMMARY, is_ours, run_folders
-from kinfed.experiment.run import folder_of, workshop_of
+from kinfed.experiment.run import folder_of, runtime_of
 from kinfed.files import claimed, delete, read_json, write_whole, written
 from kinfed.learning.schedule import parse_schedule
 from kinfed.settings import own_settings
@@ -81,13 +81,14 @@ def _extend_run(config: Config, out: Path) -> None:
 
 def _evaluate_again(config: Config, run: RunFolder, last: Checkpoint) -> None:
     """Say of what was the last round what is said of one that others follow."""
-    workshop = workshop_of(config)
+    runtime = runtime_of(config)
     *before, line = run.lines(METRICS)
     trained = {name: line[name] for name in [*line][: [*line].index("global_acc")]}
     tested: Line = {"global_acc": None, "untested": {}, "client_acc": {}}
-    if workshop.plan.evaluates(last.round, workshop.method):
-        here = Inline(workshop, run.memories)
-        tested = Evaluation(last.round, workshop, here, run, lambda *_: None).line(last.state, last.kept)
+    if runtime.settings.evaluates(last.round, runtime.method):
+        executor = SerialExecutor()
+        executor.start(lambda: runtime, TaskRunner(runtime, run.memories))
+        tested = Evaluation(last.round, runtime, executor, run, lambda *_: None).line(last.state, last.kept)
     run.rewrite(METRICS, [*before, trained | tested])
-    if last.round % workshop.plan.checkpoint_every:  # there are pictures of it only since it was the last
+    if last.round % runtime.settings.checkpoint_every:  # there are pictures of it only since it was the last
         delete([run.path / "pictures" / f"round-{last.round:06d}.safetensors"], run.path, PICTURES)

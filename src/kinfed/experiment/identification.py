@@ -141,7 +141,7 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
         for partition in PARTITIONS:
             voters, rule = Electorate.of(repeat.train_clients(partition, for_clients), pool), FedVote(ballot=1)
             scores = voters.scores(rule, MEASURED)
-            counts = voters.workshop.federation.class_counts()
+            counts = voters.runtime.federation.class_counts()
             for measure, rows in scores.items():
                 for told, accuracy in right(partition, [ballot(row, 1) for row in rows], counts).items():
                     found[told][measure].append(accuracy)

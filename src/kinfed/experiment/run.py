@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.data import Federation, load, make_federation, subsample
-from kinfed.engine import Inline, Plan, RunFolder, Unwatched, Watch, Workers, Workshop
+from kinfed.engine import (
+    ClientRuntime,
+    Executor,
+    ProcessExecutor,
+    RoundSettings,
+    RunFolder,
+    SerialExecutor,
+    TaskRunner,
+    Unwatched,
+    Watch,
+)
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.exchange import clear_left_behind
 from kinfed.errors import InputError, RunFailed
@@ -51,7 +61,7 @@ __all__ = [
     "resume",
     "rounds_to",
     "run",
-    "workshop_of",
+    "runtime_of",
 ]
 
 SUMMARY_VERSION = 1
@@ -87,14 +97,14 @@ def federation_of(config: Config) -> Federation:
     )
 
 
-def workshop_of(config: Config) -> Workshop:
+def runtime_of(config: Config) -> ClientRuntime:
     """Everything that a run works with; the config names one method."""
     (name,) = config.methods
     federation = federation_of(config)
     shares = model_shares(config.models or "") or [(config.model or suited(federation.dataset.shape), 1.0)]
     models = tuple(_model(config, name, federation) for name, _ in shares)
     tuning = Phase(train=PARTS[config.ft_part], epochs=config.ft_epochs, lr=config.ft_lr)
-    plan = Plan(
+    settings = RoundSettings(
         rounds=config.rounds,
         sgd=SGD(
             lr=config.lr,
@@ -117,7 +127,9 @@ def workshop_of(config: Config) -> Workshop:
         probed=config.linear_probe_images,
     )
     architectures = _architectures([share for _, share in shares], len(federation))
-    return Workshop(config.method(name), federation, models, plan, architectures, _sources(config, name, federation))
+    return ClientRuntime(
+        config.method(name), federation, models, settings, architectures, _sources(config, name, federation)
+    )
 
 
 def _sources(config: Config, name: str, federation: Federation) -> tuple[Source, ...]:
@@ -171,20 +183,20 @@ def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool
     if len(config.methods) > 1 or config.seeds > 1:
         raise InputError("run: takes one method and one seed; compare takes several")
     check_room(out, overwrite=overwrite)
-    workshop = workshop_of(config)
-    config = _settled(config, workshop)
-    with _workers(config) as workers, new_run(out, overwrite=overwrite):
-        _run(config, workshop, out, watcher, workers)
+    runtime = runtime_of(config)
+    config = _settled(config, runtime)
+    with _executor(config) as executor, new_run(out, overwrite=overwrite):
+        _run(config, runtime, out, watcher, executor)
 
 
-def _settled(config: Config, workshop: Workshop) -> Config:
+def _settled(config: Config, runtime: ClientRuntime) -> Config:
     """The config with what was left to the data.
 
     Raises:
         InputError: If a method needs more probe images than that, or ``bn`` is of no use to the models.
     """
-    refuse_idle_in(config, workshop.models)
-    return Config.checked(config.model_dump() | {"probe": len(workshop.federation.probe_rows)}, config.objects)
+    refuse_idle_in(config, runtime.models)
+    return Config.checked(config.model_dump() | {"probe": len(runtime.federation.probe_rows)}, config.objects)
 
 
 @own_settings()
@@ -196,14 +208,14 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
     """
     check_room(out, overwrite=overwrite)
     # What does not fit the data or the model shows before a folder changes.
-    workshop = workshop_of(config.of(config.methods[0], config.seed))
-    config = _settled(config, workshop)
+    runtime = runtime_of(config.of(config.methods[0], config.seed))
+    config = _settled(config, runtime)
     for method in config.methods:
-        sources = _sources(config, method, workshop.federation)
-        dataclasses.replace(workshop, method=config.method(method), sources=sources)
-    with _workers(config) as workers, new_run(out, overwrite=overwrite):
+        sources = _sources(config, method, runtime.federation)
+        dataclasses.replace(runtime, method=config.method(method), sources=sources)
+    with _executor(config) as executor, new_run(out, overwrite=overwrite):
         write_whole(out / COMPARISON, config.toml())
-        _compare(config, out, watcher, workers)
+        _compare(config, out, watcher, executor)
 
 
 @own_settings()
@@ -240,8 +252,8 @@ def resume(
             warnings.warn(f"{out} goes on on {config.device}: last bits differ from those of {begun_on}", stacklevel=2)
         if device is not None:
             write_whole(file, config.toml())
-        with _workers(config) as workers:
-            (_compare if several else _run_the_rest)(config, out, watcher, workers)
+        with _executor(config) as executor:
+            (_compare if several else _run_the_rest)(config, out, watcher, executor)
 
 
 @own_settings()
@@ -256,21 +268,23 @@ def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
         return
     now = {name: getattr(config, name) for name in EXECUTION}  # what that was may be gone: a device, a moved pool
     with nothing_from_files((), folder):
-        begun = Config.checked(read_toml(folder / COMPARISON) | now)  # also one from before a field was there
+        begun = Config.checked(
+            read_toml(folder / COMPARISON) | now, config.objects
+        )  # also one from before a field was there
     config = config.model_copy(update={"probe": begun.probe}) if config.probe is None else config
     if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
         raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
     with claimed(folder):
         write_whole(folder / COMPARISON, config.toml())
-        resume(folder, watcher)
+        resume(folder, watcher, objects=config.objects)
 
 
-def _compare(config: Config, out: Path, watcher: Watcher, workers: Workers | None) -> None:
+def _compare(config: Config, out: Path, watcher: Watcher, executor: Executor) -> None:
     """Every run that is still to do. One that fails does not keep the others from being done."""
     failed = []
     for method, seed, folder in run_folders(config, out):
         try:
-            _run_the_rest(config.of(method, seed), folder, watcher, workers)
+            _run_the_rest(config.of(method, seed), folder, watcher, executor)
         except RunFailed as error:
             failed.append(f"{method} (seed {seed}): {error}")
         summaries = [read_json(path) for path in _in_order(config, out)]
@@ -285,12 +299,12 @@ def _in_order(config: Config, out: Path) -> list[Path]:
     return [folder / SUMMARY for _, _, folder in runs if (folder / SUMMARY).is_file()]
 
 
-def _run_the_rest(config: Config, out: Path, watcher: Watcher, workers: Workers | None) -> None:
+def _run_the_rest(config: Config, out: Path, watcher: Watcher, executor: Executor) -> None:
     if (out / SUMMARY).is_file():
         check_config(config, out)
         _tell_target(config, out)
     else:
-        _run(config, workshop_of(config), out, watcher, workers)
+        _run(config, runtime_of(config), out, watcher, executor)
 
 
 def check_config(config: Config, out: Path) -> None:
@@ -332,42 +346,40 @@ def folder_of(config: Config, out: Path) -> RunFolder:
     )
 
 
-def _run(config: Config, workshop: Workshop, out: Path, watcher: Watcher, workers: Workers | None) -> None:
+def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: Watcher, executor: Executor) -> None:
     """All rounds that are still to do, then the summary."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / CONFIG).is_file():
         write_whole(out / CONFIG, config.toml())
     if not (out / FEDERATION).is_file():
-        write_whole(out / FEDERATION, about_clients(workshop))
-    check_unchanged(workshop, out)
+        write_whole(out / FEDERATION, about_clients(runtime))
+    check_unchanged(runtime, out)
     (method,) = config.methods
     folder = folder_of(config, out)
-    here = Inline(workshop, folder.memories)
-    if workers is not None:
-        workers.take_on(functools.partial(workshop_of, config), here)
-    so_far = SoFar(folder, config.rounds, functools.partial(_summary, config, workshop))
+    executor.start(functools.partial(runtime_of, config), TaskRunner(runtime, folder.memories))
+    so_far = SoFar(folder, config.rounds, functools.partial(_summary, config, runtime))
     trackers = {"so_far.json": so_far, **{name: TRACKERS[name]() for name in config.trackers}}
     watch = watcher(method, config.seed, config.rounds)
     with Tracked(config.parameters, folder, watch, trackers) as tracked:
-        run_rounds(workshop, workers or here, folder, tracked)
+        run_rounds(runtime, executor, folder, tracked)
     lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
-    write_whole(out / SUMMARY, json.dumps(_summary(config, workshop, lines, seconds), indent=1) + "\n")
+    write_whole(out / SUMMARY, json.dumps(_summary(config, runtime, lines, seconds), indent=1) + "\n")
 
 
-def check_unchanged(workshop: Workshop, out: Path) -> None:
+def check_unchanged(runtime: ClientRuntime, out: Path) -> None:
     """The data and the sources must still be what they were.
 
     Raises:
         InputError: If the clients or the source models are not those that the run in a folder began with.
     """
-    if read_json(out / FEDERATION) != json.loads(about_clients(workshop)):
-        what = "data: the clients" if not workshop.sources else "data, sources: the clients or the source models"
+    if read_json(out / FEDERATION) != json.loads(about_clients(runtime)):
+        what = "data: the clients" if not runtime.sources else "data, sources: the clients or the source models"
         raise InputError(f"{what} are not those that the run in {str(out)!r} began with; they changed")
 
 
 @contextlib.contextmanager
-def _workers(config: Config) -> Iterator[Workers | None]:
-    """The worker processes of a run, or of all runs of a comparison; None where clients run in this one.
+def _executor(config: Config) -> Iterator[Executor]:
+    """The executor of a run, or of all runs of a comparison.
 
     Raises:
         InputError: If the model is a function that they cannot import.
@@ -379,18 +391,15 @@ def _workers(config: Config) -> Iterator[Workers | None]:
         raise InputError(
             f"model: {name!r} cannot be imported by workers; move it to a file of its own, or use workers=0"
         )
-    workers = Workers(config.workers, config.client_timeout) if config.workers else None
-    try:
-        yield workers
-    finally:
-        if workers is not None:
-            workers.close()
+    executor = ProcessExecutor(config.workers, config.client_timeout) if config.workers else SerialExecutor()
+    with contextlib.closing(executor):
+        yield executor
 
 
-def about_clients(workshop: Workshop) -> str:
+def about_clients(runtime: ClientRuntime) -> str:
     """``federation.json``: training samples by client and class, test samples by client, source models."""
-    federation = workshop.federation
-    sources = {source.name: checksum(source.model.tensors()) for source in workshop.sources}
+    federation = runtime.federation
+    sources = {source.name: checksum(source.model.tensors()) for source in runtime.sources}
     names, left = federation.partition.names, federation.dataset.left_out
     about = {
         **({"names": list(names)} if names else {}),
@@ -408,18 +417,18 @@ def about_clients(workshop: Workshop) -> str:
     return json.dumps(about) + "\n"
 
 
-def _summary(config: Config, workshop: Workshop, lines: Lines, seconds: Lines) -> dict[str, Any]:
+def _summary(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lines) -> dict[str, Any]:
     """``summary.json``, version 1: accuracies at the last round; best-on-test stands beside them, never for them."""
     (method,) = config.methods
-    federation = workshop.federation
+    federation = runtime.federation
     always = [f"{name}_{quantity}" for name in ("personal", "fine_tuned") for quantity in SPREAD]
     spreads = {name: value for name, value in lines[-1].items() if name.endswith(SPREAD)}
     metrics: dict[str, float | None] = dict.fromkeys(always) | spreads
     metrics["global_acc"] = lines[-1]["global_acc"]
-    never = [] if workshop.method.trains == "pooled" else never_trained(lines, len(federation))
+    never = [] if runtime.method.trains == "pooled" else never_trained(lines, len(federation))
     sizes = [len(rows) for rows in federation.partition.test]
     metrics |= of_trained(lines[-1]["client_acc"].get("personal", ()), sizes, never)
-    metrics |= _by_architecture(workshop, lines[-1]["client_acc"])
+    metrics |= _by_architecture(runtime, lines[-1]["client_acc"])
     for name in ("personal_acc_weighted", "global_acc"):
         series = [line[name] for line in lines if line.get(name) is not None]
         metrics[f"{name}_mean_of_last_10_rounds"] = math.fsum(series[-10:]) / len(series[-10:]) if series else None
@@ -429,8 +438,8 @@ def _summary(config: Config, workshop: Workshop, lines: Lines, seconds: Lines) -
         "method": method,
         "seed": config.seed,
         "rounds": len(lines),
-        "supervised": workshop.method.supervised,
-        "tested": workshop.method.tested,
+        "supervised": runtime.method.supervised,
+        "tested": runtime.method.tested,
         "model": config.models or config.model or suited(federation.dataset.shape),
         "data": {
             "name": config.data,
@@ -444,7 +453,7 @@ def _summary(config: Config, workshop: Workshop, lines: Lines, seconds: Lines) -
         },
         "metrics": metrics,
         "rounds_to_target": _rounds_to_target(config, lines),
-        "vote": _vote(workshop, lines),
+        "vote": _vote(runtime, lines),
         "train_loss": lines[-1]["train_loss"],
         "train_cross_entropy": lines[-1].get("train_cross_entropy"),
         "train_term": lines[-1].get("train_term"),
@@ -465,15 +474,15 @@ def _summary(config: Config, workshop: Workshop, lines: Lines, seconds: Lines) -
     }
 
 
-def _vote(workshop: Workshop, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _vote(runtime: ClientRuntime, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """In which round clients voted for a source model, and what came of it; None if they did not."""
-    method = workshop.method
+    method = runtime.method
     if not isinstance(method, Vote):
         return None
     for line in lines:
         if "ballots" in line:
-            samples = [len(rows) for rows in workshop.federation.partition.train]
-            told = method.outcome(workshop.models[0], workshop.sources, line["ballots"], samples)
+            samples = [len(rows) for rows in runtime.federation.partition.train]
+            told = method.outcome(runtime.models[0], runtime.sources, line["ballots"], samples)
             return {"round": line["round"], **told}
     return None
 
@@ -488,11 +497,13 @@ def _rounds_to_target(config: Config, lines: Sequence[dict[str, Any]]) -> dict[s
     }
 
 
-def _by_architecture(workshop: Workshop, accuracies: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
+def _by_architecture(
+    runtime: ClientRuntime, accuracies: Mapping[str, Sequence[float | None]]
+) -> dict[str, float | None]:
     """``linear_global_acc_mean_of_cnn4`` and the like: plain means over the clients of one of several architectures."""
-    if len(workshop.models) < 2:
+    if len(runtime.models) < 2:
         return {}
-    of_clients = [workshop.architecture(id) for id in range(len(workshop.federation))]
+    of_clients = [runtime.architecture(id) for id in range(len(runtime.federation))]
     means: dict[str, float | None] = {}
     for name, told in accuracies.items():
         if name.startswith("new_"):

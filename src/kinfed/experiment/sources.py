@@ -20,7 +20,7 @@ from kinfed.experiment.folders import CONFIG
 from kinfed.experiment.run import Watcher, nobody
 from kinfed.experiment.training import Training
 from kinfed.files import LOCK, UNFINISHED, claimed, clear_unfinished, delete, read_json
-from kinfed.learning import SGD, AfterStep, Phase, hits, train
+from kinfed.learning import SGD, AfterStep, Phase, correct, train
 from kinfed.models import Model, Tensors, build, read_tensors
 from kinfed.settings import own_settings
 from kinfed.streams import torch_stream
@@ -74,7 +74,7 @@ def train_source(
     )
     if not math.isfinite(tally.loss) or not_finite(model.state_dict()):
         raise InputError(f"lr: {sgd.lr:g} makes the training on {dataset.name} diverge; must be smaller")
-    accuracy = hits(model.eval(), test).double().mean().item()
+    accuracy = correct(model.eval(), test).double().mean().item()
     watch.round({"round": sgd.epochs, "personal_acc_weighted": accuracy, "refused": {}})
     return model.cpu(), accuracy
 

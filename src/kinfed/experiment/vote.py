@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from kinfed.engine import RunFolder, Workshop
+from kinfed.engine import ClientRuntime, RunFolder
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config, read_toml
 from kinfed.experiment.folders import CONFIG
-from kinfed.experiment.run import Watcher, check_unchanged, nobody, open_sources, workshop_of
+from kinfed.experiment.run import Watcher, check_unchanged, nobody, open_sources, runtime_of
 from kinfed.experiment.run import run as run_config
 from kinfed.files import claimed, write_whole
 from kinfed.methods import ClientId
@@ -36,13 +36,13 @@ class Electorate:
 
     Attributes:
         config: Of the run.
-        workshop: With the source models.
+        runtime: With the source models.
         folder: Of the run.
         ids: Those whose models were saved.
     """
 
     config: Config
-    workshop: Workshop
+    runtime: ClientRuntime
     folder: RunFolder
     ids: list[ClientId]
 
@@ -63,18 +63,18 @@ class Electorate:
                 f"run: {str(run)!r} has not saved what its clients trained in the last round; run it with "
                 "--save-local true and a method that sends whole models, such as fedavg"
             )
-        workshop = workshop_of(config)
-        check_unchanged(workshop, run)
-        sources = open_sources(pool, workshop.federation.dataset.shape, config.device)
+        runtime = runtime_of(config)
+        check_unchanged(runtime, run)
+        sources = open_sources(pool, runtime.federation.dataset.shape, config.device)
         ids = [int(path.stem.split("-")[1]) for path in saved]
         # A run that had a vote needed its own sources to fit; here any will do.
-        method = FedAvg() if isinstance(workshop.method, Vote) else workshop.method
-        return cls(config, replace(workshop, method=method, sources=sources), RunFolder(run), ids)
+        method = FedAvg() if isinstance(runtime.method, Vote) else runtime.method
+        return cls(config, replace(runtime, method=method, sources=sources), RunFolder(run), ids)
 
     @property
     def names(self) -> list[str]:
         """What the voters are called."""
-        names = self.workshop.federation.partition.names
+        names = self.runtime.federation.partition.names
         return [names[id] if names else str(id) for id in self.ids]
 
     def scores(self, rule: Vote, measures: Sequence[str]) -> dict[str, list[Tensor]]:
@@ -83,11 +83,11 @@ class Electorate:
         Raises:
             InputError: If a measure cannot compare them.
         """
-        for model in self.workshop.models:
-            rule.check_comparable(model, self.workshop.sources)
+        for model in self.runtime.models:
+            rule.check_comparable(model, self.runtime.sources)
         told: dict[str, list[Tensor]] = {measure: [] for measure in measures}
         for id in self.ids:
-            client = self.workshop.client(id, self.config.rounds)
+            client = self.runtime.client(id, self.config.rounds)
             client.model.load(self.folder.model(f"client-{id:05d}-local"))
             seen = rule.seen(client)
             for measure, rows in told.items():
@@ -186,9 +186,9 @@ def train_and_vote(
     Raises:
         InputError: Before anything is trained, if the config does not fit the data or a source does not fit the config.
     """
-    workshop = workshop_of(config)
-    sources = open_sources(pool, workshop.federation.dataset.shape, config.device)
-    rule.check_comparable(workshop.models[0], sources)
+    runtime = runtime_of(config)
+    sources = open_sources(pool, runtime.federation.dataset.shape, config.device)
+    rule.check_comparable(runtime.models[0], sources)
     run_config(config, out, watcher, overwrite=overwrite)
     return vote(out, pool, rule, out)
 
@@ -204,7 +204,7 @@ def hold(voters: Electorate, rule: Vote, told: Mapping[str, Sequence[Tensor]]) -
     Raises:
         InputError: If no client has a score.
     """
-    names = [source.name for source in voters.workshop.sources]
+    names = [source.name for source in voters.runtime.sources]
     unbiased = MEASURES[rule.measure].counterpart
     cast, counted = _counted(told[rule.measure], rule)
     if not any(cast):
@@ -226,14 +226,14 @@ def hold(voters: Electorate, rule: Vote, told: Mapping[str, Sequence[Tensor]]) -
 
 
 def _debiased(voters: Electorate, rule: Vote, measure: str, told: Mapping[str, Sequence[Tensor]]) -> Debiased:
-    workshop = voters.workshop
-    rows = workshop.federation.partition.train
+    runtime = voters.runtime
+    rows = runtime.federation.partition.train
     return Debiased(
         measure=measure,
         scores=_plain(told[measure]),
-        ranking=[workshop.sources[i].name for i in _counted(told[measure], rule)[1].ranking],
+        ranking=[runtime.sources[i].name for i in _counted(told[measure], rule)[1].ranking],
         images=[min(len(rows[id]), rule.images) for id in voters.ids],
-        features=max(rule.most_features(model, workshop.sources) for model in workshop.models),
+        features=max(rule.most_features(model, runtime.sources) for model in runtime.models),
     )
 
 

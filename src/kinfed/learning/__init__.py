@@ -1,6 +1,6 @@
 """What happens at one client: training in phases, frozen features, two views, evaluation."""
 
-from kinfed.learning.evaluation import NotFinite, class_overlap, finite, hits, over_clients, rank_correlation
+from kinfed.learning.evaluation import NotFinite, class_overlap, correct, finite, over_clients, rank_correlation
 from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
 from kinfed.learning.phases import SGD, Batch, Phase
 from kinfed.learning.representation import knn, linear_probe
@@ -23,13 +23,13 @@ __all__ = [
     "byol_loss",
     "check_viewable",
     "class_overlap",
+    "correct",
     "cross_entropy",
     "features",
     "finite",
     "frozen_copy",
     "frozen_grams",
     "frozen_rows",
-    "hits",
     "knn",
     "linear_probe",
     "over_clients",

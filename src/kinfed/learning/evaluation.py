@@ -14,7 +14,7 @@ from kinfed.data.samples import Samples
 from kinfed.learning.frozen import features
 from kinfed.models import Model
 
-__all__ = ["NotFinite", "class_overlap", "finite", "hits", "over_clients", "rank_correlation"]
+__all__ = ["NotFinite", "class_overlap", "correct", "finite", "over_clients", "rank_correlation"]
 
 
 class NotFinite(ValueError):
@@ -32,7 +32,7 @@ def finite(outputs: Tensor, what: str) -> Tensor:
     return outputs
 
 
-def hits(model: Model, samples: Samples) -> Tensor:
+def correct(model: Model, samples: Samples) -> Tensor:
     """Which of n labelled samples the model gets right, bool.
 
     Raises:

@@ -130,7 +130,7 @@ def train(
     plains: _Told = []
     terms: _Told = []
     epochs = sgd.epochs if phase.epochs is None else phase.epochs
-    with seeded_globals(order, samples.inputs.device):
+    with seeded_globals(order, samples.inputs.device, certain=False):
         for _ in range(epochs):
             shuffled = torch.randperm(len(samples), generator=order).to(samples.inputs.device)
             for rows in shuffled.split(sgd.batch_size):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeGuard
@@ -27,6 +28,7 @@ __all__ = ["FedVote", "Vote", "ballots", "carries_vote", "fitting", "with_vote"]
 
 VOTED = "voted"  # the round of the transfer, from then on; to the clients as well
 CHOICE = "choice."  # a client's first, second, … choice
+_SILENCED = threading.Lock()  # while scores are computed, warnings are silenced in the whole process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +202,8 @@ class Vote(FedAvg):
         upload, memory = super().update(client, message, memory)
         if self.source is None and self.selects(message, client.round):
             client.model.load(select(upload.tensors, BODY))
-            choices = ballot(scores(self.seen(client), self.measure), self.ballot)
+            with _SILENCED:
+                choices = ballot(scores(self.seen(client), self.measure), self.ballot)
             cast = {f"{CHOICE}{place}": float(source) for place, source in enumerate(choices, start=1)}
             upload = replace(upload, numbers={**upload.numbers, **cast})
         return upload, memory

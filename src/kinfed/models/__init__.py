@@ -3,6 +3,7 @@
 from kinfed.models.batchnorm import BatchNorm, set_batchnorm
 from kinfed.models.card import Card
 from kinfed.models.catalogue import ARCHITECTURES, Architecture, OwnArchitecture, build, suited
+from kinfed.models.drawing import may_draw
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
 from kinfed.models.own import Maker, factory, from_module
 from kinfed.models.pool import Source, open_pool
@@ -37,6 +38,7 @@ __all__ = [
     "factory",
     "from_module",
     "load_weights",
+    "may_draw",
     "open_pool",
     "open_saved",
     "read_tensors",

@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed.engine import Workers, WorkersFailed, exchange
+from kinfed.engine import ProcessExecutor, WorkersFailed, exchange
 from kinfed.engine.exchange import Exchange, clear_left_behind
 from kinfed.engine.interrupt import SIGNALS, Interrupt, Stopped, out_of_reach
 from kinfed.errors import InputError
 from kinfed.methods import Message
-from tests.engine.test_places import taken_on, working
+from tests.engine.test_executors import working
 from tests.worlds import run, workshop
 
 SMALL: dict[str, Any] = {"clients": 3, "partition": "iid", "rounds": 1, "ft_epochs": 0, "quiet": True}
@@ -76,7 +76,7 @@ def test_a_process_that_dies_before_it_is_ready_is_no_clients_fault(tmp_path: Pa
         working(1) as workers,
         pytest.raises(WorkersFailed, match=r"^a worker process ended with exit code 3 before it was ready$"),
     ):
-        run(workshop("fedavg"), tmp_path / "out", taken_on(workers, dying))
+        run(workshop("fedavg"), tmp_path / "out", workers, dying)
     assert not (tmp_path / "out" / "metrics.jsonl").read_text()
 
 
@@ -94,7 +94,7 @@ def test_workers_know_nothing_of_the_main_module_and_change_nothing_in_it(
     with working(1) as workers:
         assert (multiprocessing.get_start_method(allow_none=True), sys.modules["__main__"]) == before
         with pytest.raises(WorkersFailed, match=r"^a worker process cannot start: AttributeError: .* 'Gone'"):
-            run(workshop("fedavg"), tmp_path / "out", taken_on(workers, functools.partial(built_of, gone())))
+            run(workshop("fedavg"), tmp_path / "out", workers, functools.partial(built_of, gone()))
     assert capfd.readouterr().err == ""
 
 
@@ -116,7 +116,7 @@ def test_processes_that_cannot_be_started_are_told_and_leave_nothing(
 
     monkeypatch.setattr(SpawnProcess, "start", full)
     with pytest.raises(WorkersFailed, match=r"^a worker process cannot be started: BlockingIOError: .* unavailable$"):
-        Workers(2)
+        ProcessExecutor(2)
     assert not [*exchanges.iterdir()]
 
 
@@ -124,7 +124,7 @@ def test_processes_that_end_as_soon_as_they_start_are_told(exchanges: Path) -> N
     multiprocessing.set_executable("/bin/false")
     try:
         with pytest.raises(WorkersFailed, match=r"^a worker process cannot be started: it ended with exit code 1$"):
-            Workers(1)
+            ProcessExecutor(1)
     finally:
         multiprocessing.set_executable(sys.executable)
     assert not [*exchanges.iterdir()]

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from kinfed.data import Federation, Partition
-from kinfed.engine import Inline, Workers, WorkersFailed, Workshop
-from kinfed.engine.places import Task
+from kinfed.engine import ClientRuntime, ProcessExecutor, WorkersFailed
+from kinfed.engine.executor import Task
 from kinfed.errors import RunFailed
 from kinfed.learning import SGD, Phase
 from kinfed.methods import METHODS, Client, Memory, Message, Method
@@ -59,7 +59,7 @@ def untested() -> Federation:
     return replace(fed, partition=Partition(fed.partition.train, [np.arange(0)] * len(fed), pooled=True))
 
 
-WORLDS: dict[str, Callable[[], Workshop]] = {
+WORLDS: dict[str, Callable[[], ClientRuntime]] = {
     **{name: functools.partial(workshop, name, federation(new=2), participation=0.75) for name in METHODS},
     "augmented": functools.partial(workshop, "fedavg", sgd=AUGMENTED),
     "untested": functools.partial(workshop, "fedavg", untested()),
@@ -72,16 +72,16 @@ def megabyte(shape: tuple[int, ...], classes: int) -> Model:
     return Model({"flatten": nn.Flatten(), "fc": nn.Linear(64, 3300)}, nn.Linear(3300, classes), ["fc"])
 
 
-def many() -> Workshop:
+def many() -> ClientRuntime:
     """200 clients of a model of 1 MB, 50 of them in each of five rounds."""
     fed = federation(clients=200, probe=0, data=dataset(400, 200))
     return workshop("fedavg", fed, rounds=5, participation=0.25, model=f"{__name__}:megabyte")
 
 
 @contextlib.contextmanager
-def working(count: int = 2, timeout: float | None = None) -> Iterator[Workers]:
+def working(count: int = 2, timeout: float | None = None) -> Iterator[ProcessExecutor]:
     """Worker processes, of which nothing is left after the block."""
-    workers = Workers(count, timeout)
+    workers = ProcessExecutor(count, timeout)
     try:
         yield workers
     finally:
@@ -91,27 +91,17 @@ def working(count: int = 2, timeout: float | None = None) -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="module")
-def two_workers() -> Iterator[Workers]:
+def two_workers() -> Iterator[ProcessExecutor]:
     with working() as workers:
         yield workers
-
-
-def taken_on(workers: Workers, build: Callable[[], Workshop]) -> Callable[[Inline], Workers]:
-    """The place for a run of this workshop."""
-
-    def place(here: Inline) -> Workers:
-        workers.take_on(build, here)
-        return workers
-
-    return place
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
 def test_worker_processes_give_the_same_bits_as_this_one(  # cases 53, 55
-    name: str, two_workers: Workers, tmp_path: Path
+    name: str, two_workers: ProcessExecutor, tmp_path: Path
 ) -> None:
-    outside = run(WORLDS[name](), tmp_path / "workers", taken_on(two_workers, WORLDS[name]))
+    outside = run(WORLDS[name](), tmp_path / "workers", two_workers, WORLDS[name])
     inside = run(WORLDS[name](), tmp_path / "inline")
     assert outside.lines == inside.lines
     assert len(inside.lines) == 3
@@ -128,10 +118,10 @@ def test_worker_processes_give_the_same_bits_as_this_one(  # cases 53, 55
         assert saved[0] == saved[1]
 
 
-def test_workers_go_from_one_run_to_the_next(two_workers: Workers, tmp_path: Path) -> None:
+def test_workers_go_from_one_run_to_the_next(two_workers: ProcessExecutor, tmp_path: Path) -> None:
     before = [worker._process.pid for worker in two_workers._workers]
     for name in ("fedper", "local"):
-        run(WORLDS[name](), tmp_path / name, taken_on(two_workers, WORLDS[name]))
+        run(WORLDS[name](), tmp_path / name, two_workers, WORLDS[name])
     assert [worker._process.pid for worker in two_workers._workers] == before
 
 
@@ -170,7 +160,7 @@ class Absent(FedAvg):
         return super().update(client, message, memory)
 
 
-def of(method: Method, **fields: Any) -> Workshop:
+def of(method: Method, **fields: Any) -> ClientRuntime:
     return workshop(method, rounds=4, **fields)
 
 
@@ -178,7 +168,7 @@ def of(method: Method, **fields: Any) -> Workshop:
 def test_a_round_goes_on_without_a_client_that_hangs_or_is_killed(tmp_path: Path) -> None:
     build = functools.partial(of, Deadly())
     with working(timeout=2) as workers:
-        outcome = run(build(), tmp_path / "out", taken_on(workers, build))
+        outcome = run(build(), tmp_path / "out", workers, build)
     assert [line["refused"] for line in outcome.lines] == [
         {"1": "no answer within 2 s"},
         {"2": "its worker process was killed by SIGKILL"},
@@ -189,10 +179,11 @@ def test_a_round_goes_on_without_a_client_that_hangs_or_is_killed(tmp_path: Path
 
 
 class Killing:
-    """Workers that are killed after every round, when they have nothing to do."""
+    """ProcessExecutor that are killed after every round, when they have nothing to do."""
 
-    def __init__(self, workers: Workers) -> None:
-        self.evaluate, self.test, self.workers = workers.evaluate, workers.test, workers
+    def __init__(self, workers: ProcessExecutor) -> None:
+        self.start, self.evaluate, self.test, self.close = workers.start, workers.evaluate, workers.test, workers.close
+        self.workers = workers
 
     def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
         yield from self.workers.update(tasks)
@@ -205,29 +196,30 @@ class Killing:
 def test_a_worker_that_is_killed_while_idle_is_replaced_and_no_client_is_lost(tmp_path: Path) -> None:
     build = functools.partial(workshop, "fedavg", rounds=2)
     with working(1) as workers:
-        outcome = run(build(), tmp_path / "out", lambda here: Killing(taken_on(workers, build)(here)))
+        outcome = run(build(), tmp_path / "out", Killing(workers), build)
     assert not any(line["refused"] or line["untested"] for line in outcome.lines)
 
 
-def unbuildable() -> Workshop:
+def unbuildable() -> ClientRuntime:
     raise OSError("the data are gone")
 
 
 @pytest.mark.slow
 def test_workers_that_cannot_start_end_the_run_with_the_reason_and_serve_the_next(
-    two_workers: Workers, tmp_path: Path
+    two_workers: ProcessExecutor, tmp_path: Path
 ) -> None:
     with pytest.raises(WorkersFailed, match="cannot start: OSError: the data are gone"):
-        run(workshop("fedavg"), tmp_path / "out", taken_on(two_workers, unbuildable))
+        run(workshop("fedavg"), tmp_path / "out", two_workers, unbuildable)
     build = functools.partial(workshop, "fedavg", rounds=1)
-    assert run(build(), tmp_path / "next", taken_on(two_workers, build)).lines[0]["refused"] == {}
+    assert run(build(), tmp_path / "next", two_workers, build).lines[0]["refused"] == {}
 
 
 class Counting:
     """Counts the messages in shared memory whenever an answer has come."""
 
-    def __init__(self, workers: Workers) -> None:
-        self.evaluate, self.test, self.workers, self.most = workers.evaluate, workers.test, workers, 0
+    def __init__(self, workers: ProcessExecutor) -> None:
+        self.start, self.evaluate, self.test, self.close = workers.start, workers.evaluate, workers.test, workers.close
+        self.workers, self.most = workers, 0
 
     def update(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
         for answer in self.workers.update(tasks):
@@ -240,7 +232,7 @@ def test_messages_in_shared_memory_do_not_pile_up(tmp_path: Path) -> None:
     build = functools.partial(workshop, "fedshibu", federation(clients=12), rounds=2)
     with working() as workers:
         counting = Counting(workers)
-        run(build(), tmp_path / "out", lambda here: taken_on(workers, build)(here) and counting)
+        run(build(), tmp_path / "out", counting, build)
     # at any time: a message down and two up for each of two workers, and the last one down
     assert 0 < counting.most <= 2 * 3 + 1
 
@@ -248,8 +240,14 @@ def test_messages_in_shared_memory_do_not_pile_up(tmp_path: Path) -> None:
 class Measuring:
     """Measures worker processes, and the resident memory of all of them and this one, whenever there is a test."""
 
-    def __init__(self, workers: Workers) -> None:
-        self.update, self.evaluate, self.workers = workers.update, workers.evaluate, workers
+    def __init__(self, workers: ProcessExecutor) -> None:
+        self.start, self.update, self.evaluate, self.close = (
+            workers.start,
+            workers.update,
+            workers.evaluate,
+            workers.close,
+        )
+        self.workers = workers
         self.processes: list[int] = []
         self.resident: list[float] = []  # megabytes
 
@@ -262,9 +260,11 @@ class Measuring:
 
 
 @pytest.mark.slow
-def test_many_clients_pile_up_neither_memory_nor_processes(two_workers: Workers, tmp_path: Path) -> None:  # case 97
+def test_many_clients_pile_up_neither_memory_nor_processes(
+    two_workers: ProcessExecutor, tmp_path: Path
+) -> None:  # case 97
     measuring = Measuring(two_workers)
-    outcome = run(many(), tmp_path / "out", lambda here: taken_on(two_workers, many)(here) and measuring)
+    outcome = run(many(), tmp_path / "out", measuring, many)
     assert not any(line["refused"] for line in outcome.lines)
     assert measuring.processes == [2] * 5
     assert measuring.resident[4] - measuring.resident[1] < 50

@@ -29,20 +29,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kinfed.engine.evaluator import TestResult
 from kinfed.engine.exchange import Exchange, Parcel, clear, post, take
+from kinfed.engine.executor import Done, Failure, Task, TaskRunner, Test
 from kinfed.engine.interrupt import out_of_reach
 from kinfed.engine.memories import Memories
 from kinfed.engine.memory import keep_freed_memory
-from kinfed.engine.places import Done, Failure, Inline, Task, Test
-from kinfed.engine.workshop import Verdict, Workshop
+from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning.frozen import CHUNK
 from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
 from kinfed.settings import own_settings
 
-__all__ = ["Workers", "WorkersFailed"]
+__all__ = ["ProcessExecutor", "WorkersFailed"]
 
-HITS = "hits"
+CORRECT = "correct"
 NO_SETUP = -1  # the number that a worker gives when it has just started
 
 
@@ -60,12 +61,12 @@ class _Job:
     round: int = 0
     kept: int | None = None
     test: Test = "own models"
-    rows: tuple[int, int] = (0, 0)
+    rows: range = range(0)
 
 
 @dataclass(frozen=True)
 class _Setup:
-    """Which workshop a worker is to work in from now on, and the pickled function that builds it."""
+    """Which runtime a worker is to work in from now on, and the pickled function that builds it."""
 
     number: int
     build: bytes
@@ -80,7 +81,7 @@ class _Ready:
     failure: Failure | None = None
 
 
-class Workers:
+class ProcessExecutor:
     """``count`` worker processes; they take seconds to start, and then serve as many runs as one likes.
 
     Args:
@@ -105,13 +106,8 @@ class Workers:
             self.close()
             raise
 
-    def take_on(self, build: Callable[[], Workshop], here: Inline) -> None:
-        """From now on, work on this run.
-
-        Args:
-            build: Importable function (or a `functools.partial` of one) that builds its workshop in a worker process.
-            here: The same workshop in this process.
-        """
+    def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
+        """Work on this run from now on; each worker process builds its runtime once more."""
         self._here = here
         self._setup = _Setup(self._setup.number + 1 if self._setup else 0, pickle.dumps(build), here.memories)
         for at, worker in enumerate(self._workers):
@@ -137,24 +133,24 @@ class Workers:
                 parcel, keeps = answer
                 yield job.id, Done(take(parcel), keeps)
 
-    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, dict[str, Verdict] | Failure]]:
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, list[TestResult] | Failure]]:
         """Tests of models at several clients."""
         for job, answer in self._answers(self._job("evaluate", task) for task in tasks):
-            yield job.id, answer if isinstance(answer, Failure) else _verdicts(*answer)
+            yield job.id, answer if isinstance(answer, Failure) else _unpacked(*answer)
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
         """The global model on the pooled test set, which the workers share in whole chunks."""
-        size = len(self._here.workshop.federation.tested[0])
+        size = len(self._here.runtime.federation.tested[0])
         share = max(math.ceil(size / CHUNK / len(self._workers)), 1) * CHUNK
-        chunks = [(start, min(start + share, size)) for start in range(0, max(size, 1), share)]
+        chunks = [range(start, min(start + share, size)) for start in range(0, max(size, 1), share)]
         jobs = (_Job("test", self._exchange.post(Message(tensors)), rows=rows) for rows in chunks)
-        hits: dict[tuple[int, int], Tensor | Failure] = {}
+        correct: dict[range, Tensor | Failure] = {}
         for job, answer in self._answers(jobs):
             # A worker that was lost takes no part of the test with it.
             lost = isinstance(answer, Failure)
-            hits[job.rows] = self._here.test_rows(tensors, *job.rows) if lost else take(answer).tensors[HITS]
-        failure = next((part for part in hits.values() if isinstance(part, Failure)), None)
-        return failure or torch.cat([hits[rows] for rows in chunks])  # type: ignore[misc]
+            correct[job.rows] = self._here.test(tensors, job.rows) if lost else take(answer).tensors[CORRECT]
+        failure = next((part for part in correct.values() if isinstance(part, Failure)), None)
+        return failure or torch.cat([correct[rows] for rows in chunks])  # type: ignore[misc]
 
     def close(self) -> None:
         """End the processes, whatever they are at."""
@@ -243,7 +239,7 @@ class _Worker:
             raise WorkersFailed(f"a worker process cannot be started: it {self._end()}") from None
 
     def set_up(self, setup: _Setup) -> None:
-        """Let it build another workshop."""
+        """Let it build another runtime."""
         self._setup, self._ready = setup, False
         with contextlib.suppress(OSError):  # it has died, and will be replaced
             self.pipe.send(setup)
@@ -329,20 +325,27 @@ def _tensors(path: str) -> Tensors:
     return take(Parcel(path, {})).tensors
 
 
-def _verdicts(parcel: Parcel, faults: dict[str, str]) -> dict[str, Verdict]:
-    """What was `_packed`."""
-    models: dict[str, Tensors] = {}
+_Words = list[tuple[str, str, ClientId | None]]  # of each result: name, fault and client
+
+
+def _unpacked(parcel: Parcel, words: _Words) -> list[TestResult]:
+    """Results as they were `_packed`."""
+    of_results: list[Tensors] = [{} for _ in words]
     for path, tensor in take(parcel).tensors.items():
-        name, _, of_model = path.partition("/")
-        models.setdefault(name, {})[of_model] = tensor
-    return {name: Verdict(own.pop(HITS), own, faults[name]) for name, own in models.items()}
+        at, _, name = path.partition("/")
+        of_results[int(at)][name] = tensor
+    return [
+        TestResult(name, own.pop(CORRECT), own, fault, client)
+        for (name, fault, client), own in zip(words, of_results, strict=True)
+    ]
 
 
-def _packed(verdicts: dict[str, Verdict], path: Path) -> tuple[Parcel, dict[str, str]]:
-    """Verdicts in a parcel, and their faults."""
-    tensors = {f"{name}/{n}": t for name, verdict in verdicts.items() for n, t in verdict.tensors.items()}
-    hits = {f"{name}/{HITS}": verdict.hits for name, verdict in verdicts.items()}
-    return post(Message(tensors | hits), path), {name: verdict.fault for name, verdict in verdicts.items()}
+def _packed(results: list[TestResult], path: Path) -> tuple[Parcel, _Words]:
+    """The tensors of results in a parcel, and the rest of them."""
+    tensors = {f"{at}/{name}": t for at, result in enumerate(results) for name, t in result.tensors.items()}
+    correct = {f"{at}/{CORRECT}": result.correct for at, result in enumerate(results)}
+    words = [(result.name, result.fault, result.client) for result in results]
+    return post(Message(tensors | correct), path), words
 
 
 # -- in a worker process ----------------------------------------------------------------------------------------------
@@ -354,7 +357,7 @@ def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it, also where it could not be kept away
     threading.Thread(target=_end_with_parent, args=(exchange,), daemon=True).start()
     keep_freed_memory()
-    here: Inline | None = None
+    here: TaskRunner | None = None
     with contextlib.suppress(EOFError, OSError):  # the parent needs nobody any more, or is gone
         pipe.send(_Ready(NO_SETUP))
         for number in itertools.count():
@@ -362,7 +365,7 @@ def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
             if isinstance(asked, _Setup):
                 here = None  # before the next one takes memory
                 try:
-                    here = Inline(pickle.loads(asked.build)(), asked.memories)
+                    here = TaskRunner(pickle.loads(asked.build)(), asked.memories)
                     pipe.send(_Ready(asked.number))
                 except Exception as error:
                     pipe.send(_Ready(asked.number, Failure.of(error)))
@@ -381,17 +384,17 @@ def _end_with_parent(exchange: Path) -> None:
     os._exit(1)
 
 
-def _do(here: Inline, job: _Job, answer: Path) -> Any:
+def _do(here: TaskRunner, job: _Job, answer: Path) -> Any:
     try:
         message = Message(_tensors(job.parcel.path), job.parcel.numbers)
         if job.kind == "test":
-            hits = here.test_rows(message.tensors, *job.rows)
-            return hits if isinstance(hits, Failure) else post(Message({HITS: hits}), answer)
+            correct = here.test(message.tensors, job.rows)
+            return correct if isinstance(correct, Failure) else post(Message({CORRECT: correct}), answer)
         task = Task(job.id, job.round, message, job.kept, job.test)
         if job.kind == "evaluate":
-            verdicts = here.evaluate_one(task)
-            return verdicts if isinstance(verdicts, Failure) else _packed(verdicts, answer)
-        done = here.update_one(task)
+            results = here.evaluate(task)
+            return results if isinstance(results, Failure) else _packed(results, answer)
+        done = here.update(task)
         return done if isinstance(done, Failure) else (post(done.upload, answer), done.keeps)
     except Exception as error:  # a message that cannot be read or written
         return Failure.of(error)

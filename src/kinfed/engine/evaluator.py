@@ -1,0 +1,206 @@
+"""Tests of models where the data are: of the clients' own, of a global one, and of what new clients get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kinfed.data import Samples, balanced
+from kinfed.engine.checks import not_finite
+from kinfed.engine.runtime import ClientRuntime
+from kinfed.learning import NotFinite, Phase, correct, features, finite, knn, linear_probe, train
+from kinfed.methods import Client, ClientId, Memory, Message
+from kinfed.models import BODY, HEAD, Model, Tensors, select
+from kinfed.streams import numpy_stream, torch_stream
+
+__all__ = ["KNN", "LOCAL", "PROBED", "Evaluator", "TestResult"]
+
+PROBED, LOCAL, KNN = "linear_global", "linear_local", "knn"
+NOTHING_TESTED = torch.zeros(0, dtype=torch.bool)
+NEW_HEAD_EPOCHS = 10  # a head alone after the last round, in the code of Collins et al. 2021 (METHODS.md C.2)
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """Result of the test of one model.
+
+    Attributes:
+        name: Name of what was tested, as the metrics have it.
+        correct: Which of the test samples the model gets right, bool.
+        tensors: The model, if it is to be saved; else empty.
+        fault: Reason why it cannot be tested; it has neither of the two then.
+        client: The one client that a result of a common model is about; None if it is about all of them, or about the
+            client that was tested.
+    """
+
+    __test__ = False  # nor is it a test of pytest's
+
+    name: str
+    correct: Tensor = NOTHING_TESTED
+    tensors: Tensors = field(default_factory=dict)
+    fault: str = ""
+    client: ClientId | None = None
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Tests of models at the clients of a runtime.
+
+    Attributes:
+        runtime: Method, data and models.
+    """
+
+    runtime: ClientRuntime
+
+    def evaluate(self, id: ClientId, round: int, message: Message, memory: Memory) -> list[TestResult]:
+        """Test a client's own models on its own test samples; there is no result if it has none of its own."""
+        method = self.runtime.method
+        if method.trains == "pooled":
+            return []
+        client = self.runtime.client(id, round)
+        results: dict[str, TestResult] = {}
+        for name, tensors in method.evaluated(client, message, memory).items():
+            if fault := not_finite(tensors):
+                results[name] = TestResult(name, fault=fault)
+                continue
+            client.model.load(tensors)
+            if name == method.headline:
+                results |= {found.name: found for found in self._represented(client.model, round, [id])}
+            if method.supervised:
+                results[name] = self._tested(name, client, tensors if client.last_round else {})
+            elif PROBED in results:  # its representation under a head that was fitted to it
+                probed = results[PROBED]
+                right = probed.correct[torch.from_numpy(self.runtime.federation.tested[1][id])]
+                results |= {name: TestResult(name, right, probed.tensors), PROBED: replace(probed, tensors={})}
+            elif client.last_round:
+                results[name] = TestResult(name, tensors=select(tensors, BODY))
+        return [*results.values()]
+
+    def evaluate_representation(self, round: int, tensors: Tensors) -> list[TestResult]:
+        """Test the representation of a global model; see `_represented`."""
+        model = self.runtime.fresh_model()
+        model.load(tensors)
+        return self._represented(model, round, range(len(self.runtime.federation)))
+
+    def _represented(self, model: Model, round: int, ids: Sequence[ClientId]) -> list[TestResult]:
+        """Test classifiers on a model's frozen body (METHODS.md D.7, G.3), whose features are read once.
+
+        ``linear_global``: linear, fitted to all labelled training images, on the whole test set; this result has the
+        model with the classifier as its head. ``linear_local``, a result a client: the same, both with the images of
+        the client's classes alone, whoever holds them. There is none of fewer than two classes. ``knn``: nearest
+        neighbours, on the whole test set. Empty if that is.
+        """
+        federation, method, settings = self.runtime.federation, self.runtime.method, self.runtime.settings
+        linear, neighbours = settings.fits_probes(round, method), settings.asks_neighbours(round, method)
+        if not (linear or neighbours) or not len(federation.tested[0]):
+            return []
+        device = self.runtime.device
+        known, asked = self._probed.to(device), self.runtime.seen(federation.tested[0]).to(device)
+        assert known.labels is not None and asked.labels is not None  # noqa: PT018
+        x, x_test = (finite(features(model, samples), "representations") for samples in (known, asked))
+        y, y_test = known.labels, asked.labels
+        classes = len(federation.dataset.classes)
+        results: list[TestResult] = []
+        if neighbours:
+            results.append(TestResult(KNN, knn(x, y, x_test, y_test, classes=classes).cpu()))
+        if not linear:
+            return results
+        bias, counts = model.head.bias is not None, federation.class_counts()
+
+        def fitted(own: tuple[int, ...]) -> tuple[nn.Linear, Tensor]:
+            """A classifier of some of the classes, and which of their test images it gets right."""
+            order = torch.tensor(own, device=device)
+            rows, rows_test = (torch.isin(labels, order).nonzero().squeeze(1) for labels in (y, y_test))
+            places, places_test = (torch.searchsorted(order, labels) for labels in (y[rows], y_test[rows_test]))
+            stream = torch_stream(settings.seed, "linear probe")
+            head = linear_probe(x[rows], places, classes=len(own), stream=stream, bias=bias)
+            with torch.no_grad():
+                logits = finite(head(x_test[rows_test]), "linear probe's outputs")
+                return head, (logits.argmax(dim=1) == places_test).cpu()
+
+        everything = tuple(range(classes))
+        head, right = fitted(everything)
+        under = {f"head.{name}": tensor.cpu() for name, tensor in head.state_dict().items()}
+        results.append(TestResult(PROBED, right, model.tensors(BODY) | under))
+        right_of = {everything: right}  # clients of the same classes share a classifier
+        for id in ids:
+            own = tuple(counts[id].nonzero()[0].tolist())
+            if len(own) > 1:
+                if own not in right_of:
+                    _, right_of[own] = fitted(own)
+                results.append(TestResult(LOCAL, right_of[own], client=id))
+        return results
+
+    @cached_property
+    def _probed(self) -> Samples:
+        """Samples that classifiers of representations are fitted to, the same for every client.
+
+        All labelled training images (METHODS.md G.3), or some, the classes alike: those of the clients and the server.
+        New clients are no part of it, so that they change nothing for the others.
+        """
+        federation, settings = self.runtime.federation, self.runtime.settings
+        rows = np.sort(np.concatenate([*federation.partition.train, federation.probe_rows]))
+        known = federation.splits[0]
+        if settings.probed is not None and settings.probed < len(rows):
+            assert known.labels is not None
+            stream = numpy_stream(settings.seed, "probed")
+            rows = rows[balanced(known.labels.numpy()[rows], settings.probed, stream)]
+        return self.runtime.seen(known.take(rows))
+
+    def fine_tune(self, id: ClientId, round: int, tensors: Tensors) -> list[TestResult]:
+        """Test a copy of a client's headline model, fine-tuned on its training samples, on its test samples."""
+        client = self.runtime.client(id, round)
+        self._fine_tune(client, tensors)
+        saved = client.model.tensors() if self.runtime.method.personal else {}
+        return [self._tested("fine_tuned", client, saved)]
+
+    def evaluate_new_client(self, id: ClientId, round: int, tensors: Tensors) -> list[TestResult]:
+        """Test the global model at a client that took no part (METHODS.md H.4, CRC-T2).
+
+        As it is; its body under the run's initial head, which is then fitted to the client's training samples; and
+        fine-tuned like everybody's model. Each is tested on the client's test samples.
+        """
+        settings = self.runtime.settings
+        client = self.runtime.new_client(id, round)
+        client.model.load(tensors)
+        results = [self._tested("new_global", client)]
+        if not self.runtime.method.adapts:
+            return results
+        client.model.load(select(self.runtime.initial[0], HEAD))
+        head = Phase(train=HEAD, epochs=NEW_HEAD_EPOCHS, lr=settings.sgd.lr)
+        train(client.model, client.train, head, client.sgd, client.stream("new head"))
+        results.append(self._tested("new_head", client))
+        if settings.fine_tuning is not None:
+            self._fine_tune(client, tensors)
+            results.append(self._tested("new_fine_tuned", client))
+        return results
+
+    def _fine_tune(self, client: Client, tensors: Tensors) -> None:
+        """Leave the client's model as fine-tuning leaves these tensors."""
+        tuning = self.runtime.settings.fine_tuning
+        assert tuning is not None
+        client.model.load(tensors)
+        train(client.model, client.train, tuning, client.sgd, client.stream("fine-tuning"))
+
+    def _tested(self, name: str, client: Client, saved: Tensors | None = None) -> TestResult:
+        """Test the client's present model on its test samples; the result has what of it is to be saved."""
+        if fault := not_finite(client.model.state_dict()):
+            return TestResult(name, fault=fault)
+        samples = self.runtime.seen(self.runtime.federation.test(client.id)).to(self.runtime.device)
+        try:
+            return TestResult(name, correct(client.model, samples).cpu(), saved or {})
+        except NotFinite as error:
+            return TestResult(name, fault=str(error))
+
+    def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
+        """Which of some rows of the pooled test set the one global model gets right, bool."""
+        model, tested = self.runtime.fresh_model(), self.runtime.federation.tested[0]
+        model.load(tensors)
+        assert tested.labels is not None
+        part = replace(tested, inputs=tested.inputs[start:stop], labels=tested.labels[start:stop])
+        return correct(model, part.to(self.runtime.device)).cpu()

@@ -1,0 +1,176 @@
+"""The runtime of clients: a method, the data and the models, in whichever process the work is done."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from kinfed.data import Federation, Samples
+from kinfed.engine.checks import not_finite
+from kinfed.engine.settings import RoundSettings
+from kinfed.errors import InputError
+from kinfed.learning import unnormalised
+from kinfed.methods import Client, ClientId, Memory, Message, Method, Server
+from kinfed.models import Model, Source, Tensors, may_draw
+
+__all__ = ["ClientRuntime"]
+
+
+@dataclass(frozen=True)
+class ClientRuntime:
+    """A method, the clients' data and models to work with.
+
+    Each thread works with models of its own: the one that builds this with those that are given, the others with
+    copies. What a task does to its model is undone when the thread asks for the next one.
+
+    Attributes:
+        method: The federated method.
+        federation: The clients and their data.
+        models: One model of each architecture, with the common initial weights, on the device where work is done.
+        settings: Settings of the rounds.
+        architectures: Index of each client's model; everybody has the first if none are given.
+        sources: Pre-trained models that the method asks for, on the same device. Nothing changes them.
+
+    Raises:
+        InputError: If the method cannot work with the models or the data, or a linear probe would lack a class.
+    """
+
+    method: Method
+    federation: Federation
+    models: tuple[Model, ...]
+    settings: RoundSettings
+    architectures: tuple[int, ...] = ()
+    sources: tuple[Source, ...] = ()
+
+    def __post_init__(self) -> None:
+        classes = len(self.federation.dataset.classes)
+        if self.settings.probed is not None and self.settings.probed < classes:
+            raise InputError(f"linear_probe_images: {self.settings.probed} is too few; there are {classes} classes")
+        for model in self.models:
+            if fault := not_finite(model.state_dict()):
+                raise InputError(f"weights, model: the weights that training starts from cannot be used: {fault}")
+        self.method.check(self.models, self.sources, self.federation.dataset.shape)
+        for model in [*self.models, *(source.model for source in self.sources)]:
+            model.prefer_channels_last()
+        _ = self.initial, self._of_threads  # now, before any thread changes them
+
+    @cached_property
+    def initial(self) -> list[Tensors]:
+        """Common initial weights of each architecture."""
+        return [model.tensors() for model in self.models]
+
+    @cached_property
+    def _of_threads(self) -> dict[int, tuple[Model, ...]]:
+        """Models by the thread that works with them."""
+        return {threading.get_ident(): self.models}
+
+    @cached_property
+    def trained(self) -> Federation:
+        """The federation that trains; for pooled methods, one client with everybody's data."""
+        return self.federation.pooled() if self.method.trains == "pooled" else self.federation
+
+    @cached_property
+    def samples(self) -> int:
+        """Number of training samples of all clients together."""
+        return sum(len(rows) for rows in self.trained.partition.train)
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether a client's work may draw from global random generators.
+
+        kinfed's own methods do not, nor do the layers that are known (`kinfed.models.may_draw`); anything else may.
+        """
+        theirs = type(self.method).__module__
+        return not theirs.startswith("kinfed.methods.") or any(map(may_draw, self.models))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the models and of a working client's samples."""
+        return self.models[0].head.weight.device
+
+    @property
+    def sources_bytes(self) -> int:
+        """Bytes of all source models together."""
+        return sum(tensor.nbytes for source in self.sources for tensor in source.model.state_dict().values())
+
+    def about_model(self, id: ClientId = 0) -> dict[str, Any]:
+        """Description from which a client's model is built again (`kinfed.models.open_saved`)."""
+        data = self.federation.dataset
+        return {**self.models[self._architecture(id)].recipe, "shape": data.shape, "classes": data.classes}
+
+    def about_run(self) -> dict[str, Any]:
+        """Description of what else a model needs for use, and of the run it is from."""
+        normalise = self.seen(self.federation.dataset.train).normalise
+        how = {"mean": normalise.mean, "std": normalise.std}
+        learned = "with labels" if self.method.supervised else "without labels; a head is that of a linear probe"
+        return {"normalisation": how, "learned": learned, "seed": self.settings.seed, "rounds": self.settings.rounds}
+
+    def tensor_names(self, id: ClientId) -> set[str]:
+        """Names of all parameters and buffers of a client's model."""
+        return {*self.models[self._architecture(id)].named_tensors()}
+
+    def architecture(self, id: ClientId) -> str:
+        """Name of a client's architecture."""
+        return self.models[self._architecture(id)].recipe.get("architecture", "")
+
+    def _architecture(self, id: ClientId) -> int:
+        return self.architectures[id] if id < len(self.architectures) else 0
+
+    def fresh_model(self, id: ClientId = 0) -> Model:
+        """This thread's model of a client's architecture, with the initial weights; the next call takes it back."""
+        which, thread = self._architecture(id), threading.get_ident()
+        if thread not in self._of_threads:
+            self._of_threads[thread] = copy.deepcopy(self.models)
+        model = self._of_threads[thread][which]
+        model.load(self.initial[which])
+        return model
+
+    def server(self, round: int) -> Server:
+        """The server's side of one round."""
+        return Server(
+            model=self.fresh_model(),
+            seed=self.settings.seed,
+            round=round,
+            rounds=self.settings.rounds,
+            sources=self.sources,
+            clients=len(self.trained),
+            probe=self._probe(),
+        )
+
+    def _probe(self) -> Samples | None:
+        probe = self.federation.probe
+        return None if probe is None else probe.to(self.device)
+
+    def client(self, id: ClientId, round: int) -> Client:
+        """One client's side of one round."""
+        return self._client(id, round, self.trained)
+
+    def new_client(self, id: ClientId, round: int) -> Client:
+        """The same of a client that takes no part in training."""
+        return self._client(id, round, self.federation)
+
+    def _client(self, id: ClientId, round: int, holder: Federation) -> Client:
+        return Client(
+            model=self.fresh_model(id),
+            seed=self.settings.seed,
+            round=round,
+            rounds=self.settings.rounds,
+            sources=self.sources,
+            id=id,
+            train=holder.train(id).to(self.device),
+            sgd=self.settings.sgd_in(round),
+            probe=self._probe() if self.method.sends_probe else None,
+        )
+
+    def update(self, id: ClientId, round: int, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        """A client's local work."""
+        return self.method.update(self.client(id, round), message, memory)
+
+    def seen(self, samples: Samples) -> Samples:
+        """Samples as the method's models see them: unnormalised, where they learned from two views."""
+        return samples if self.method.supervised else unnormalised(samples)

@@ -1,0 +1,32 @@
+"""Modules that may draw random numbers when they run."""
+
+from __future__ import annotations
+
+from torch import nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+__all__ = ["may_draw"]
+
+# Layers that draw nothing. A subclass of one may, so only these very types count.
+KNOWN: tuple[type[nn.Module], ...] = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Tanh, nn.Sigmoid, nn.Softmax,
+    nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
+    nn.Flatten, nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict, BasicBlock, Bottleneck,
+)  # fmt: skip
+
+
+def may_draw(model: nn.Module) -> bool:
+    """Tell whether a forward pass may draw from global random generators: dropout does, and any unknown module may.
+
+    >>> may_draw(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), may_draw(nn.Sequential(nn.Dropout()))
+    (False, True)
+    """
+    return not all(_is_known(module) for module in model.modules())
+
+
+def _is_known(module: nn.Module) -> bool:
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        return False
+    return type(module) in KNOWN or type(module).__module__.startswith("kinfed.models.")
