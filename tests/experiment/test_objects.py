@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 import shutil
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import kinfed
 from kinfed.data.partitions.columns import ByColumn
@@ -206,3 +208,20 @@ def test_the_same_clients_by_name_and_by_object(tmp_path: Path) -> None:
     kinfed.run("fedavg", partition=Dirichlet(alpha=0.3), out=tmp_path / "object", **SMALL)
     assert files(tmp_path / "name")["config.toml"] == files(tmp_path / "object")["config.toml"]
     assert files(tmp_path / "name")["federation.json"] == files(tmp_path / "object")["federation.json"]
+
+
+def test_a_model_is_given_as_module_function_or_class(tmp_path: Path) -> None:
+    def make(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+    kinfed.run("fedavg", model=make, out=tmp_path / "function", **SMALL)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    kinfed.run("fedper", model=module, out=tmp_path / "module", **SMALL)
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("function", "module")]
+    assert [summary["model"] for summary in summaries] == ["<make>", "<Sequential>"]
+    with pytest.raises(InputError, match="its architecture is '<make>'"):
+        kinfed.load(tmp_path / "function")
+    assert kinfed.load(tmp_path / "function", module=make((1, 8, 8), 10)).classes[:2] == ("0", "1")
+    with pytest.raises(InputError, match=r"^model: <make> was given in Python"):
+        kinfed.resume(tmp_path / "function", quiet=True)
+    kinfed.resume(tmp_path / "function", model=make, quiet=True)

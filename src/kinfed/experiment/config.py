@@ -179,9 +179,9 @@ class Config(BaseModel):
 
     @field_validator("model")
     @classmethod
-    def _known_model(cls, model: str | None) -> str | None:
+    def _known_model(cls, model: str | None, info: ValidationInfo) -> str | None:
         if model is not None:
-            _architecture(model)
+            _architecture(model, info.context)
         return model
 
     @field_validator("models")
@@ -319,6 +319,10 @@ class Config(BaseModel):
         """The partition, with its fields."""
         fields = {field: getattr(self, option) for option, field in self.partition_options.items()}
         return _partition(self.partition, fields, self._objects)
+
+    def architecture(self, name: str) -> Any:
+        """What makes a model: the name, or what was given in Python under it."""
+        return _architecture(name, self._objects)
 
     def method(self, label: str) -> Method:
         """One of the methods, with its fields."""
@@ -518,14 +522,14 @@ def _method_fields(label: str, kind: type[Method], own: Mapping[str, Any]) -> di
     return complete
 
 
-def _architecture(name: str) -> None:
-    """Refuse a name that is neither an architecture nor an importable function."""
-    from kinfed.models import ARCHITECTURES, factory
+def _architecture(name: str, objects: Mapping[str, Any] | None = None) -> Any:
+    """What makes a model of that name: a name of kinfed's own, or the thing that was given in Python."""
+    from kinfed.models import ARCHITECTURES
 
-    if ":" in name:
-        factory(name)
-    else:
-        among("model", name, ARCHITECTURES)
+    if name.startswith("<"):
+        return given_in_python("model", name, objects)
+    ARCHITECTURES.find(name)
+    return name
 
 
 def available(device: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from kinfed.experiment.folders import COMPARISON, CONFIG
 from kinfed.labels import label, labels_of, parse_label
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Method
+from kinfed.models.own import maker
 from kinfed.registry import import_path
 
 __all__ = ["Objects", "as_fields", "methods_of", "names_in", "of_folder"]
@@ -42,7 +43,8 @@ def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
     if (training := fields.pop("training", None)) is not None:
         fields |= _training_fields(training, fields)
     if not isinstance(fields.get("model"), str | None):
-        fields["model"] = _name("model", fields["model"], objects)
+        maker(fields["model"])  # refuses what makes none
+        fields["model"] = _name(fields["model"], objects)
     if not isinstance(fields.get("partition"), str | None):
         fields |= _partition_fields(fields["partition"], objects)
     return fields, objects
@@ -125,7 +127,7 @@ def _partition_fields(given: Any, objects: Objects) -> dict[str, Any]:
     """The fields of a config that a partition fills: its name and the options that it reads."""
     partition = as_partition(given)
     if isinstance(partition, ByFunction):
-        return {"partition": _name("partition", partition.function, objects)}
+        return {"partition": _name(partition.function, objects)}
     own = {field.name: getattr(partition, field.name) for field in dataclasses.fields(partition)}
     name = PARTITIONS.name_of(type(partition))
     if name is None:
@@ -137,15 +139,13 @@ def _partition_fields(given: Any, objects: Objects) -> dict[str, Any]:
     return {"partition": label(name, {field: value for field, value in own.items() if value is not None}), **options}
 
 
-def _name(field: str, thing: Callable[..., Any], objects: Objects) -> str:
-    if not callable(thing):
-        raise InputError(f"{field}: {short(thing)} is not allowed; must be a name, or a function or a class")
+def _name(thing: Any, objects: Objects) -> str:
     return import_path(thing) or _bracketed(thing, objects)
 
 
 def _bracketed(thing: Any, objects: Objects) -> str:
     """``<Name>`` of a thing that no name leads to; another one of the same name gets a number."""
-    called = getattr(thing, "__name__", type(thing).__name__).strip("<>")
+    called = getattr(thing, "__name__", type(thing).__name__).strip("<>") or "object"
     names = (f"<{called}>" if number == 1 else f"<{called} {number}>" for number in range(1, len(objects) + 3))
     name = next(name for name in names if objects.get(name, thing) is thing)
     objects[name] = thing

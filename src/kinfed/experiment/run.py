@@ -160,7 +160,8 @@ def _model(config: Config, name: str, federation: Federation) -> Model:
     shape = federation.dataset.shape
     if config.augment != "none" and len(shape) != 3:
         raise InputError(f"augment: {config.augment} is for images, and the inputs are {'×'.join(map(str, shape))}")
-    model = build(name, shape, len(federation.dataset.classes), config.seed, bn=config.bn, head=config.head)
+    made, classes = config.architecture(name), len(federation.dataset.classes)
+    model = build(made, shape, classes, config.seed, bn=config.bn, head=config.head)
     if config.weights is not None:
         load_weights(model, Path(config.weights))
     return model.to(config.device)
@@ -267,13 +268,15 @@ def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
         return
     now = {name: getattr(config, name) for name in EXECUTION}  # what that was may be gone: a device, a moved pool
     with nothing_from_files((), folder):
-        begun = Config.checked(read_toml(folder / COMPARISON) | now)  # also one from before a field was there
+        begun = Config.checked(
+            read_toml(folder / COMPARISON) | now, config.objects
+        )  # also one from before a field was there
     config = config.model_copy(update={"probe": begun.probe}) if config.probe is None else config
     if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
         raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
     with claimed(folder):
         write_whole(folder / COMPARISON, config.toml())
-        resume(folder, watcher)
+        resume(folder, watcher, objects=config.objects)
 
 
 def _compare(config: Config, out: Path, watcher: Watcher, executor: Executor) -> None:

@@ -1,4 +1,4 @@
-"""FedCKA: Son, Kim and Chung 2022, Comparisons Where It Matters: Using Layer-Wise Regularization.
+"""FedCKA: Son, Kim and Chung 2022, Compare Where It Matters: Using Layer-Wise Regularization.
 
 https://arxiv.org/abs/2112.00407
 """
