@@ -320,7 +320,7 @@ def vote(
     allow_code: bool = False,
     **fields: Unpack[Fields],
 ) -> Ballots:
-    """Ask the clients which source model is most like what they have trained: `FedVote`'s vote, without a transfer.
+    """Ask the clients which source model is most like what they have trained: FedVote's vote, without a transfer.
 
     Args:
         run: Folder of a run with ``save_local``, whose clients vote with what they trained in its last round. If it is
