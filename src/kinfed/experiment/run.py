@@ -266,7 +266,8 @@ def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
     if not (folder / COMPARISON).is_file():
         compare(config, folder, watcher)
         return
-    now = {name: getattr(config, name) for name in EXECUTION}  # what that was may be gone: a device, a moved pool
+    # What was the case then may be gone: a device, a moved pool; and the folder may be older than a field.
+    now = {name: getattr(config, name) for name in EXECUTION}
     with nothing_from_files((), folder):
         begun = Config.checked(
             read_toml(folder / COMPARISON) | now, config.objects
