@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from kinfed.display import Display
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, is_text, read_toml, short
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.keywords import Fields, with_fields
+from kinfed.fields import is_text, short
 from kinfed.files import own_folder
 from kinfed.labels import slug
 from kinfed.settings import untouched

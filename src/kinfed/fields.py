@@ -6,13 +6,14 @@ import functools
 import math
 import numbers
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo
 
 from kinfed.errors import InputError
 
-__all__ = ["check_fields", "field_types", "one_line", "short"]
+__all__ = ["check_fields", "field_types", "is_text", "one_line", "plain_value", "short"]
 
 SHOWN = 60  # characters of a value in a message
 
@@ -78,3 +79,27 @@ def short(value: Any) -> str:
     """A value in a message, whatever it is."""
     told = repr(value)
     return told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…"
+
+
+def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
+    """A field's value before it is checked: a path is text, and text is what can be written.
+
+    Raises:
+        InputError: If a text cannot be written, or a number or a text is given as true or false.
+    """
+    name = str(info.field_name)
+    if isinstance(value, bool) and kind.model_fields[name].annotation not in (bool, bool | None):
+        raise InputError(f"{name}: {value} is not allowed; must not be true or false")
+    value = str(value) if isinstance(value, Path) else value
+    if isinstance(value, str) and not is_text(value):
+        raise InputError(f"{name}: {short(value)} is not allowed; must be text that UTF-8 can write")
+    return value
+
+
+def is_text(value: str) -> bool:
+    """Whether a text can be written; the names of some files cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, parse_settings, read_toml
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import parse_settings, read_toml
 from kinfed.methods import METHODS
 from kinfed.methods.fedavg import FedAvg
 

@@ -16,7 +16,8 @@ from rich.console import Console
 import kinfed
 from kinfed.data import load, subsample
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, read_toml
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.run import federation_of
 from kinfed.learning import correct, unnormalised
 from kinfed.report.figures import curves

@@ -15,7 +15,8 @@ import typer
 from pydantic import BaseModel
 
 from kinfed.errors import InputError, RunFailed, plain
-from kinfed.experiment.config import Config, parse_settings
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import parse_settings
 from kinfed.experiment.tables import TABLES
 from kinfed.experiment.training import Training
 from kinfed.files import new_folder

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinfed.experiment.config import Config, as_tuple, is_written, read_toml, tables
+from kinfed.experiment.config import Config, as_tuple
+from kinfed.experiment.config_file import is_written, read_toml, tables
 from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, Use, refuse_idle
 from kinfed.labels import parse_label
 

@@ -11,7 +11,8 @@ from kinfed.engine import RunFolder, SerialExecutor, TaskRunner
 from kinfed.engine.evaluation import Evaluation, Line
 from kinfed.engine.folder import METRICS, Checkpoint
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, read_toml
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import COMPARISON, CONFIG, SUMMARY, is_ours, run_folders
 from kinfed.experiment.run import folder_of, runtime_of
 from kinfed.files import claimed, delete, read_json, write_whole, written

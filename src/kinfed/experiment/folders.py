@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kinfed.engine.folder import RUN_FILES
 from kinfed.errors import InputError
-from kinfed.experiment.config import MARK, Config
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import MARK
 from kinfed.files import LOCK, claimed, delete, written
 from kinfed.labels import folder_name
 

@@ -10,8 +10,10 @@ from typing import Any
 from kinfed.data.partitions import PARTITIONS, as_partition, partition_options
 from kinfed.data.partitions.partitioner import ByFunction
 from kinfed.errors import InputError
-from kinfed.experiment.config import as_tuple, read_toml, short, tables
+from kinfed.experiment.config import as_tuple
+from kinfed.experiment.config_file import read_toml, tables
 from kinfed.experiment.folders import COMPARISON, CONFIG
+from kinfed.fields import short
 from kinfed.labels import label, labels_of, parse_label
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Method

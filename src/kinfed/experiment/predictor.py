@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kinfed.data import Normalisation
 from kinfed.errors import InputError
-from kinfed.experiment.config import short
+from kinfed.fields import short
 from kinfed.learning.frozen import CHUNK
 from kinfed.models import (
     ARCHITECTURES,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.errors import InputError, among, plain
-from kinfed.experiment.config import Config, short, tables
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import tables
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
 from kinfed.experiment.identification import PAPER, another_setting, identify
 from kinfed.experiment.run import Watcher, go_on, nobody
@@ -20,6 +21,7 @@ from kinfed.experiment.tables import CELLS, ROUNDS, TABLES, Fields, Identificati
 from kinfed.experiment.targets import Reach, speed_up
 from kinfed.experiment.training import Training
 from kinfed.experiment.uses import NO_SETTING, OF_CLIENTS, OF_METHODS, overruled, refuse_idle
+from kinfed.fields import short
 from kinfed.files import claimed, read_json, write_whole
 
 __all__ = ["Comparison", "comparisons", "reproduce"]

@@ -27,7 +27,8 @@ from kinfed.engine import (
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.exchange import clear_left_behind
 from kinfed.errors import InputError, RunFailed
-from kinfed.experiment.config import EXECUTION, Config, model_shares, read_toml
+from kinfed.experiment.config import EXECUTION, Config, model_shares
+from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import (
     COMPARISON,
     COMPARISON_SUMMARIES,

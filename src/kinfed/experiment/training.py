@@ -9,7 +9,8 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from kinfed.errors import InputError, among
-from kinfed.experiment.config import available, one_line, plain_value
+from kinfed.experiment.device import available
+from kinfed.fields import one_line, plain_value
 
 __all__ = ["Training"]
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from kinfed.data.partitions import PARTITIONS
 from kinfed.errors import InputError
-from kinfed.experiment.config import EXECUTION, Config, model_shares, short
+from kinfed.experiment.config import EXECUTION, Config, model_shares
+from kinfed.fields import short
 from kinfed.labels import parse_label
 from kinfed.methods import Method
 from kinfed.methods.contrast import Contrast

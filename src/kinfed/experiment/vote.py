@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kinfed.engine import ClientRuntime, RunFolder
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, read_toml
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import CONFIG
 from kinfed.experiment.run import Watcher, check_unchanged, nobody, open_sources, runtime_of
 from kinfed.experiment.run import run as run_config
