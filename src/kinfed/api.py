@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from kinfed.data import Federation
     from kinfed.experiment.predictor import Predictor
     from kinfed.experiment.run import Watcher
     from kinfed.experiment.vote import Ballots
@@ -183,6 +184,8 @@ def resume(
     path: str | Path,
     *,
     methods: Method | type[Method] | Sequence[Method | type[Method]] = (),
+    data: Federation | None = None,
+    partition: Callable[..., Any] | None = None,
     model: Callable[..., Any] | None = None,
     rounds: int | None = None,
     device: str | None = None,
@@ -195,7 +198,9 @@ def resume(
         path: Its folder.
         methods: The methods that the run had as Python classes which no import path leads to, such as those of a
             notebook: classes, or objects with the same fields.
-        model: Likewise the function that makes its model.
+        data: Likewise the federation that the run was given.
+        partition: Likewise its partition, a function or a class.
+        model: Likewise what makes its model: a function, a class or a module.
         rounds: How many rounds each run shall have, if more than it was begun with. It ends with the bits of a run that
             had so many from the start, and is refused if its learning rate follows from their number.
         device: Where to go on, if not where it began; last bits then differ, which a warning says.
@@ -213,7 +218,7 @@ def resume(
 
     _truths(quiet=quiet, allow_code=allow_code)
     folder = _path("run", path)
-    objects, names = of_folder(folder, methods, model)
+    objects, names = of_folder(folder, methods=methods, data=data, partition=partition, model=model)
     with nothing_from_files(names, folder, allow=allow_code):
         if rounds is not None:
             extend(folder, rounds, device=device, objects=objects)
@@ -392,15 +397,12 @@ def _config(fields: Mapping[str, Any], *, allow_code: bool = False, **how: Any) 
     with nothing_from_files(names_in(given), file, allow=allow_code or file is None):
         if data is None or isinstance(data, str | Path):
             return configure(given, file, objects=objects, **how)
-        if not isinstance(data, Sequence) or len(data) != 4:
-            raise InputError(
-                f"data: {short(data)} is not allowed; a name, a path, or x_train, y_train, x_test and y_test"
-            )
-        from kinfed.data.formats.arrays import keep_arrays
         from kinfed.data.loading import EMBEDDED
+        from kinfed.data.objects import as_dataset
 
-        configure(given | {"data": EMBEDDED}, file, objects=objects, **how)
-        return configure(given | {"data": str(keep_arrays(*data))}, file, objects=objects, **how)
+        config = configure(given | {"data": EMBEDDED}, file, objects=objects, **how)
+        _, kept = as_dataset(data, config.seed)
+        return configure(given | {"data": kept}, file, objects=objects, **how)
 
 
 def _file(fields: Mapping[str, Any]) -> Path | None:

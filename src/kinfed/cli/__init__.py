@@ -330,7 +330,7 @@ def methods() -> None:
     """What can be run, a line each; of those that come with another package, which one."""
     from kinfed.methods import METHODS
 
-    _list({name: f"{_documented(METHODS, name)}{_origin(METHODS, name)}" for name in METHODS})
+    _list([(name, f"{_documented(METHODS, name)}{_origin(METHODS, name)}") for name in METHODS])
 
 
 @app.command()
@@ -338,7 +338,7 @@ def datasets() -> None:
     """Which data sets can be named here, a line each."""
     from kinfed.data.loading import PATHS, known
 
-    _list(dict([*known().items(), *PATHS]))
+    _list([*known().items(), *PATHS])
 
 
 @app.command()
@@ -346,12 +346,12 @@ def models() -> None:
     """Which architectures there are, a line each."""
     from kinfed.models import ARCHITECTURES
 
-    _list({name: architecture.summary for name, architecture in ARCHITECTURES.items()})
+    _list([(name, architecture.summary) for name, architecture in ARCHITECTURES.items()])
 
 
-def _list(told: Mapping[str, str]) -> None:
+def _list(told: Sequence[tuple[str, str]]) -> None:
     """Names, and beside them in one column what they are."""
-    lines = [(plain(name), plain(what)) for name, what in told.items()]
+    lines = [(plain(name), plain(what)) for name, what in told]
     width = max((len(name) for name, _ in lines), default=0) + 2
     for name, what in lines:
         typer.echo(f"{name:<{width}}{what}")

@@ -194,7 +194,10 @@ class Config(BaseModel):
 
     @field_validator("data")
     @classmethod
-    def _there_is_data(cls, data: str) -> str:
+    def _there_is_data(cls, data: str, info: ValidationInfo) -> str:
+        if data.startswith("<"):
+            given_in_python("data", data, info.context)
+            return data
         from kinfed.data.loading import find
 
         find(data)
@@ -210,7 +213,11 @@ class Config(BaseModel):
     @field_validator("partition")
     @classmethod
     def _a_partition(cls, partition: str, info: ValidationInfo) -> str:
-        _partition(partition, {}, info.context)
+        name, _ = parse_label(partition)
+        if name.startswith("<"):
+            given_in_python("partition", name, info.context)
+        else:
+            make_partition(partition)
         return partition
 
     @field_validator("lr_schedule")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kinfed.data import Federation
 from kinfed.data.partitions import PARTITIONS, as_partition, partition_options
 from kinfed.data.partitions.partitioner import ByFunction
 from kinfed.errors import InputError
@@ -25,6 +26,9 @@ __all__ = ["Objects", "as_fields", "methods_of", "names_in", "of_folder"]
 Objects = dict[str, Any]
 """Things that no name leads to, by the names in angle brackets that a config has for them."""
 
+OF_SHARING = (
+    "partition", "clients", "new_clients", "probe", "train_images", "channels", "image_size", "on_error",
+)  # fmt: skip
 OF_TRAINING = {"epochs": "local_epochs"}  # fields that a config calls otherwise
 
 
@@ -32,7 +36,8 @@ def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
     """Fields of a config, and what their names in angle brackets stand for.
 
     Args:
-        given: Names or objects: ``methods``, ``training``, ``partition``, ``model``; other fields stay as they are.
+        given: Names or objects: ``methods``, ``training``, ``partition``, ``model``, ``data`` that are a `Federation`;
+            other fields stay as they are.
 
     Raises:
         InputError: If an object is of a wrong kind, or a field is given twice.
@@ -49,6 +54,8 @@ def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
         fields["model"] = _name(fields["model"], objects)
     if not isinstance(fields.get("partition"), str | None):
         fields |= _partition_fields(fields["partition"], objects)
+    if isinstance(fields.get("data"), Federation):
+        fields |= _federation_fields(fields, objects)
     return fields, objects
 
 
@@ -72,18 +79,18 @@ def methods_of(given: Any, objects: Objects) -> tuple[tuple[str, ...], dict[str,
     return tuple(labels), settings
 
 
-def of_folder(folder: Path, methods: Any, model: Any) -> tuple[Objects, set[str]]:
+def of_folder(folder: Path, *, methods: Any = (), **others: Any) -> tuple[Objects, set[str]]:
     """What is given to a run that goes on: things by their names in angle brackets, and import paths of the others.
 
     Args:
-        folder: Of a run or a comparison.
+        folder: Folder of a run or a comparison.
         methods: Methods or classes of methods.
-        model: Function that makes the model, or None.
+        **others: ``data``, ``partition`` and ``model``; None is not given.
 
     Raises:
         InputError: If a method has other fields than the run's.
     """
-    fields, objects = as_fields({"methods": methods, **({} if model is None else {"model": model})})
+    fields, objects = as_fields({"methods": methods, **{n: value for n, value in others.items() if value is not None}})
     file = next((path for path in (folder / COMPARISON, folder / CONFIG) if path.is_file()), None)
     theirs = {} if file is None else read_toml(file).get("settings", {})
     for item in methods if isinstance(methods, Sequence) else (methods,):
@@ -123,6 +130,18 @@ def _training_fields(training: Any, fields: Mapping[str, Any]) -> dict[str, Any]
     if twice := [name for name in own if name in fields]:
         raise InputError(f"{twice[0]}: is a field of training, which is given as well; leave one of them out")
     return own
+
+
+def _federation_fields(fields: Mapping[str, Any], objects: Objects) -> dict[str, Any]:
+    """The fields of a config that a federation fills: where its clients are from, and how many there are."""
+    for name in OF_SHARING:
+        if name in fields:
+            raise InputError(f"{name}: would do nothing; the data are a Federation, whose clients have their samples")
+    federation: Federation = fields["data"]
+    name = _bracketed(federation, objects)
+    new = len(federation.new_clients)
+    counts = {"clients": len(federation) + new, "new_clients": new, "probe": len(federation.probe_rows)}
+    return {"data": name, "partition": name, **counts}
 
 
 def _partition_fields(given: Any, objects: Objects) -> dict[str, Any]:

@@ -85,6 +85,9 @@ def federation_of(config: Config) -> Federation:
     Raises:
         InputError: If the data do not allow its partition.
     """
+    if config.data.startswith("<"):
+        federation: Federation = config.objects[config.data]
+        return federation
     dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
     if config.train_images is not None:
         dataset = subsample(dataset, config.train_images, config.seed)
