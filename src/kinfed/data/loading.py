@@ -91,7 +91,7 @@ class _OnDisk:
         others = sorted(module for module in modules if not module.startswith(FORMATS_OF_KINFED))
         try:
             return tuple(inspect.getsource(sys.modules[module]) for module in others)
-        except (OSError, TypeError):
+        except (OSError, TypeError, KeyError):
             return None
 
 
