@@ -105,7 +105,8 @@ def names_in(fields: Mapping[str, Any]) -> set[str]:
     """Import paths among the values of some fields: what somebody who gives them asks for."""
     labels = [parse_label(name)[0] for name in as_tuple(fields.get("methods", ())) if isinstance(name, str)]
     shares = [name.rpartition(":")[0] for name in str(fields.get("models") or "").split(",")]
-    others = [parse_label(str(fields.get(name)))[0] for name in ("model", "partition", "data")]
+    others = [parse_label(str(fields.get(name)))[0] for name in ("model", "partition")]
+    others.append(":".join(str(fields.get("data")).split(":")[:2]))  # package.module:Format:PATH
     of_methods = [str(value) for own in tables(fields.get("settings", {})).values() for value in own.values()]
     return {name for name in [*labels, *shares, *others, *of_methods] if ":" in name}
 
