@@ -19,8 +19,8 @@ from kinfed.report.folders import Run
 from kinfed.report.kinship import kin_order
 from kinfed.report.names import hypertext, labels
 from kinfed.report.picture import picture
+from kinfed.report.rows import in_rows
 from kinfed.report.style import REFERENCES, colours, styled
-from kinfed.report.table import in_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

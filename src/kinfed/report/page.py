@@ -17,7 +17,11 @@ from kinfed.report import figures
 from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_table, voted, votes
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship, save_kinship
-from kinfed.report.table import NEW_CLIENTS, Cell, Table, in_rows, notes, setting, table, target_table, verdict
+from kinfed.report.notes import notes
+from kinfed.report.reached import target_table
+from kinfed.report.rows import in_rows, setting
+from kinfed.report.table import NEW_CLIENTS, Cell, Table, table
+from kinfed.report.verdict import verdict
 
 __all__ = ["as_html", "write_report"]
 

@@ -11,7 +11,11 @@ from kinfed.errors import plain
 from kinfed.experiment.targets import targets
 from kinfed.report.ballots import outcomes, vote_table, voted, votes
 from kinfed.report.folders import read_runs
-from kinfed.report.table import NEW_CLIENTS, notes, setting, table, target_table, verdict
+from kinfed.report.notes import notes
+from kinfed.report.reached import target_table
+from kinfed.report.rows import setting
+from kinfed.report.table import NEW_CLIENTS, table
+from kinfed.report.verdict import verdict
 
 __all__ = ["show"]
 
