@@ -132,8 +132,8 @@ def run(
     Raises:
         InputError: If a field is wrong or would do nothing, the data do not allow the partition, or the folder cannot
             be used. The message is one line that names the field, the value and what is allowed.
-        RunFailed: If the run cannot go on: the training diverges, or no client's work can be used in several rounds.
-            What was saved stays.
+        RunFailed: If the run cannot go on: the training diverges, or no client's work can be used in several rounds in
+            a row. What was saved stays.
 
     >>> kinfed.run("fedprox:mu=0.1", data="digits", clients=20, rounds=30)  # doctest: +SKIP
     """

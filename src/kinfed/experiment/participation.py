@@ -38,7 +38,7 @@ def of_trained(
         never: Numbers of the clients that never trained.
 
     Returns:
-        The weighted and the plain mean by name; empty if all clients trained or none was tested.
+        The weighted and the plain mean by name; empty if all clients trained or there are no accuracies.
     """
     if not never or not accuracies:
         return {}

@@ -1,4 +1,4 @@
-"""Trained models of a run, ready for use. The files of a model contain no code."""
+"""Trained models of a run, ready for use. Nothing in their files is ever executed."""
 
 from __future__ import annotations
 

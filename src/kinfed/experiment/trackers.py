@@ -166,16 +166,16 @@ class Tracked:
         self._watch.started(done)  # last, since a display measures the time of the first round from here
 
     def working(self, what: str, done: int, total: int) -> None:
-        """Pass the progress within a round on to the other observer."""
+        """Tell the other observer the progress within a round."""
         self._watch.working(what, done, total)
 
     def round(self, line: dict[str, Any]) -> None:
-        """Pass the line of a finished round on to the other observer and the trackers."""
+        """Tell the other observer and the trackers that a round is finished."""
         self._watch.round(line)
         self._log(line)
 
     def stopping(self, round: int) -> None:
-        """Pass the news that the run will stop on to the other observer."""
+        """Tell the other observer that the run will stop."""
         self._watch.stopping(round)
 
     def _log(self, line: Line) -> None:

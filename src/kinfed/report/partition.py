@@ -83,7 +83,7 @@ class Holdings:
         )
 
     def measures(self) -> dict[str, NDArray[Any]]:
-        """Compute numbers that describe each client, by their names (each N).
+        """Compute the measures of every client by name; each is an array (N).
 
         The total variation is the distance from the class shares of all clients that train, pooled.
         """
