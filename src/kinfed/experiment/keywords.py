@@ -1,4 +1,4 @@
-"""The fields of an experiment as keyword arguments, so that editors complete them and ``help()`` tells them."""
+"""The fields of an experiment as keyword arguments, so that editors complete them and ``help()`` lists them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class Fields(TypedDict, total=False):
-    """Everything about an experiment but its methods; `Config` says what each field is and what it is by default."""
+    """The fields of an experiment except its methods; `Config` describes them and has their defaults."""
 
     data: str | Path | Dataset | Federation | Sequence[Any] | Any
     channels: int | None
@@ -72,7 +72,7 @@ class Fields(TypedDict, total=False):
 
 
 def with_fields(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, whose signature names each of `Fields` with its default instead of ``**fields``."""
+    """Replace ``**fields`` in a function's signature by the keyword arguments in `Fields` with their defaults."""
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     shown = [
         inspect.Parameter(

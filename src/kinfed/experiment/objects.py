@@ -1,4 +1,4 @@
-"""What is given in Python, as the fields of a config: methods, training, partition, model and data."""
+"""Python objects as fields of a config: methods, local training, partition and model."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from kinfed.registry import import_path
 __all__ = ["Objects", "as_fields", "methods_of", "names_in", "of_folder"]
 
 Objects = dict[str, Any]
-"""Things that no name leads to, by the names in angle brackets that a config has for them."""
+"""Python objects without an import path, by the names in angle brackets that stand for them in a config."""
 
 OF_SHARING = (
     "partition", "clients", "new_clients", "probe", "train_images", "channels", "image_size", "on_error",
 )  # fmt: skip
-OF_TRAINING = {"epochs": "local_epochs"}  # fields that a config calls otherwise
+OF_TRAINING = {"epochs": "local_epochs"}  # field of local training → its name in a config
 
 
 def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
-    """Fields of a config, and what their names in angle brackets stand for.
+    """Turn Python objects among given fields into the names and numbers that a config has.
 
     Args:
-        given: Names or objects: ``methods``, ``training``, ``partition``, ``model``, ``data`` that are a `Federation`;
-            other fields stay as they are.
+        given: Fields, of which ``methods``, ``training``, ``partition``, ``model`` and ``data`` may be objects.
+
+    Returns:
+        The fields of a config, and the objects that its names in angle brackets stand for.
 
     Raises:
-        InputError: If an object is of a wrong kind, or a field is given twice.
+        InputError: If an object has a wrong type, or a field is given twice.
     """
     fields, objects = dict(given), Objects()
     if "methods" in fields:
@@ -50,7 +52,7 @@ def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
     if (training := fields.pop("training", None)) is not None:
         fields |= _training_fields(training, fields)
     if not isinstance(fields.get("model"), str | None):
-        maker(fields["model"])  # refuses what makes none
+        maker(fields["model"])  # raises InputError if it cannot make a model
         fields["model"] = _name(fields["model"], objects)
     if not isinstance(fields.get("partition"), str | None):
         fields |= _partition_fields(fields["partition"], objects)
@@ -60,15 +62,23 @@ def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
 
 
 def methods_of(given: Any, objects: Objects) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
-    """Labels of methods, and the fields of those that were given as objects or classes.
+    """Return the labels of methods, and the fields of those that are given as objects or classes.
 
     Args:
-        given: A name, a method, a class of methods, or several of these.
-        objects: Gets the classes that no name leads to.
+        given: A method, or a sequence of methods: names, objects or classes.
+        objects: Mapping to which classes without an import path are added.
+
+    Returns:
+        The labels, and the fields by label.
+
+    >>> from kinfed import FedProx
+    >>> labels, fields = methods_of(["fedavg", FedProx(mu=0.1)], {})
+    >>> labels, fields["fedprox"]["mu"]
+    (('fedavg', 'fedprox'), 0.1)
     """
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     named = [(item, {}) if isinstance(item, str) else _named_method(item, objects) for item in several]
-    # A name may be a label already, and stays what it is.
+    # A name may be a label already, and is kept.
     shown = iter(labels_of([one for one, item in zip(named, several, strict=True) if not isinstance(item, str)]))
     labels, settings = [], {}
     for item, (name, fields) in zip(several, named, strict=True):
@@ -80,15 +90,18 @@ def methods_of(given: Any, objects: Objects) -> tuple[tuple[str, ...], dict[str,
 
 
 def of_folder(folder: Path, *, methods: Any = (), **others: Any) -> tuple[Objects, set[str]]:
-    """What is given to a run that goes on: things by their names in angle brackets, and import paths of the others.
+    """Return the objects that are given to continue a run.
 
     Args:
-        folder: Folder of a run or a comparison.
-        methods: Methods or classes of methods.
+        folder: Folder of the run or the comparison.
+        methods: A method, or a sequence of methods: objects or classes.
         **others: ``data``, ``partition`` and ``model``; None is not given.
 
+    Returns:
+        The objects by their names in angle brackets, and the import paths of those that have one.
+
     Raises:
-        InputError: If a method has other fields than the run's.
+        InputError: If a method has other fields than in the run.
     """
     fields, objects = as_fields({"methods": methods, **{n: value for n, value in others.items() if value is not None}})
     file = next((path for path in (folder / COMPARISON, folder / CONFIG) if path.is_file()), None)
@@ -102,7 +115,7 @@ def of_folder(folder: Path, *, methods: Any = (), **others: Any) -> tuple[Object
 
 
 def names_in(fields: Mapping[str, Any]) -> set[str]:
-    """Import paths among the values of some fields: what somebody who gives them asks for."""
+    """Return the import paths among the values of given fields. Their code may be imported, since the caller asks."""
     labels = [parse_label(name)[0] for name in as_tuple(fields.get("methods", ())) if isinstance(name, str)]
     shares = [name.rpartition(":")[0] for name in str(fields.get("models") or "").split(",")]
     others = [parse_label(str(fields.get(name)))[0] for name in ("model", "partition")]
@@ -112,7 +125,7 @@ def names_in(fields: Mapping[str, Any]) -> set[str]:
 
 
 def _named_method(item: Any, objects: Objects) -> tuple[str, dict[str, Any]]:
-    """Name and fields of a method or a class of methods."""
+    """Return the name and the fields of a method, which is given as an object or a class."""
     kind = item if isinstance(item, type) else type(item)
     if not issubclass(kind, Method):
         raise InputError(
@@ -124,7 +137,12 @@ def _named_method(item: Any, objects: Objects) -> tuple[str, dict[str, Any]]:
 
 
 def _training_fields(training: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config that local training has."""
+    """Return the fields of a config that describe local training.
+
+    Args:
+        training: Local training.
+        fields: Other given fields, which must not repeat one of them.
+    """
     if not isinstance(training, SGD):
         raise InputError(f"training: {short(training)} is not allowed; must be a kinfed.LocalTraining")
     own = {OF_TRAINING.get(name, name): value for name, value in dataclasses.asdict(training).items()}
@@ -146,7 +164,7 @@ def _federation_fields(fields: Mapping[str, Any], objects: Objects) -> dict[str,
 
 
 def _partition_fields(given: Any, objects: Objects) -> dict[str, Any]:
-    """The fields of a config that a partition fills: its name and the options that it reads."""
+    """Return the fields of a config that describe a partition: its name and its options."""
     partition = as_partition(given)
     if isinstance(partition, ByFunction):
         return {"partition": _name(partition.function, objects)}
@@ -166,7 +184,7 @@ def _name(thing: Any, objects: Objects) -> str:
 
 
 def _bracketed(thing: Any, objects: Objects) -> str:
-    """``<Name>`` of a thing that no name leads to; another one of the same name gets a number."""
+    """Add an object without an import path to ``objects``, and return its name there: ``<Name>``, or ``<Name 2>``."""
     called = getattr(thing, "__name__", type(thing).__name__).strip("<>") or "object"
     names = (f"<{called}>" if number == 1 else f"<{called} {number}>" for number in range(1, len(objects) + 3))
     name = next(name for name in names if objects.get(name, thing) is thing)
