@@ -107,7 +107,7 @@ class Result:
         return write_report([self.path], self.path / "report.html" if out is None else _path("out", out))
 
 
-@with_fields
+@with_fields()
 @untouched()
 def run(
     method: str | Method | type[Method],
@@ -151,7 +151,7 @@ def run(
     return Result(path)
 
 
-@with_fields
+@with_fields()
 @untouched()
 def compare(
     methods: str | Method | type[Method] | Sequence[str | Method | type[Method]] | None = None,
@@ -255,7 +255,7 @@ def resume(
     return Result(folder)
 
 
-@with_fields
+@with_fields()
 @untouched()
 def reproduce(
     table: str,
@@ -364,7 +364,7 @@ def train_sources(
     return pool
 
 
-@with_fields
+@with_fields(rounds=5, ft_epochs=0)
 @untouched()
 def vote(
     run: str | Path | None = None,
