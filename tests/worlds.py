@@ -25,7 +25,7 @@ from kinfed.engine import (
 )
 from kinfed.engine.folder import Checkpoint
 from kinfed.learning import SGD, Batch, Phase, train
-from kinfed.methods import Memory, Message, Method, State, fedavg, method_named
+from kinfed.methods import Memory, Message, Method, State, fedavg, make_method, method_fields
 from kinfed.models import Card, Model, Source, Tensors, build
 from kinfed.settings import own_settings
 
@@ -56,10 +56,10 @@ def equal_sizes(clients: int = 4) -> Federation:
 
 def small(name: str) -> Method:
     """A method with its defaults, but for narrow projectors and predictors, an early vote, and a term that shows."""
-    kind = method_named(name)
-    widths = {} if kind.supervised else {"hidden": 32, "out": 16}
+    widths = {"hidden": 32, "out": 16} if "hidden" in method_fields(name) else {}
     own = {"moon": {"mu": 5.0}, "central": {"lr_scale": 1.0}}.get(name.removeprefix("fedvote+"), {})
-    return kind(**widths, **own, **({"round": 2, "ballot": 2} if kind.needs_sources else {}))
+    vote = {"round": 2, "ballot": 2} if name.startswith("fedvote") else {}
+    return make_method(name, {**widths, **own, **vote})
 
 
 def pool(data: Dataset, seeds: Iterable[int] = (11, 12, 13), model: str = "tiny_cnn") -> tuple[Source, ...]:
@@ -92,6 +92,8 @@ def workshop(
 ) -> ClientRuntime:
     fed = fed or federation()
     method = small(method) if isinstance(method, str) else method
+    if sources is None:
+        sources = pool(fed.dataset, model=model) if method.requires.source_models else ()
     return ClientRuntime(
         method,
         fed,
@@ -106,7 +108,7 @@ def workshop(
             fine_tuning=plan.pop("fine_tuning", Phase(epochs=1, lr=0.01)),
             **plan,
         ),
-        sources=sources if sources is not None else pool(fed.dataset, model=model) if method.needs_sources else (),
+        sources=sources,
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kinfed.methods.fedshibu import FedSHIBU
     from kinfed.methods.fedsimsiam import FedSimSiam
     from kinfed.methods.fedu import FedU
-    from kinfed.methods.fedvote import FedVote
+    from kinfed.methods.fedvote import Vote
     from kinfed.methods.hetero_ssfl import HeteroSSFL
     from kinfed.methods.lg_fedavg import LGFedAvg
     from kinfed.methods.local import Local
@@ -60,13 +60,13 @@ _WHERE = {
     "FedSHIBU": "kinfed.methods.fedshibu",
     "FedSimSiam": "kinfed.methods.fedsimsiam",
     "FedU": "kinfed.methods.fedu",
-    "FedVote": "kinfed.methods.fedvote",
     "HeteroSSFL": "kinfed.methods.hetero_ssfl",
     "LGFedAvg": "kinfed.methods.lg_fedavg",
     "Local": "kinfed.methods.local",
     "LocalSSL": "kinfed.methods.local_ssl",
     "MOON": "kinfed.methods.moon",
     "SCAFFOLD": "kinfed.methods.scaffold",
+    "Vote": "kinfed.methods.fedvote",
 }
 
 __all__ = [
@@ -90,7 +90,6 @@ __all__ = [
     "FedSHIBU",
     "FedSimSiam",
     "FedU",
-    "FedVote",
     "HeteroSSFL",
     "InputError",
     "LGFedAvg",
@@ -98,6 +97,7 @@ __all__ = [
     "LocalSSL",
     "Result",
     "RunFailed",
+    "Vote",
     "__version__",
     "compare",
     "load",

@@ -34,7 +34,7 @@ SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_tells_its_headline_before_and_after_fine_tuning(name: str, tmp_path: Path) -> None:  # G.2
+def test_every_method_tells_its_primary_accuracy_before_and_after_fine_tuning(name: str, tmp_path: Path) -> None:  # G.2
     tuning = Phase(epochs=5, lr=0.05)
     with_it, without = (
         run(workshop(name, fine_tuning=t), tmp_path / n) for t, n in ((tuning, "with"), (None, "without"))

@@ -47,7 +47,7 @@ def test_what_reads_no_labels_has_accuracies_by_a_probe_after_the_last_round_alo
     assert told.keys() == {"personal", "linear_global", "linear_local", "knn"}
     assert all(0.1 < accuracy <= 1 for kind in ("linear_global", "linear_local", "knn") for accuracy in told[kind])
     assert np.mean(told["linear_local"]) > np.mean(told["linear_global"])  # of two or three classes, not of ten
-    if METHODS[name].personal:
+    if METHODS[name].serves != "global":
         assert last["global_acc"] is None
         assert len({*told["linear_global"]}) > 1
     else:

@@ -13,10 +13,9 @@ import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.configure import configure
-from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, OWN, has_global_model
+from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, OWN
 from kinfed.methods import METHODS
 from tests.test_cli import kinfed as command  # noqa: F401 - the fixture
-from tests.worlds import small, workshop
 
 NET = "tests.experiment.test_predictor:net"
 
@@ -141,13 +140,6 @@ def test_every_use_is_of_a_field_and_has_a_default_that_its_method_knows() -> No
     assert {*OF_CLIENTS, *OF_METHODS} <= {*Config.model_fields}
     for kind, uses in OWN.items():
         assert {*uses} <= {field.name for field in fields(kind)}
-
-
-@pytest.mark.parametrize("name", [*METHODS, "fedvote+fedper", "fedvote+fedprox"])
-def test_who_has_a_global_model_is_known(name: str) -> None:
-    method, shop = small(name), workshop(name)
-    told = method.global_model(shop.server(1), method.init(shop.server(0)))
-    assert has_global_model(method) == (told is not None)
 
 
 def test_of_a_file_the_fields_are_as_given_but_not_of_one_that_kinfed_wrote(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from kinfed.engine import save_model
 from kinfed.errors import InputError
 from kinfed.experiment.vote import Electorate
 from kinfed.methods import voting
-from kinfed.methods.fedvote import FedVote
+from kinfed.methods.fedvote import Vote
 from kinfed.models import Model, build, open_pool
 from kinfed.report.page import write_report
 from kinfed.similarity import sketched_cka
@@ -154,7 +154,7 @@ def test_training_labels_are_not_used_by_the_scores(held: tuple[Path, Any], pool
     assert train.labels is not None
     data = replace(federation.dataset, train=replace(train, labels=train.labels.flip(0)))
     other = replace(voters.runtime, federation=Federation(data, federation.partition, federation.probe_rows))
-    told = replace(voters, runtime=other).scores(FedVote(images=8), ["sketched_cka"])["sketched_cka"]
+    told = replace(voters, runtime=other).scores(Vote(images=8), ["sketched_cka"])["sketched_cka"]
     assert [row.tolist() for row in told] == vote.scores
 
 

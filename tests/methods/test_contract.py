@@ -271,7 +271,8 @@ def path_of_one_weight(method: Method, monkeypatch: pytest.MonkeyPatch, rounds: 
     """
     if not (method.supervised and isinstance(method, FedAvg) and set(HEAD) <= {*method.shared}):
         pytest.skip("no head is learned and averaged")
-    if method.needs_probe or method.needs_sources or not all(set(HEAD) <= {*phase.train} for phase in method.phases()):
+    images, heads = method.requires.public_images, [set(HEAD) <= {*phase.train} for phase in method.phases()]
+    if images or not all(heads):
         pytest.skip("needs more than one weight")
     sgd = SGD(lr=0.5, epochs=3, momentum=0.0)
     shop = parabolas(method, WANTED, monkeypatch, sgd=sgd, rounds=rounds, participation=1 / len(WANTED))
@@ -302,6 +303,20 @@ def test_a_method_learns_one_weight_from_clients_that_seldom_take_part(  # case 
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_one_weight_is_learned(path_of_one_weight(small(name), monkeypatch, rounds=240))
+
+
+def test_a_method_says_whom_its_models_serve(name: str) -> None:
+    shop = workshop(name)
+    state, messages, _, memories = after_one_round(shop)
+    method = shop.method
+    assert (method.global_model(shop.server(2), state) is not None) == (method.serves != "private")
+    clients = [method.evaluated(shop.client(id, 3), messages[id], memories[id]) for id in messages]
+    if method.serves == "private":
+        assert all(method.primary in own for own in clients)
+    elif method.serves == "both":  # where clients have no models of their own, they fine-tune the global one
+        assert all(clients) or (method.adapts and not any(clients))
+    else:
+        assert not any(clients)
 
 
 def test_models_are_saved_after_the_last_round(name: str, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -13,8 +15,14 @@ from kinfed.data import Federation
 from kinfed.engine import ClientRuntime
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config
-from kinfed.methods import METHODS, Message, method_named
-from kinfed.methods.fedvote import FedVote, Vote, ballots, carries_vote, fitting
+from kinfed.methods import METHODS, Message, Method, make_method, method_fields, name_and_fields
+from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedper import FedPer
+from kinfed.methods.fedprox import FedProx
+from kinfed.methods.fedshibu import FedSHIBU
+from kinfed.methods.fedvote import DECLARED, Vote, ballots, carries_vote, fitting
+from kinfed.methods.local import Local
+from kinfed.methods.scaffold import SCAFFOLD
 from kinfed.methods.voting import count, scores
 from kinfed.models import ALL, BODY, HEAD, build, select
 from tests.worlds import Outcome, close, federation, pool, run, same, small, workshop
@@ -23,7 +31,7 @@ CARRIERS = [name for name, kind in METHODS.items() if carries_vote(kind)]
 
 
 def outcome(path: Path, method: str = "fedvote", **given: Any) -> Outcome:
-    own = {name: given.pop(name) for name in [*given] if name in FedVote.__dataclass_fields__}
+    own = {name: given.pop(name) for name in [*given] if name in Vote.__dataclass_fields__}
     return run(workshop(replace(small(method), **own), **given), path)
 
 
@@ -60,8 +68,6 @@ def test_the_classifier_can_start_anew_or_be_the_sources(classifier: str, head: 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", CARRIERS)
 def test_any_method_with_a_body_at_the_server_carries_the_vote(base: str, tmp_path: Path) -> None:
-    if base == "fedvote":
-        return
     name = f"fedvote+{base}"
     voted, plain = outcome(tmp_path / "a", name, rounds=3), run(workshop(base, rounds=3), tmp_path / "b")
     assert [line["train_loss"] for line in voted.lines[:2]] == [line["train_loss"] for line in plain.lines[:2]]
@@ -73,7 +79,7 @@ def test_any_method_with_a_body_at_the_server_carries_the_vote(base: str, tmp_pa
 
 
 def test_the_vote_hides_no_field_of_the_method_that_carries_it() -> None:
-    own = {name for name in vars(Vote) if not name.startswith("__")}
+    own = {field.name for field in fields(Vote)}
     for base in CARRIERS:
         assert not own & {field.name for field in fields(METHODS[base])}
 
@@ -81,7 +87,7 @@ def test_the_vote_hides_no_field_of_the_method_that_carries_it() -> None:
 def test_methods_without_a_body_at_the_server_cannot() -> None:
     for name in ("local", "lg_fedavg", "fedproto", "hetero_ssfl", "local_ssl", "fedvote"):
         with pytest.raises(InputError, match=f"'fedvote\\+{name}' is not allowed"):
-            method_named(f"fedvote+{name}")
+            make_method(f"fedvote+{name}")
     assert "fedvote" not in CARRIERS
 
 
@@ -91,6 +97,29 @@ def test_a_vote_that_is_never_held_is_its_base_method(tmp_path: Path) -> None:
         voted, plain = run(workshop(never), tmp_path / f"{base}-a"), run(workshop(base), tmp_path / f"{base}-b")
         assert voted.lines == plain.lines
         assert same(voted.state, plain.state)
+
+
+def test_a_vote_is_a_wrapper_that_pickles_and_has_the_declarations_of_its_base() -> None:
+    for base in (FedPer(), FedProx(mu=1.0), SCAFFOLD(), FedSHIBU()):
+        vote = Vote(base, round=3)
+        assert pickle.loads(pickle.dumps(vote)) == vote
+        assert vote.unwrapped is base
+        assert [getattr(vote, name) for name in DECLARED] == [getattr(base, name) for name in DECLARED]
+        assert vote.requires == replace(base.requires, source_models=True, rounds=3)
+        assert {name for name in get_type_hints(Method) if not name.startswith("_")} == {*DECLARED}
+    assert Vote() == Vote(FedAvg())
+    assert "FedVote around a method" in (inspect.getdoc(Vote) or "")
+    with pytest.raises(InputError, match="base: Local\\(\\) is not allowed; the vote suits methods with a body"):
+        Vote(Local())
+
+
+@pytest.mark.parametrize("name", ["fedprox", "fedvote", "fedvote+fedprox", "fedvote+fedbyol"])
+def test_name_and_fields_of_a_method_make_it_again(name: str) -> None:
+    method = small(name)
+    told = name_and_fields(method, lambda kind: METHODS.name_of(kind) or "")
+    assert told[0] == name
+    assert [*told[1]] == [*method_fields(name)]
+    assert make_method(*told) == method
 
 
 def test_only_indices_travel_beside_what_the_base_method_sends() -> None:
@@ -123,7 +152,7 @@ def test_a_source_that_a_client_has_trained_itself_wins(tmp_path: Path) -> None:
     trained = run(workshop("fedavg", rounds=3, seed=0), tmp_path / "a").state.tensors
     sources = pool(federation().dataset)
     sources[1].model.load(trained)
-    line = run(workshop(replace(FedVote(), round=2, ballot=1), sources=sources, rounds=2), tmp_path / "b").lines[1]
+    line = run(workshop(Vote(round=2, ballot=1), sources=sources, rounds=2), tmp_path / "b").lines[1]
     assert [*line["ballots"].values()] == [[1]] * 4
 
 
@@ -166,8 +195,7 @@ def test_the_sources_bytes_count_once_to_who_votes(tmp_path: Path) -> None:
     plain = run(workshop("fedavg", rounds=3, participation=0.5), tmp_path / "b").lines
     shop = workshop("fedvote")
     more = [one["down_bytes"] - other["down_bytes"] for one, other in zip(voted, plain, strict=True)]
-    assert more == [0, 2 * shop.sources_bytes, 0]
-    assert shop.sources_bytes == 3 * sum(t.nbytes for t in pool(federation().dataset)[0].model.tensors().values())
+    assert more == [0, 2 * 3 * sum(t.nbytes for t in shop.sources[0].model.tensors().values()), 0]
     assert [line["up_bytes"] for line in voted] == [line["up_bytes"] for line in plain]
 
 

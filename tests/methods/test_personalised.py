@@ -68,7 +68,7 @@ def test_what_is_shared_is_averaged_and_what_is_kept_is_left(
     assert {n: t.item() for n, t in state.tensors.items()} == averaged
     shop = workshop(method, wrap=lambda _: one_weight(0, 0))
     for id in (0, 1):
-        own = method.evaluated(shop.client(id, 1), method.download(state, id), kept[id])[method.headline]
+        own = method.evaluated(shop.client(id, 1), method.download(state, id), kept[id])[method.primary]
         assert (own["body.scale.weight"].item(), own["head.weight"].item()) == personal[id]
 
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import kinfed
+from kinfed.methods import Picture
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kin_order, kinship, save_kinship
 
@@ -14,7 +16,10 @@ CLIENTS: dict[str, Any] = {"classes": ["cat", "dog", "owl"], "train": [[5, 5, 0]
 
 
 def pictured(**rounds: list[list[float]]) -> Run:
-    matrices = {int(name.removeprefix("r")): {"crsm": np.array(matrix)} for name, matrix in rounds.items()}
+    def of(matrix: list[list[float]]) -> Picture:
+        return Picture(torch.tensor(matrix, dtype=torch.float64), "CRSM", "clients", "clients", similarity=True)
+
+    matrices = {int(name.removeprefix("r")): {"crsm": of(matrix)} for name, matrix in rounds.items()}
     return Run(Path("o"), {}, {}, [], CLIENTS, matrices)
 
 
@@ -28,7 +33,7 @@ def test_clients_that_share_classes_stand_together() -> None:
 
 
 def test_the_figure_shows_the_last_round_and_a_slider_the_others() -> None:
-    figure = kinship(pictured(r1=EARLY, r5=LATE))
+    figure = kinship(pictured(r1=EARLY, r5=LATE), "crsm")
     classes, early, late = figure.data
     assert (classes.visible, early.visible, late.visible) == (True, False, True)
     order = [int(name) for name in late.x]
@@ -45,7 +50,7 @@ def test_the_figure_shows_the_last_round_and_a_slider_the_others() -> None:
 def test_one_round_needs_no_slider_and_unknown_pairs_are_left_blank() -> None:
     unknown = np.array(LATE)
     unknown[0, 1] = unknown[1, 0] = np.nan
-    figure = kinship(pictured(r3=unknown.tolist()))
+    figure = kinship(pictured(r3=unknown.tolist()), "crsm")
     assert not figure.layout.sliders
     assert np.isnan(figure.data[1].z).sum() == 2
 
@@ -59,5 +64,5 @@ def test_a_report_has_a_picture_of_it(tmp_path: Path) -> None:
     (run,) = read_runs([tmp_path / "o"])
     assert [*run.pictured] == [1, 2, 3, 4]
     assert all(-1 <= line["crsm_overlap_correlation"] <= 1 for line in run.lines)
-    save_kinship(run, tmp_path / "again.png")
+    save_kinship(run, "crsm", tmp_path / "again.png")
     assert (tmp_path / "again.png").is_file()

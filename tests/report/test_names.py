@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
 import kinfed as package
 from kinfed.display import Display
 from kinfed.errors import InputError
+from kinfed.methods import Picture
 from kinfed.report import terminal
 from kinfed.report.figures import clients, cost, curves, partition, save_picture
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship
+from kinfed.report.matrices import matrix_figure
 from kinfed.report.names import hypertext, labels
 from kinfed.report.page import write_report
 from kinfed.report.picture import picture
@@ -70,8 +73,16 @@ def test_plotly_and_matplotlib_are_given_text(tmp_path: Path) -> None:
     assert '&lt;b&gt;&amp;lt;&lt;a href="x"&gt;' in heatmap.x
     assert len({*heatmap.x}) == len(CLASSES)
     save_picture([run], tmp_path / "p.png")
-    run.pictured[1] = {"crsm": np.eye(2)}
-    told = kinship(run).data[0].text[0][0]
+    title = "<b>\x1b[31m$\\foo$"
+    run.pictured[1] = {
+        "alike": Picture(torch.eye(2), title, "clients", "clients", similarity=True),
+        "other": Picture(torch.ones(2, len(CLASSES)), title, "clients", "classes"),
+        "named": Picture(torch.ones(1, len(CLASSES)), title, ["<b>"], CLASSES),
+    }
+    told = kinship(run, "alike").data[0].text[0][0]
+    for figure in (kinship(run, "alike"), matrix_figure(run, "other"), matrix_figure(run, "named")):
+        assert "<b>" not in figure.to_json()
+    save_picture([run], tmp_path / "p.png")
     assert not set("\x1b\n<\ud800") & set(told)
     rows = [holding(["a"], config={"fedavg": {"x": name}}) for name in ("<b>%{y}", "\ud800[/b]")]
     for figure in (curves(rows), clients(rows), cost(rows)):

@@ -71,12 +71,12 @@ def test_in_a_browser_every_figure_is_drawn_without_an_error(page: Path, tmp_pat
     dom = opened.stdout
     assert not [line for line in opened.stderr.splitlines() if "CONSOLE" in line]
     figures = dom.count('class="plotly-graph-div')
-    assert figures == 5
+    assert figures == 7
     drawn = re.findall(r'<svg class="main-svg"', dom)
     assert len(drawn) >= figures
-    assert dom.count('class="trace scatter') == 2 * 3  # curves: accuracy and loss of three methods
+    assert dom.count('class="trace scatter') == 2 * 3 + 2  # accuracy and loss of three methods, and a note of two seeds
     assert dom.count('class="trace boxes"') == 3
-    assert dom.count('class="hm"') == 3  # the partition, the classes in common and the CRSM
+    assert dom.count('class="hm"') == 4  # the partition, the classes in common, the CRSM and the weights
     assert dom.count('class="trace bars"') == 5
 
 

@@ -14,7 +14,7 @@ import kinfed.similarity as s
 from kinfed import registry
 from kinfed.errors import InputError
 from kinfed.methods.fedcka import FedCKA
-from kinfed.methods.fedvote import FedVote
+from kinfed.methods.fedvote import Vote
 from kinfed.methods.voting import Seen, ballot, scores
 from kinfed.similarity import MEASURES, Measure
 from tests.outside.rv2 import rv2
@@ -150,7 +150,7 @@ def test_clients_vote_by_it(tmp_path: Path) -> None:
     told = scores(Seen([own], [theirs]), RV2)
     assert told.tolist() == pytest.approx([rv2(own.double().numpy(), y.double().numpy()) for y in theirs], abs=1e-9)
     assert ballot(scores(Seen([own], [[theirs[0], own * 2]]), RV2), 1) == [1]
-    lines = run(workshop(FedVote(round=1, measure=RV2), rounds=1), tmp_path / "out").lines
+    lines = run(workshop(Vote(round=1, measure=RV2), rounds=1), tmp_path / "out").lines
     assert lines[0]["ballots"]
 
 
@@ -187,7 +187,7 @@ def test_an_installed_package_adds_a_measure() -> None:
     x, y = sides(4, 6)
     assert [*MEASURES][-2:] == ["rv2", "broken"]
     assert s.similarity_matrix([x, y], "rv2")[0, 1] == pytest.approx(rv2(x, y), abs=1e-12)
-    assert FedVote(measure="rv2").measure == "rv2"
+    assert Vote(measure="rv2").measure == "rv2"
     assert MEASURES.origin("rv2") == "kinfed-rv 1.2"
     with pytest.raises(InputError, match=r"^measure: 'broken' of kinfed-rv 1.2 cannot be imported"):
-        FedVote(measure="broken")
+        Vote(measure="broken")

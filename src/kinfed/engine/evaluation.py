@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -15,16 +14,16 @@ from kinfed.engine.checks import not_finite
 from kinfed.engine.evaluator import PROBED, TestResult
 from kinfed.engine.executor import Executor, Failure, Task
 from kinfed.engine.folder import RunFolder
+from kinfed.engine.lines import Line
 from kinfed.engine.memories import Kept
 from kinfed.engine.runtime import ClientRuntime
-from kinfed.learning import class_overlap, over_clients, rank_correlation
+from kinfed.learning import over_clients
 from kinfed.methods import ClientId, Message, State
 from kinfed.methods.aggregation import mean_of
 from kinfed.models import BODY, Tensors, select
 
-__all__ = ["Evaluation", "Line"]
+__all__ = ["Evaluation"]
 
-Line = dict[str, Any]
 Served = Mapping[ClientId, Callable[[], Tensors]]  # read when they are needed, so that one is in memory at a time
 
 
@@ -97,30 +96,22 @@ class Evaluation:
         served: Served = {}
         if model is not None:
             model, global_acc, served = self._global(model, own)
-        if method.personal:
+        if method.serves != "global":
             tasks = (Task(id, self.round, method.download(state, id), kept.get(id)) for id in range(len(federation)))
             served = self._own(tasks, own) or served
         if last and method.adapts and method.trains != "pooled" and settings.fine_tuning is not None:
             self._fine_tuned(served, own)
         if last and len(federation.new_clients):
             self._new(model if model is not None else self._mean(served), new)
-        if method.headline in own.of:
-            own.of["personal"] = own.of[method.headline]
+        if method.primary in own.of:
+            own.of["personal"] = own.of[method.primary]
             if "fine_tuned" in own.of:
-                own.of["initial"] = own.of[method.headline]
-        line = {"global_acc": global_acc, **own.spreads(), **new.spreads(), **self._kinship(state)}
-        for name in (method.headline, "initial"):
+                own.of["initial"] = own.of[method.primary]
+        line = {"global_acc": global_acc, **own.spreads(), **new.spreads()}
+        for name in (method.primary, "initial"):
             own.of.pop(name, None)  # client by client it is told once, as personal
         told = dict(sorted((own.of | new.of).items()))
         return {**line, "untested": dict(sorted(self.untested.items())), "client_acc": told}
-
-    def _kinship(self, state: State) -> Line:
-        """Whether the clients that a method finds alike are those that hold the same classes."""
-        pictures = self.runtime.method.pictures(state)
-        if "crsm" not in pictures:
-            return {}
-        overlap = class_overlap(self.runtime.federation.class_counts())
-        return {"crsm_overlap_correlation": rank_correlation(pictures["crsm"].numpy(), overlap)}
 
     def _global(self, model: Tensors, own: _Accuracies) -> tuple[Tensors | None, float | None, Served]:
         """The model that is tested, its accuracy on the pooled test set, and whom it serves.
@@ -150,14 +141,14 @@ class Evaluation:
         self._save("global", saved, None, accuracy, f"the pooled test set, {len(pooled)} samples")
         if not there:
             return None, None, {}
-        serves = method.headline == "global"
+        serves = method.primary == "global"
         return model, accuracy, dict.fromkeys(range(len(federation)), lambda: model) if serves else {}
 
     def _represented(self, model: Tensors, own: _Accuracies) -> TestResult | None:
         """Note what a global model's representation is worth; what a linear probe made of it, if that is due."""
         settings, method = self.runtime.settings, self.runtime.method
         due = settings.fits_probes(self.round, method) or settings.asks_neighbours(self.round, method)
-        if not due or method.headline != "global":
+        if not due or method.primary != "global":
             return None
         task = Task(0, self.round, Message(model), test="global representation")
         ((_, answer),) = self.executor.evaluate([task])
@@ -171,12 +162,12 @@ class Evaluation:
 
     def _own(self, tasks: Iterator[Task], own: _Accuracies) -> Served:
         """Test the clients' own models; those that serve them, as they were saved after the last round."""
-        headline, served = self.runtime.method.headline, {}
+        primary, served = self.runtime.method.primary, {}
         for id, results in self._results(tasks, own, len(own.sizes), "evaluation"):
             for result in results:
-                called = f"client-{id:05d}-{'personal' if result.name == headline else result.name}"
+                called = f"client-{id:05d}-{'personal' if result.name == primary else result.name}"
                 self._save_own(called, result, id, own.note(result, id))
-                if result.name == headline and result.tensors:
+                if result.name == primary and result.tensors:
                     served[id] = lambda called=called: self.folder.model(called)
         return dict(sorted(served.items()))
 
@@ -221,7 +212,7 @@ class Evaluation:
                 for result in answer:
                     if result.fault:
                         accuracies.leave_out(result.name)
-                        whose = str(id) if result.name == self.runtime.method.headline else f"{id}, {result.name}"
+                        whose = str(id) if result.name == self.runtime.method.primary else f"{id}, {result.name}"
                         self.untested[whose] = result.fault
                 yield id, [result for result in answer if not result.fault]
             self.told(what, done, total)

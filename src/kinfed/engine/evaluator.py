@@ -69,7 +69,7 @@ class Evaluator:
                 results[name] = TestResult(name, fault=fault)
                 continue
             client.model.load(tensors)
-            if name == method.headline:
+            if name == method.primary:
                 results |= {found.name: found for found in self._represented(client.model, round, [id])}
             if method.supervised:
                 results[name] = self._tested(name, client, tensors if client.last_round else {})
@@ -153,10 +153,10 @@ class Evaluator:
         return self.runtime.seen(known.take(rows))
 
     def fine_tune(self, id: ClientId, round: int, tensors: Tensors) -> list[TestResult]:
-        """Test a copy of a client's headline model, fine-tuned on its training samples, on its test samples."""
+        """Test a copy of a client's primary model, fine-tuned on its training samples, on its test samples."""
         client = self.runtime.client(id, round)
         self._fine_tune(client, tensors)
-        saved = client.model.tensors() if self.runtime.method.personal else {}
+        saved = {} if self.runtime.method.serves == "global" else client.model.tensors()
         return [self._tested("fine_tuned", client, saved)]
 
     def evaluate_new_client(self, id: ClientId, round: int, tensors: Tensors) -> list[TestResult]:

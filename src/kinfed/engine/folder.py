@@ -15,7 +15,7 @@ from kinfed.engine.memories import FILES as MEMORY_FILES
 from kinfed.engine.memories import Kept, Memories
 from kinfed.errors import InputError
 from kinfed.files import delete, read_json_lines, saving, sync, write_whole
-from kinfed.methods import State
+from kinfed.methods import Picture, State
 from kinfed.models import Tensors, read_tensors, save_tensors, told_in
 
 __all__ = ["CHECKPOINT_VERSION", "MODEL_VERSION", "Checkpoint", "RunFolder", "save_model"]
@@ -213,10 +213,12 @@ class RunFolder:
 
     # -- for the report, and for use ----------------------------------------------------------------------------------
 
-    def save_pictures(self, round: int, matrices: Tensors) -> None:
-        """Matrices of one round."""
-        if matrices:
-            save_tensors(self.path / "pictures" / f"round-{round:06d}.safetensors", matrices, {"round": round})
+    def save_pictures(self, round: int, pictures: Mapping[str, Picture]) -> None:
+        """Write a method's pictures after a round, the words beside the matrices."""
+        if pictures:
+            matrices = {name: picture.matrix for name, picture in pictures.items()}
+            about = {"round": round, "pictures": {name: picture.words for name, picture in pictures.items()}}
+            save_tensors(self.path / "pictures" / f"round-{round:06d}.safetensors", matrices, about)
 
     def save_model(self, name: str, tensors: Tensors, about: Mapping[str, Any], told: Mapping[str, Any]) -> None:
         """One model, ``models/NAME.safetensors``, and ``NAME.json`` with all that is known of it.

@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kinfed.engine.checks import diverged, fault, not_finite, unsound
-from kinfed.engine.evaluation import Evaluation, Line
+from kinfed.engine.evaluation import Evaluation
 from kinfed.engine.executor import Executor, Failure, Task
 from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
 from kinfed.engine.interrupt import Interrupt, Stopped
+from kinfed.engine.lines import Line, checked_notes
 from kinfed.engine.memories import Kept, Ledger
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.engine.watch import Watch
 from kinfed.errors import RunFailed
 from kinfed.methods import ClientId, Message, State
-from kinfed.methods.fedvote import ballots
 from kinfed.streams import numpy_stream
 
 __all__ = ["federate", "sampled"]
@@ -68,7 +68,6 @@ def federate(runtime: ClientRuntime, executor: Executor, folder: RunFolder, watc
             with clock("train"):
                 ids = sampled(len(runtime.trained), participation, settings.seed, round)
                 answers = present.train(ids, state, ledger.now)
-            cast = _ballots(runtime, round, state, answers.uploads)
             with clock("aggregate"):
                 if answers.uploads:
                     state = method.aggregate(runtime.server(round), state, answers.uploads)
@@ -78,14 +77,14 @@ def federate(runtime: ClientRuntime, executor: Executor, folder: RunFolder, watc
                         ledger.accept(id, round, id in answers.keeping)
                     else:
                         ledger.refuse(id, round)
+                traffic_and_notes = _traffic_and_notes(runtime, round, state, answers, len({*ids} - reached))
             line = {
                 "round": round,
                 "lr": settings.sgd_in(round).lr,
                 "clients": ids,
                 "refused": answers.refused,
                 **_totals(answers.uploads),
-                **_traffic(runtime, answers, len({*ids} - reached), len(cast.get("ballots", ()))),
-                **cast,
+                **traffic_and_notes,
             }
             reached.update(ids)
             with clock("evaluate"):
@@ -164,9 +163,9 @@ def _advice(runtime: ClientRuntime, reason: str) -> str:
     """What to try if something is not finite: a smaller step, and less of what the method was given more of."""
     if not diverged(reason):
         return ""
-    method = runtime.method
-    floats = [f for f in dataclasses.fields(method) if isinstance(f.default, float)]
-    raised = {f.name: own for f in floats if (own := getattr(method, f.name)) > f.default}
+    parts = dict.fromkeys((runtime.method.unwrapped, runtime.method))
+    floats = [(part, f) for part in parts for f in dataclasses.fields(part) if isinstance(f.default, float)]
+    raised = {f.name: own for part, f in floats if (own := getattr(part, f.name)) > f.default}
     told = [f"{name} ({value:g})" for name, value in {"lr": runtime.settings.sgd.lr, **raised}.items()]
     return f"; try a smaller {' or '.join(told)}"
 
@@ -282,7 +281,6 @@ def _totals(uploads: Mapping[ClientId, Message]) -> Line:
         **({} if term is None else {"train_term": term}),
         "skipped_samples": int(sum(n.get("skipped", 0) for n in numbers)),
         "zero_step_clients": int(sum(n.get("steps", 1) == 0 for n in numbers)),
-        **({"spread": spreads} if (spreads := _spreads(uploads)) else {}),
     }
 
 
@@ -292,29 +290,17 @@ def _mean(name: str, numbers: Sequence[Mapping[str, float]]) -> float | None:
     return float(sum(n[name] * n["samples"] for n in told) / sum(n["samples"] for n in told)) if told else None
 
 
-def _spreads(uploads: Mapping[ClientId, Message]) -> dict[str, float]:
-    """How far apart the directions of each network's outputs are (`kinfed.learning.spread`), where clients tell."""
-    return {str(id): float(upload.numbers["spread"]) for id, upload in uploads.items() if "spread" in upload.numbers}
-
-
-def _ballots(runtime: ClientRuntime, round: int, state: State, uploads: Mapping[ClientId, Message]) -> Line:
-    """Who voted for which source models, where one is selected in this round; else nothing."""
-    if not (uploads and runtime.method.selects(state, round)):
-        return {}
-    return {"ballots": {str(id): cast for id, cast in ballots(uploads, len(runtime.sources)).items()}}
-
-
-def _traffic(runtime: ClientRuntime, answers: _Answers, newcomers: int, voters: int) -> Line:
-    """Bytes of the messages of a round; where all data are at one place, none travel.
+def _traffic_and_notes(runtime: ClientRuntime, round: int, state: State, answers: _Answers, newcomers: int) -> Line:
+    """Bytes that travelled in a round, and the method's notes on it, by the state after it.
 
     The server's images go down as they are stored, where a method sends them: once to each client, the first time that
-    it is asked to work.
+    it is asked to work. Where all data are at one place, nothing travels.
     """
-    if runtime.method.trains == "pooled":
-        return {"down_bytes": 0, "up_bytes": 0}
-    probe = runtime.federation.probe
-    images = probe.inputs.nbytes if probe is not None and runtime.method.sends_probe else 0
-    return {
-        "down_bytes": answers.down_bytes + newcomers * images + voters * runtime.sources_bytes,
-        "up_bytes": sum(upload.nbytes for upload in answers.uploads.values()),
-    }
+    method, server, probe = runtime.method, runtime.server(round), runtime.federation.probe
+    images = probe.inputs.nbytes if probe is not None and method.requires.public_images_at_clients else 0
+    extra = method.extra_download_bytes(server, state, answers.uploads)
+    down = answers.down_bytes + newcomers * images + extra
+    up = sum(upload.nbytes for upload in answers.uploads.values())
+    travels = method.trains != "pooled"
+    notes = method.notes(server, state, answers.uploads, runtime.class_counts)
+    return {"down_bytes": down if travels else 0, "up_bytes": up if travels else 0, **checked_notes(notes)}

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kinfed.data import Federation, Samples
 from kinfed.engine.checks import not_finite
@@ -80,23 +82,23 @@ class ClientRuntime:
         return sum(len(rows) for rows in self.trained.partition.train)
 
     @cached_property
+    def class_counts(self) -> NDArray[np.int64]:
+        """Training samples of each client and class, N×K."""
+        return self.federation.class_counts()
+
+    @cached_property
     def draws(self) -> bool:
         """Whether a client's work may draw from global random generators.
 
         kinfed's own methods do not, nor do the layers that are known (`kinfed.models.may_draw`); anything else may.
         """
-        theirs = type(self.method).__module__
-        return not theirs.startswith("kinfed.methods.") or any(map(may_draw, self.models))
+        own = (type(method).__module__.startswith("kinfed.methods.") for method in (self.method, self.method.unwrapped))
+        return not all(own) or any(map(may_draw, [*self.models, *(source.model for source in self.sources)]))
 
     @property
     def device(self) -> torch.device:
         """Device of the models and of a working client's samples."""
         return self.models[0].head.weight.device
-
-    @property
-    def sources_bytes(self) -> int:
-        """Bytes of all source models together."""
-        return sum(tensor.nbytes for source in self.sources for tensor in source.model.state_dict().values())
 
     def about_model(self, id: ClientId = 0) -> dict[str, Any]:
         """Description from which a client's model is built again (`kinfed.models.open_saved`)."""
@@ -164,7 +166,7 @@ class ClientRuntime:
             id=id,
             train=holder.train(id).to(self.device),
             sgd=self.settings.sgd_in(round),
-            probe=self._probe() if self.method.sends_probe else None,
+            probe=self._probe() if self.method.requires.public_images_at_clients else None,
         )
 
     def update(self, id: ClientId, round: int, message: Message, memory: Memory) -> tuple[Message, Memory]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import tomli_w
 from pydantic import (
@@ -146,12 +146,12 @@ class Config(BaseModel):
     @field_validator("methods")
     @classmethod
     def _known_methods(cls, methods: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        from kinfed.methods import METHODS
+        from kinfed.methods import METHODS, method_fields
 
         if not methods:
             raise InputError(f"methods: none is named; allowed: {', '.join(METHODS)}")
         for label in methods:
-            _method_kind(label, info.context)
+            method_fields(parse_label(label)[0], _finder(info.context))
         folders = [folder_name(label, 0) for label in methods]
         if twice := [label for label, folder in zip(methods, folders, strict=True) if folders.count(folder) > 1]:
             raise InputError(
@@ -254,7 +254,7 @@ class Config(BaseModel):
         for label in methods:
             name, typed = parse_label(label)
             own = {**settings.get(name, {}), **settings.get(label, {}), **typed}
-            complete[label] = _method_fields(label, _method_kind(label, info.context), own)
+            complete[label] = _complete(label, own, _finder(info.context))
         return complete
 
     @model_validator(mode="after")
@@ -277,17 +277,18 @@ class Config(BaseModel):
             )
         for name in self.methods:
             method = self.method(name)
-            if method.needs_probe and self.probe is not None and self.probe < SMALLEST_PROBE:
+            needs = method.requires
+            if needs.public_images and self.probe is not None and self.probe < SMALLEST_PROBE:
                 raise InputError(
                     f"probe: {self.probe} is too few; {name} compares the clients on images that the server holds, "
                     f"{SMALLEST_PROBE} or more"
                 )
-            if method.needs_sources and self.sources is None:
+            if needs.source_models and self.sources is None:
                 raise InputError(
                     f"sources: {name} needs a folder of source models; kinfed sources train makes one of data sets"
                 )
-            if self.rounds < method.least_rounds:
-                raise InputError(f"rounds: {self.rounds} is too few; {name} needs {method.least_rounds} or more")
+            if self.rounds < needs.rounds:
+                raise InputError(f"rounds: {self.rounds} is too few; {name} needs {needs.rounds} or more")
             if self.models is not None and not method.mixes_architectures:
                 able = ", ".join(n for n, kind in METHODS.items() if kind.mixes_architectures)
                 raise InputError(f"models: {name} needs one architecture for all clients; different ones suit {able}")
@@ -316,7 +317,9 @@ class Config(BaseModel):
 
     def method(self, label: str) -> Method:
         """One of the methods, with its fields."""
-        return _method_kind(label, self._objects)(**self.settings[label])
+        from kinfed.methods import make_method
+
+        return make_method(parse_label(label)[0], self.settings[label], _finder(self._objects))
 
     @property
     def trackers(self) -> list[str]:
@@ -366,7 +369,7 @@ class Config(BaseModel):
 
         kinds = {label: self.method(label) for label in self.methods}
         unlabelled = [name for name, kind in kinds.items() if not kind.supervised]
-        personal = any(kind.personal and kind.supervised for kind in kinds.values())
+        personal = any(kind.serves != "global" and kind.supervised for kind in kinds.values())
         wanted = [("local", personal), ("local_ssl", bool(unlabelled))]
         there = {parse_label(label)[0] for label in self.methods}
         joining = tuple(name for name, joins in wanted if joins and name not in there)
@@ -411,14 +414,11 @@ def _listed(names: str | None) -> list[str]:
     return [] if names is None else [name.strip() for name in names.split(",")]
 
 
-def _method_kind(label: str, objects: Mapping[str, Any] | None) -> type[Method]:
-    """The class of the method that a label names."""
-    from kinfed.methods import method_named
+def _finder(objects: Mapping[str, Any] | None) -> Callable[[str], type[Method]]:
+    """Search for the class of a method by its name; one in angle brackets is among the objects."""
+    from kinfed.methods import METHODS
 
-    name, _ = parse_label(label)
-    if name.startswith("<"):
-        return cast("type[Method]", given_in_python("methods", name, objects))
-    return method_named(name)
+    return lambda name: given_in_python("methods", name, objects) if name.startswith("<") else METHODS.find(name)
 
 
 def _partition(text: str, fields: Mapping[str, Any], objects: Mapping[str, Any] | None) -> Partitioner | Saved:
@@ -444,19 +444,27 @@ def given_in_python(field: str, name: str, objects: Mapping[str, Any] | None) ->
     return (objects or {})[name]
 
 
-def _method_fields(label: str, kind: type[Method], own: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(label: str, own: Mapping[str, Any], find: Callable[[str], type[Method]]) -> dict[str, Any]:
     """All fields of a method, in the types that it declares, from those that are given."""
-    for name in own:
-        among(f"set: {label}", name, [f.name for f in dataclasses.fields(kind)])
+    from kinfed.methods import make_method, method_fields, name_and_fields
+
+    name, _ = parse_label(label)
+    types = method_fields(name, find)
+    given = {}
+    for field, value in own.items():
+        among(f"set: {label}", field, types)
+        try:
+            given[field] = TypeAdapter(types[field]).validate_python(value)
+        except ValidationError as error:
+            raise InputError(one_line(error, f"{label}.{field}")) from error
+        if isinstance(given[field], float) and not math.isfinite(given[field]):
+            raise InputError(f"{label}.{field}: {given[field]} is not allowed; must be a finite number")
+        if isinstance(value, bool) and not isinstance(given[field], bool):
+            raise InputError(f"{label}.{field}: {value} is not allowed; must not be true or false")
     try:
-        complete = dataclasses.asdict(TypeAdapter(kind).validate_python(own))
-    except ValidationError as error:
-        raise InputError(f"{label}.{one_line(error)}") from error
-    for name, value in complete.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{label}.{name}: {value} is not allowed; must be a finite number")
-        if isinstance(own.get(name), bool) and not isinstance(value, bool):
-            raise InputError(f"{label}.{name}: {own[name]} is not allowed; must not be true or false")
+        _, complete = name_and_fields(make_method(name, given, find), lambda kind: kind.__name__)
+    except InputError as error:
+        raise InputError(f"{label}.{error}") from error
     return complete
 
 

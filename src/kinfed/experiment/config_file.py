@@ -22,7 +22,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         InputError: If there is no such file, or it is no TOML.
     """
-    from kinfed.methods import CARRIER, METHODS
+    from kinfed.methods import is_method
 
     try:
         fields = tomllib.loads(path.read_bytes().decode())
@@ -31,10 +31,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # of TOML, or of the encoding; nested a thousand deep
         raise InputError(f"config: {str(path)!r} is no TOML: {error}") from error
     named = [
-        name
-        for name in fields
-        if isinstance(fields[name], dict)
-        and (name.startswith("<") or parse_label(name)[0].removeprefix(CARRIER) in METHODS)
+        name for name in fields if isinstance(fields[name], dict) and ("<" in name or is_method(parse_label(name)[0]))
     ]
     tables = {name: fields.pop(name) for name in named}
     return fields | ({"settings": tables} if tables else {})

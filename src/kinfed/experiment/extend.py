@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.engine import RunFolder, SerialExecutor, TaskRunner
-from kinfed.engine.evaluation import Evaluation, Line
+from kinfed.engine.evaluation import Evaluation
 from kinfed.engine.folder import METRICS, Checkpoint
+from kinfed.engine.lines import Line, is_of_evaluation
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import read_toml
@@ -85,7 +86,7 @@ def _evaluate_again(config: Config, run: RunFolder, last: Checkpoint) -> None:
     """Evaluate the former last round again, as a round in the middle of a run: without the final evaluation."""
     runtime = runtime_of(config)
     *before, line = run.lines(METRICS)
-    trained = {name: line[name] for name in [*line][: [*line].index("global_acc")]}
+    trained = {name: value for name, value in line.items() if not is_of_evaluation(name)}
     tested: Line = {"global_acc": None, "untested": {}, "client_acc": {}}
     if runtime.settings.evaluates(last.round, runtime.method):
         executor = SerialExecutor()

@@ -24,7 +24,7 @@ from kinfed.experiment.uses import NO_SETTING, overruled
 from kinfed.experiment.vote import VOTE, Electorate, hold
 from kinfed.files import write_whole
 from kinfed.learning import SGD
-from kinfed.methods.fedvote import FedVote
+from kinfed.methods.fedvote import Vote
 from kinfed.methods.voting import ballot
 from kinfed.settings import own_settings
 from kinfed.streams import numpy_stream
@@ -153,7 +153,7 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
         for_sources, for_clients = repeat.halves()
         pool = repeat.train_sources(for_sources)
         for partition in PARTITIONS:
-            voters, rule = Electorate.of(repeat.train_clients(partition, for_clients), pool), FedVote(ballot=1)
+            voters, rule = Electorate.of(repeat.train_clients(partition, for_clients), pool), Vote(ballot=1)
             scores = voters.scores(rule, MEASURED)
             counts = voters.runtime.federation.class_counts()
             for measure, rows in scores.items():

@@ -17,7 +17,7 @@ from kinfed.experiment.folders import COMPARISON, CONFIG
 from kinfed.fields import short
 from kinfed.labels import label, labels_of, parse_label
 from kinfed.learning import SGD
-from kinfed.methods import METHODS, Method
+from kinfed.methods import METHODS, Method, name_and_fields
 from kinfed.models.own import maker
 from kinfed.registry import import_path
 
@@ -133,7 +133,7 @@ def _named_method(item: Any, objects: Objects) -> tuple[str, dict[str, Any]]:
             "kinfed.methods.Method"
         )
     method = item() if isinstance(item, type) else item
-    return METHODS.name_of(kind) or _bracketed(kind, objects), dataclasses.asdict(method)
+    return name_and_fields(method, lambda kind: METHODS.name_of(kind) or _bracketed(kind, objects))
 
 
 def _training_fields(training: Any, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,8 +47,7 @@ from kinfed.experiment.targets import rounds_to
 from kinfed.experiment.trackers import TRACKERS, Tracked
 from kinfed.experiment.uses import refuse_idle_in
 from kinfed.files import claimed, clear_unfinished, read_json, write_whole
-from kinfed.learning import COLLAPSED, SGD, Phase
-from kinfed.methods.fedvote import Vote
+from kinfed.learning import SGD, Phase
 from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, load_weights, open_pool, suited
 from kinfed.registry import nothing_from_files
 from kinfed.settings import own_settings
@@ -138,7 +137,7 @@ def runtime_of(config: Config) -> ClientRuntime:
 
 def _sources(config: Config, name: str, federation: Federation) -> tuple[Source, ...]:
     """The source models; none if the method does not ask for them."""
-    if not config.method(name).needs_sources:
+    if not config.method(name).requires.source_models:
         return ()
     assert config.sources is not None
     return open_sources(Path(config.sources), federation.dataset.shape, config.device)
@@ -444,7 +443,7 @@ def _summary(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Line
         "seed": config.seed,
         "rounds": len(lines),
         "supervised": runtime.method.supervised,
-        "tested": runtime.method.tested,
+        "tested": runtime.method.primary_label,
         "model": config.models or config.model or suited(federation.dataset.shape),
         "data": {
             "name": config.data,
@@ -458,7 +457,7 @@ def _summary(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Line
         },
         "metrics": metrics,
         "rounds_to_target": _rounds_to_target(config, lines),
-        "vote": _vote(runtime, lines),
+        "vote": None,  # of every run; a method's outcome may be one
         "train_loss": lines[-1]["train_loss"],
         "train_cross_entropy": lines[-1].get("train_cross_entropy"),
         "train_term": lines[-1].get("train_term"),
@@ -475,21 +474,9 @@ def _summary(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Line
         "skipped_samples": sum(line["skipped_samples"] for line in lines),
         "never_trained": len(never),
         "zero_step_clients": sum(line["zero_step_clients"] for line in lines),
-        "collapsed": _collapsed(lines),
+        "collapsed": [],
+        **runtime.method.outcome(runtime.server(len(lines)), lines, runtime.class_counts),
     }
-
-
-def _vote(runtime: ClientRuntime, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """In which round clients voted for a source model, and what came of it; None if they did not."""
-    method = runtime.method
-    if not isinstance(method, Vote):
-        return None
-    for line in lines:
-        if "ballots" in line:
-            samples = [len(rows) for rows in runtime.federation.partition.train]
-            told = method.outcome(runtime.models[0], runtime.sources, line["ballots"], samples)
-            return {"round": line["round"], **told}
-    return None
 
 
 def _rounds_to_target(config: Config, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -517,14 +504,6 @@ def _by_architecture(
             theirs = [a for a, of in zip(told, of_clients, strict=True) if of == architecture and a is not None]
             means[f"{name}_acc_mean_of_{architecture}"] = math.fsum(theirs) / len(theirs) if theirs else None
     return means
-
-
-def _collapsed(lines: Sequence[dict[str, Any]]) -> list[int]:
-    """Clients whose network said nearly the same of every image when it was last trained."""
-    last: dict[str, float] = {}
-    for line in lines:
-        last |= line.get("spread", {})
-    return sorted(int(id) for id, spread in last.items() if spread < COLLAPSED)
 
 
 def _told(lines: Sequence[dict[str, Any]], what: str) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import nn
@@ -23,12 +23,11 @@ from kinfed.methods.fedema import FedEMA
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.fedvote import Vote
 from kinfed.methods.hetero_ssfl import HeteroSSFL
-from kinfed.methods.local_ssl import LocalSSL
 from kinfed.methods.moon import MOON
 from kinfed.methods.scaffold import SCAFFOLD
 from kinfed.models import ALL, Model
 
-__all__ = ["NO_SETTING", "OF_CLIENTS", "OF_METHODS", "OWN", "Use", "has_global_model", "overruled", "refuse_idle"]
+__all__ = ["NO_SETTING", "OF_CLIENTS", "OF_METHODS", "OWN", "Use", "overruled", "refuse_idle"]
 
 
 @dataclass(frozen=True)
@@ -46,19 +45,18 @@ class Use:
     off: Any = None
 
 
-def has_global_model(method: Method) -> bool:
-    """Whether one model of the method serves everybody, as its `Method.global_model` says."""
-    if isinstance(method, FedAvg) and type(method).global_model is FedAvg.global_model:
-        return method.shared == ALL
-    return not isinstance(method, CRSMMixing | LocalSSL)
-
-
 def _sends_whole_models(method: Method) -> bool:
+    method = method.unwrapped
     own_upload = isinstance(method, SCAFFOLD) or (isinstance(method, CRSMMixing) and method.rep_source != "probe")
     return isinstance(method, FedAvg) and method.shared == ALL and not own_upload
 
 
+def _takes_epochs(method: Method) -> bool:
+    return not isinstance(method, FedAvg) or any(phase.epochs is None for phase in method.phases())
+
+
 def _without_momentum(method: Method) -> bool:
+    method = method.unwrapped
     return isinstance(method, SCAFFOLD) and method.mode == "paper"
 
 
@@ -68,9 +66,10 @@ def _fine_tunes(config: Config, method: Method) -> bool:
 
 def _freezes(config: Config, method: Method) -> bool:
     """Whether something of a client's frozen models can be stored."""
-    compares = isinstance(method, Contrast) and method.mu > 0
+    inner = method.unwrapped
+    compares = isinstance(inner, Contrast) and inner.mu > 0
     of_heads = (config.ft_part == "head" and _fine_tunes(config, method)) or (config.new_clients and method.adapts)
-    return config.augment == "none" and bool(compares or isinstance(method, FedPer) or of_heads)
+    return config.augment == "none" and bool(compares or isinstance(inner, FedPer) or of_heads)
 
 
 def _probes(config: Config, method: Method) -> bool:
@@ -106,13 +105,13 @@ OF_CLIENTS: dict[str, Use] = {
 
 # … and by what the methods are.
 OF_METHODS: dict[str, Use] = {
-    "sources": Use("fedvote and fedvote+NAME", lambda _, method: method.needs_sources),
+    "sources": Use("fedvote and fedvote+NAME", lambda _, method: method.requires.source_models),
     "participation": Use(
         "methods that draw some of the clients for a round", lambda _, method: method.trains == "sampled", off=1.0
     ),
     "local_epochs": Use(
         "methods that have no epochs of their own (fedrep has head_epochs and body_epochs)",
-        lambda _, method: not isinstance(method, FedAvg) or any(phase.epochs is None for phase in method.phases()),
+        lambda _, method: _takes_epochs(method.unwrapped),
     ),
     "augment": Use(
         "methods that read labels; the others have two views of each image", lambda _, method: method.supervised, "none"
@@ -144,7 +143,7 @@ OF_METHODS: dict[str, Use] = {
     "evaluate_every": Use(
         "methods that read labels; knn_every is that of the others", lambda _, method: method.supervised
     ),
-    "target_acc": Use("methods that have a global model", lambda _, method: has_global_model(method)),
+    "target_acc": Use("methods that have a global model", lambda _, method: method.serves != "private"),
     "save_local": Use(
         "methods whose clients send whole models, such as fedavg",
         lambda _, method: _sends_whole_models(method),
@@ -209,7 +208,7 @@ def refuse_idle_in(config: Config, models: Sequence[Model]) -> None:
     if config.bn != "track" and not any(isinstance(module, normed) for model in models for module in model.modules()):
         raise InputError(f"bn: {config.bn!r} would do nothing; {names} has no BatchNorm of maps")
     for name in config.methods:
-        method = config.method(name)
+        method = config.method(name).unwrapped
         if isinstance(method, FedCKA) and method.tap == "pool" and not _pooled(models, method.layers):
             raise InputError(f"{name}.tap: 'pool' would do nothing; the first layers of {names} are not pooled")
 
@@ -244,14 +243,20 @@ def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mappi
             if named in (label, parse_label(label)[0])
         ]
         for name in own if alike else ():
-            use, value = _own_use(alike[0][1], name), getattr(alike[0][1], name)
+            parts = [(config, _with_field(method, name)) for config, method in alike]
+            use, value = _own_use(parts[0][1], name), getattr(parts[0][1], name)
             if use is not None and value != use.off:
-                _refuse_unless(any(use.reads(*both) for both in alike), f"{named}.{name}", value, use)
+                _refuse_unless(any(use.reads(*both) for both in parts), f"{named}.{name}", value, use)
 
 
 def _refuse_unless(read: bool, name: str, value: Any, use: Use) -> None:
     if not read:
         raise InputError(f"{name}: {short(value)} would do nothing; it is of {use.by}")
+
+
+def _with_field(method: Method, name: str) -> Method:
+    """The method, or the one that it wraps, whichever has a field."""
+    return method if any(field.name == name for field in fields(method)) else method.unwrapped
 
 
 def _own_use(method: Method, name: str) -> Use | None:

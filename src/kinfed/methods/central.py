@@ -23,7 +23,7 @@ class Central(FedAvg):
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "pooled"
-    tested: ClassVar[str] = "central"
+    primary_label: ClassVar[str] = "central"
 
     lr_scale: Annotated[float, Gt(0)] = 0.3
 

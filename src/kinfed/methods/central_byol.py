@@ -15,4 +15,4 @@ class CentralBYOL(FedBYOL):
     """Not federated: one client holds all training images, and trains as long as the clients would."""
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "pooled"
-    tested: ClassVar[str] = "linear probe, central encoder"
+    primary_label: ClassVar[str] = "linear probe, central encoder"

@@ -8,16 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from annotated_types import Ge, Gt
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfed.data.samples import Samples
 from kinfed.errors import InputError
-from kinfed.learning import activations, features
+from kinfed.learning import activations, class_overlap, features, rank_correlation
 from kinfed.methods.aggregation import mix
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Requirements, Server, Serves, State
+from kinfed.methods.picture import Picture
 from kinfed.models import BODY, HEAD, Model, Part, Tensors, select
 from kinfed.similarity import MEASURES, BiasedSimilarityWarning, Gram, Measure, class_means, similarity_matrix
 
@@ -56,9 +59,9 @@ class CRSMMixing(FedAvg):
         size_weights: Whether weights are times the clients' sample counts.
     """
 
-    personal: ClassVar[bool] = True
-    headline: ClassVar[str] = "mixture"
-    tested: ClassVar[str] = "own mixture"
+    serves: ClassVar[Serves] = "private"
+    primary: ClassVar[str] = "mixture"
+    primary_label: ClassVar[str] = "own mixture"
     unknown: ClassVar[tuple[str, ...]] = (CRSM, WEIGHTS)
 
     rep_source: RepSource = "probe"
@@ -84,9 +87,9 @@ class CRSMMixing(FedAvg):
             raise InputError("kernel, debiased: they are of a CKA, and this similarity is none; leave them out")
 
     @property
-    def needs_probe(self) -> bool:
-        """Only where the server's images are compared."""
-        return self.rep_source == "probe"
+    def requires(self) -> Requirements:
+        """Public images, where they are compared."""
+        return Requirements(public_images=self.rep_source == "probe")
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
@@ -233,9 +236,20 @@ class CRSMMixing(FedAvg):
         del server, state
         return None
 
-    def pictures(self, state: State) -> Tensors:
+    def notes(
+        self, server: Server, state: State, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """How well clients that are alike by the CRSM are those that hold the same classes: a rank correlation."""
+        del server, uploads
+        return {"crsm_overlap_correlation": rank_correlation(state.tensors[CRSM].numpy(), class_overlap(class_counts))}
+
+    def pictures(self, state: State) -> Mapping[str, Picture]:
         """The CRSM and the weights of the mixtures, N×N; NaN where two clients never took part together."""
-        return {name: state.tensors[name] for name in (CRSM, WEIGHTS)}
+        crsm, weights = state.tensors[CRSM], state.tensors[WEIGHTS]
+        return {
+            CRSM: Picture(crsm, "CRSM", "clients", "clients", similarity=True),
+            WEIGHTS: Picture(weights, "Weights of each client's mixture (rows)", "clients", "clients", low=0.0),
+        }
 
     # -- where the data are -------------------------------------------------------------------------------------------
 
@@ -267,7 +281,7 @@ class CRSMMixing(FedAvg):
         """The client's mixture."""
         del memory
         client.model.load(message.tensors)
-        return {self.headline: client.model.tensors()}
+        return {self.primary: client.model.tensors()}
 
 
 def _labels(samples: Samples) -> Tensor:

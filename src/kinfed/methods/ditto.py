@@ -12,7 +12,7 @@ from annotated_types import Ge
 
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedprox import held_near
-from kinfed.methods.method import Client, Memory, Message
+from kinfed.methods.method import Client, Memory, Message, Serves
 from kinfed.models import ALL, Part
 
 __all__ = ["Ditto"]
@@ -27,9 +27,9 @@ class Ditto(FedAvg):
     """
 
     kept: ClassVar[Part] = ALL
-    personal: ClassVar[bool] = True
-    headline: ClassVar[str] = "own"
-    tested: ClassVar[str] = "own model"
+    serves: ClassVar[Serves] = "both"
+    primary: ClassVar[str] = "own"
+    primary_label: ClassVar[str] = "own model"
 
     lam: Annotated[float, Ge(0)] = 1.0
 

@@ -120,4 +120,4 @@ class FedAvg(Method):
             return {}
         received = {name: tensor for name, tensor in message.tensors.items() if not name.startswith(self.kept)}
         client.model.load({**received, **memory.tensors})
-        return {self.headline: client.model.tensors()}
+        return {self.primary: client.model.tensors()}

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from kinfed.learning import Phase
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Server, State
+from kinfed.methods.method import Server, Serves, State
 from kinfed.models import BODY, HEAD, Part, Tensors
 
 __all__ = ["FedBABU"]
@@ -22,8 +22,8 @@ class FedBABU(FedAvg):
     """Only the body is trained and averaged; the head stays as it was initialised, until clients fine-tune."""
 
     shared: ClassVar[Part] = BODY
-    personal: ClassVar[bool] = True
-    tested: ClassVar[str] = "initial head"
+    serves: ClassVar[Serves] = "both"
+    primary_label: ClassVar[str] = "initial head"
 
     def phases(self) -> Sequence[Phase]:
         """The head is frozen at h⁰."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kinfed.learning import Batch, Loss, Objective, Phase, frozen_copy, train, with_frozen_body
 from kinfed.methods.fedper import FedPer
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Server, Serves, State
 from kinfed.models import ALL, BODY, HEAD, Model, Part, select
 
 __all__ = ["FedCRC"]
@@ -33,6 +33,7 @@ class FedCRC(FedPer):
     """
 
     shared: ClassVar[Part] = ALL
+    serves: ClassVar[Serves] = "both"
 
     tau: Annotated[float, Ge(0), Le(1)] = 0.99
     kl: Literal["forward", "reverse"] = "forward"

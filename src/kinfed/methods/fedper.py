@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from kinfed.learning import Phase, train
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, Memory, Message
+from kinfed.methods.method import Client, Memory, Message, Serves
 from kinfed.models import BODY, HEAD, Part, Tensors
 
 __all__ = ["FedPer"]
@@ -22,9 +22,9 @@ class FedPer(FedAvg):
 
     shared: ClassVar[Part] = BODY
     kept: ClassVar[Part] = HEAD
-    personal: ClassVar[bool] = True
-    headline: ClassVar[str] = "stale"
-    tested: ClassVar[str] = "stale head"
+    serves: ClassVar[Serves] = "private"
+    primary: ClassVar[str] = "stale"
+    primary_label: ClassVar[str] = "stale head"
 
     def head_phase(self) -> Phase:
         """How a personal head is trained on a body that stays as it is."""

@@ -17,7 +17,7 @@ from torch.nn import functional
 from kinfed.errors import InputError
 from kinfed.learning import Batch, Loss, Objective, features
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Server, Serves, State
 from kinfed.models import ALL, NOTHING, Model, Part, Source, Tensors
 from kinfed.similarity.unpaired import class_means
 
@@ -38,9 +38,9 @@ class FedProto(FedAvg):
 
     shared: ClassVar[Part] = NOTHING
     kept: ClassVar[Part] = ALL
-    personal: ClassVar[bool] = True
-    headline: ClassVar[str] = "own"
-    tested: ClassVar[str] = "own model"
+    serves: ClassVar[Serves] = "private"
+    primary: ClassVar[str] = "own"
+    primary_label: ClassVar[str] = "own model"
     mixes_architectures: ClassVar[bool] = True
     unknown: ClassVar[tuple[str, ...]] = (PROTOTYPES,)
 
@@ -109,4 +109,4 @@ class FedProto(FedAvg):
         # argmin ‖z − c‖² is argmax 2 c·z − ‖c‖²: a linear head.
         c = torch.where(answers[:, None], prototypes, 0)
         bias = torch.where(answers, -c.square().sum(dim=1), torch.finfo(c.dtype).min)
-        return {**own, "prototype": {**own[self.headline], "head.weight": 2 * c, "head.bias": bias}}
+        return {**own, "prototype": {**own[self.primary], "head.weight": 2 * c, "head.bias": bias}}

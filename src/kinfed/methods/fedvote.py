@@ -1,44 +1,55 @@
 """SFTL's FedVote: clients vote which pre-trained source model to go on from (METHODS.md E).
 
-The paper says that it augments existing algorithms: `Vote` is what it adds to one, `FedVote` that to FedAvg.
+The paper says that it augments existing algorithms: `Vote` is a wrapper around one of them.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeGuard
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeGuard
 
 import numpy as np
 import torch
 from annotated_types import Ge
+from numpy.typing import NDArray
 
 from kinfed.errors import InputError, RunFailed
 from kinfed.learning import unnormalised
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Requirements, Server, State
+from kinfed.methods.picture import Picture
 from kinfed.methods.voting import Seen, ballot, bias, count, scores, seen
 from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
 from kinfed.similarity import MEASURES
 
-__all__ = ["FedVote", "Vote", "ballots", "carries_vote", "fitting", "with_vote"]
+__all__ = ["Vote", "ballots", "carries_vote", "fitting"]
 
 VOTED = "voted"  # the round of the transfer, from then on; to the clients as well
 CHOICE = "choice."  # a client's first, second, … choice
 _SILENCED = threading.Lock()  # while scores are computed, warnings are silenced in the whole process
 
 
+# Declarations of a method that a vote leaves as they are.
+DECLARED = (
+    "trains", "serves", "primary", "primary_label", "supervised", "adapts", "mixes_architectures", "unknown",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
-class Vote(FedAvg):
-    """In one round clients vote for a source model, whose body replaces the server's; then it goes on as before.
+class Vote(Method):
+    """FedVote around a method: in one round clients vote for a source model, whose body replaces the server's.
 
     Each compares the model that it has just trained with every source, on its own training images and without their
-    labels, and sends the indices of those that are most alike.
+    labels, and sends the indices of those that are most alike. Before and after, the method goes on as it does alone.
+
+    >>> Vote(FedAvg(), round=3).requires
+    Requirements(public_images=False, public_images_at_clients=False, source_models=True, rounds=3)
 
     Attributes:
+        base: The method that the vote is added to, FedAvg if none is given. It must have a body at the server.
         round: R_sel, the round of vote and transfer; the next one if nobody's work could be used in it.
         ballot: m, how many sources a client names.
         measure: One of `kinfed.similarity.MEASURES` that needs no labels, or ``package.module:function``.
@@ -49,8 +60,7 @@ class Vote(FedAvg):
         source: Transfer the source of this name, without a vote.
     """
 
-    needs_sources: ClassVar[bool] = True
-
+    base: FedAvg = field(default=FedAvg(), kw_only=False)
     round: Annotated[int, Ge(1)] = 5
     ballot: Annotated[int, Ge(1)] = 3
     measure: str = "sketched_cka"
@@ -61,6 +71,10 @@ class Vote(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not carries_vote(type(self.base)):
+            raise InputError(f"base: {self.base!r} is not allowed; the vote suits methods with a body at the server")
+        for name in DECLARED:  # of this object, since they are those of its base
+            object.__setattr__(self, name, getattr(self.base, name))
         if MEASURES.find(self.measure).needs_labels:
             raise InputError(f"measure: {self.measure!r} is not allowed; it needs labels, which no vote looks at")
         if not all(own and theirs for own, theirs in self._pairs):
@@ -73,13 +87,19 @@ class Vote(FedAvg):
         return [(own, theirs if equals else own) for own, equals, theirs in pairs]
 
     @property
-    def least_rounds(self) -> int:
-        """That of the vote."""
-        return self.round
+    def requires(self) -> Requirements:
+        """What the base requires, source models, and rounds up to that of the vote."""
+        base = self.base.requires
+        return replace(base, source_models=True, rounds=max(base.rounds, self.round))
+
+    @property
+    def unwrapped(self) -> Method:
+        """The method that the vote is added to."""
+        return self.base.unwrapped
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
         """Beside what the base asks for: there must be sources, with the tap points and a layer that fits the model."""
-        super().check(models, sources, shape)
+        self.base.check(models, sources, shape)
         names = [source.name for source in sources]
         if not names:
             raise InputError("sources: there is none to vote for")
@@ -123,21 +143,61 @@ class Vote(FedAvg):
         return max(own, *(_width(s.model, s.card.shape, tap) for s in sources for _, tap in self._pairs))
 
     def selects(self, state: State, round: int) -> bool:
-        """From R_sel on, until it is done."""
+        """Tell whether a source model is to be chosen in a round: from R_sel on, until it is done."""
         return round >= self.round and VOTED not in state.numbers
 
+    # -- what it has to show ------------------------------------------------------------------------------------------
+
+    def _cast(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> dict[ClientId, list[int]]:
+        """Ballots of a round after which the state is this one; none if no source was chosen in it."""
+        chosen = state.numbers.get(VOTED) == server.round
+        return ballots(uploads, len(server.sources)) if chosen else {}
+
+    def extra_download_bytes(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> int:
+        """Bytes of the source models, once to each client that votes."""
+        base = self.base.extra_download_bytes(server, state, uploads)
+        tensors = (tensor for source in server.sources for tensor in source.model.state_dict().values())
+        sources: int = sum(tensor.nbytes for tensor in tensors)
+        return base + len(self._cast(server, state, uploads)) * sources
+
+    def notes(
+        self, server: Server, state: State, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """Remarks of the base; and in the round of the vote the ballots: source indices, best first, by client."""
+        base = self.base.notes(server, state, uploads, class_counts)
+        if state.numbers.get(VOTED) != server.round:
+            return base
+        cast = self._cast(server, state, uploads)
+        return {**base, "ballots": {str(id): choices for id, choices in cast.items()}}
+
+    def pictures(self, state: State) -> Mapping[str, Picture]:
+        """Those of the base."""
+        return self.base.pictures(state)
+
     def outcome(
+        self, server: Server, lines: Sequence[Mapping[str, Any]], class_counts: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """Outcome of the base, and what came of the vote; nothing of it if nobody could vote yet."""
+        base = self.base.outcome(server, lines, class_counts)
+        for line in lines:
+            if "ballots" in line:
+                samples = class_counts.sum(axis=1).tolist()
+                told = self.counted(server.model, server.sources, line["ballots"], samples)
+                return {**base, "vote": {"round": line["round"], **told}}
+        return base
+
+    def counted(
         self,
         model: Model,
         sources: Sequence[Source],
         cast: Mapping[ClientId, Sequence[int]],
         samples: Sequence[int],
     ) -> dict[str, Any]:
-        """What came of the ballots, for people: votes and Borda points of each source, and which was transferred.
+        """Votes and Borda points of each source, and which was transferred, for people.
 
         Args:
-            model: The server's.
-            sources: P of them.
+            model: The server's model.
+            sources: P source models.
             cast: Ballots.
             samples: Training samples of each client.
         """
@@ -158,18 +218,30 @@ class Vote(FedAvg):
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
+    def init(self, server: Server) -> State:
+        """State of the base."""
+        return self.base.init(server)
+
+    def upload_like(self, server: Server) -> Tensors:
+        """Tensors of the base; a ballot is numbers."""
+        return self.base.upload_like(server)
+
+    def global_model(self, server: Server, state: State) -> Tensors | None:
+        """Global model of the base."""
+        return self.base.global_model(server, state)
+
     def download(self, state: State, client: ClientId) -> Message:
-        """What the base method sends, and whether the vote is over."""
-        message = super().download(state, client)
+        """Message of the base, and whether the vote is over."""
+        message = self.base.download(state, client)
         return replace(message, numbers={**message.numbers, **_voted(state)})
 
     def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
-        """What the base method does; in the round of the vote, the winner's layers then replace the server's."""
+        """Aggregate as the base does; in the round of the vote, the winner's layers then replace the server's."""
         initial = server.model.tensors(HEAD)
-        aggregated = super().aggregate(server, state, uploads)
+        aggregated = self.base.aggregate(server, state, uploads)
         if not self.selects(state, server.round):
             return replace(aggregated, numbers={**aggregated.numbers, **_voted(state)})
-        moved = self.transferred(aggregated, self._taken(server.model, self._chosen(server, uploads), initial))
+        moved = self.base.transferred(aggregated, self._taken(server.model, self._chosen(server, uploads), initial))
         return replace(moved, numbers={**moved.numbers, VOTED: server.round})
 
     def _chosen(self, server: Server, uploads: Mapping[ClientId, Message]) -> Source:
@@ -198,8 +270,8 @@ class Vote(FedAvg):
     # -- where the data are -------------------------------------------------------------------------------------------
 
     def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
-        """What the base method does; in the round of the vote, a ballot goes up with it."""
-        upload, memory = super().update(client, message, memory)
+        """Work as the base does; in the round of the vote, a ballot goes up with what it sends."""
+        upload, memory = self.base.update(client, message, memory)
         if self.source is None and self.selects(message, client.round):
             client.model.load(select(upload.tensors, BODY))
             with _SILENCED:
@@ -207,6 +279,10 @@ class Vote(FedAvg):
             cast = {f"{CHOICE}{place}": float(source) for place, source in enumerate(choices, start=1)}
             upload = replace(upload, numbers={**upload.numbers, **cast})
         return upload, memory
+
+    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+        """The client's own models of the base."""
+        return self.base.evaluated(client, message, memory)
 
     def seen(self, client: Client) -> Seen:
         """What the client's present model and the sources make of its images."""
@@ -217,21 +293,9 @@ class Vote(FedAvg):
         return seen(client.model, client.sources, samples, self._pairs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FedVote(Vote):
-    """FedAvg, but in one round clients vote, by representation similarity, which source model to go on from."""
-
-
-@functools.cache
-def with_vote(base: type[FedAvg]) -> type[FedAvg]:
-    """A base method that carries the vote, with its fields beside those of `Vote`."""
-    both = type(f"{base.__name__}Vote", (Vote, base), {"__doc__": base.__doc__, "__module__": __name__})
-    return dataclass(frozen=True, kw_only=True)(both)
-
-
 def carries_vote(base: type[Method]) -> TypeGuard[type[FedAvg]]:
-    """Whether a method has a body at the server, which a source can replace."""
-    return issubclass(base, FedAvg) and not issubclass(base, Vote) and set(BODY) <= {*base.shared}
+    """Tell whether methods of a class have a body at the server, which a source can replace."""
+    return issubclass(base, FedAvg) and set(BODY) <= {*base.shared}
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed.learning import unnormalised
 from kinfed.learning.frozen import store
 from kinfed.methods.local_ssl import LocalSSL
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Requirements, Server, State
 from kinfed.methods.selfsupervised import copied
 from kinfed.models import ONLINE, Siamese, Tensors
 from kinfed.similarity import Gram, cka
@@ -50,7 +50,6 @@ class HeteroSSFL(LocalSSL):
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
-    sends_probe: ClassVar[bool] = True
 
     mu: Annotated[float, Ge(0)] = 0.5
     phi: Literal["predictor", "projector", "backbone"] = "predictor"
@@ -62,9 +61,9 @@ class HeteroSSFL(LocalSSL):
     start: Annotated[int, Ge(1), Le(2)] = 1
 
     @property
-    def needs_probe(self) -> bool:
-        """It is the RAD."""
-        return True
+    def requires(self) -> Requirements:
+        """Public images at the server and at the clients: the RAD."""
+        return Requirements(public_images=True, public_images_at_clients=True)
 
     # -- at the server ------------------------------------------------------------------------------------------------
 

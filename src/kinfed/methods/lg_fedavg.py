@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.method import Serves
 from kinfed.models import BODY, HEAD, Part
 
 __all__ = ["LGFedAvg"]
@@ -20,6 +21,6 @@ class LGFedAvg(FedAvg):
 
     shared: ClassVar[Part] = HEAD
     kept: ClassVar[Part] = BODY
-    personal: ClassVar[bool] = True
-    headline: ClassVar[str] = "own"
-    tested: ClassVar[str] = "own body"
+    serves: ClassVar[Serves] = "private"
+    primary: ClassVar[str] = "own"
+    primary_label: ClassVar[str] = "own body"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import ClientId, Message, Server, State
+from kinfed.methods.method import ClientId, Message, Server, Serves, State
 from kinfed.models import ALL, NOTHING, Part
 
 __all__ = ["Local"]
@@ -20,10 +20,10 @@ class Local(FedAvg):
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "all"
     shared: ClassVar[Part] = NOTHING
     kept: ClassVar[Part] = ALL
-    personal: ClassVar[bool] = True
+    serves: ClassVar[Serves] = "private"
     mixes_architectures: ClassVar[bool] = True
-    headline: ClassVar[str] = "own"
-    tested: ClassVar[str] = "own model"
+    primary: ClassVar[str] = "own"
+    primary_label: ClassVar[str] = "own model"
 
     def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
         """Nothing came."""

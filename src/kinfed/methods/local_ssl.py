@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Server, Serves, State
 from kinfed.methods.selfsupervised import SelfSupervised, copied
 from kinfed.models import BODY, NOTHING, ONLINE, Part, Siamese, Tensors, select
 
@@ -24,10 +24,10 @@ class LocalSSL(SelfSupervised):
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "all"
     shared: ClassVar[Part] = NOTHING
     kept: ClassVar[Part] = ONLINE
-    personal: ClassVar[bool] = True
+    serves: ClassVar[Serves] = "private"
     mixes_architectures: ClassVar[bool] = True
-    headline: ClassVar[str] = "own"
-    tested: ClassVar[str] = "linear probe, own encoder"
+    primary: ClassVar[str] = "own"
+    primary_label: ClassVar[str] = "linear probe, own encoder"
 
     ssl: Literal["byol", "simsiam"] = "byol"
 
@@ -63,4 +63,4 @@ class LocalSSL(SelfSupervised):
         """The client's own body; its head is the initial one."""
         del message
         client.model.load(select(memory.tensors, BODY))
-        return {self.headline: client.model.tensors()}
+        return {self.primary: client.model.tensors()}

@@ -9,18 +9,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kinfed.data.samples import Samples
 from kinfed.learning import SGD
+from kinfed.methods.picture import Picture
 from kinfed.models import Model, Source, Tensors
 from kinfed.streams import torch_stream
 
-__all__ = ["Client", "ClientId", "Memory", "Message", "Method", "Server", "State"]
+__all__ = ["Client", "ClientId", "Memory", "Message", "Method", "Requirements", "Server", "Serves", "State"]
 
 ClientId = int
+Serves = Literal["global", "private", "both"]
 
 
 @dataclass(frozen=True)
@@ -99,33 +103,47 @@ class Server(Site):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """Things that a method needs and a run must have.
+
+    Attributes:
+        public_images: The server must hold images.
+        public_images_at_clients: Every client is given the server's images.
+        source_models: There must be source models.
+        rounds: Least number of rounds.
+    """
+
+    public_images: bool = False
+    public_images_at_clients: bool = False
+    source_models: bool = False
+    rounds: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Method(ABC):
     """One federated method. Read a subclass from top to bottom like the paper's algorithm.
 
     Attributes:
-        trains: Who trains in a round: the clients sampled for it, all of them, or one that holds everybody's data.
-        personal: Whether a client ends up with a model that others do not have.
-        headline: Which accuracy on the clients' own test samples is ``personal`` in the metrics: that of the ``global``
-            model, or of a model that `evaluated` names.
-        tested: What the headline accuracy tests at each client, for people.
-        sends_probe: Whether the server gives the images that it holds to the clients.
-        supervised: Whether training reads labels. If not, the heads of the models are as they were initialised, and
-            what a model is worth is what a classifier on its body is (`kinfed.learning.linear_probe`).
-        adapts: Whether clients can fine-tune a model in the last evaluation; not if they have no labels.
-        mixes_architectures: Whether clients may have models of different architectures.
-        needs_sources: Whether there must be source models.
+        trains: Clients that train in a round: those sampled for it, all of them, or one that holds everybody's data.
+        serves: Models that serve the clients in the end: one ``global`` model, a ``private`` one of each client, or
+            ``both``. Private ones come from `evaluated` or, where that has none, from fine-tuning.
+        primary: Name of the accuracy on the clients' own test samples that is ``personal`` in the metrics: that of the
+            ``global`` model, or of a model that `evaluated` names.
+        primary_label: Name of the model that the primary accuracy tests, for people.
+        supervised: Training reads labels. If not, the heads of the models are as they were initialised, and what a
+            model is worth is what a classifier on its body is (`kinfed.learning.linear_probe`).
+        adapts: Clients can fine-tune a model in the last evaluation; they cannot if they have no labels.
+        mixes_architectures: Clients may have models of different architectures.
         unknown: Prefixes of names in the server's state; in these tensors NaN stands for what is not known.
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
-    personal: ClassVar[bool] = False
-    headline: ClassVar[str] = "global"
-    tested: ClassVar[str] = "global"
-    sends_probe: ClassVar[bool] = False
+    serves: ClassVar[Serves] = "global"
+    primary: ClassVar[str] = "global"
+    primary_label: ClassVar[str] = "global"
     supervised: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = False
-    needs_sources: ClassVar[bool] = False
     unknown: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:  # noqa: B027
@@ -136,14 +154,14 @@ class Method(ABC):
         """
 
     @property
-    def needs_probe(self) -> bool:
-        """Whether the server must hold images of its own."""
-        return False
+    def requires(self) -> Requirements:
+        """Things that a run must have."""
+        return Requirements()
 
     @property
-    def least_rounds(self) -> int:
-        """How many rounds a run must have."""
-        return 1
+    def unwrapped(self) -> Method:
+        """The method itself, or the one inside a wrapper such as `Vote`."""
+        return self
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:  # noqa: B027
         """Refuse models or data that the method cannot work with, before anything is done.
@@ -156,11 +174,6 @@ class Method(ABC):
         Raises:
             InputError: One line that names the field, the value and what is allowed.
         """
-
-    def selects(self, state: State, round: int) -> bool:
-        """Whether a source model is to be chosen in a round, by what the server knows before it."""
-        del state, round
-        return False
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
@@ -185,9 +198,51 @@ class Method(ABC):
         del server, state
         return None
 
-    def pictures(self, state: State) -> Tensors:
-        """Matrices of the state that a report should show, by name."""
+    def extra_download_bytes(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> int:
+        """Bytes that the clients receive in a round beside their messages and the server's images.
+
+        Args:
+            server: The server in this round.
+            state: The state after the round.
+            uploads: What came back, in client order; perhaps nothing.
+        """
+        del server, state, uploads
+        return 0
+
+    # -- what it has to show -------------------------------------------------------------------------------------------
+
+    def notes(
+        self, server: Server, state: State, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """Remarks on a round, anything JSON by name, which stand in its line of ``metrics.jsonl``.
+
+        A report draws those that are numbers round by round. The names of kinfed's own quantities are taken.
+
+        Args:
+            server: The server in this round.
+            state: The state after the round.
+            uploads: What came back, in client order; perhaps nothing.
+            class_counts: Training samples of each of N clients and K classes, N×K; no method learns from them.
+        """
+        del server, state, uploads, class_counts
+        return {}
+
+    def pictures(self, state: State) -> Mapping[str, Picture]:
+        """Matrices of the state that a report draws, by name."""
         del state
+        return {}
+
+    def outcome(
+        self, server: Server, lines: Sequence[Mapping[str, Any]], class_counts: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """Remarks on a whole run, anything JSON by name, which stand in ``summary.json``.
+
+        Args:
+            server: The server in the last round.
+            lines: Lines of ``metrics.jsonl``, with the `notes` of each round.
+            class_counts: Training samples of each client and class, N×K.
+        """
+        del server, lines, class_counts
         return {}
 
     # -- where the data are -------------------------------------------------------------------------------------------

@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from annotated_types import Gt
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfed.errors import InputError
-from kinfed.learning import check_viewable, train_siamese
+from kinfed.learning import COLLAPSED, check_viewable, train_siamese
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, Memory, Message, Server, Site, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Server, Site, State
 from kinfed.models import BODY, HEAD, ONLINE, TARGET, Model, Part, Siamese, Source, Target, Tensors, select
 
 __all__ = ["SelfSupervised", "copied", "divergence", "traced"]
@@ -37,7 +39,7 @@ class SelfSupervised(FedAvg):
 
     supervised: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
-    tested: ClassVar[str] = "linear probe, global encoder"
+    primary_label: ClassVar[str] = "linear probe, global encoder"
     shared: ClassVar[Part] = ONLINE
 
     hidden: Annotated[int, Gt(0)] | None = None
@@ -96,6 +98,22 @@ class SelfSupervised(FedAvg):
             "skipped": tally.skipped,
             **({name: number for name, number in told.items() if number is not None} if tally.steps else {}),
         }
+
+    def notes(
+        self, server: Server, state: State, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """How far apart the directions of each network's outputs are (`kinfed.learning.spread`)."""
+        del server, state, class_counts
+        told = {id: upload.numbers["spread"] for id, upload in uploads.items() if "spread" in upload.numbers}
+        return {"spread": {str(id): float(spread) for id, spread in told.items()}} if told else {}
+
+    def outcome(
+        self, server: Server, lines: Sequence[Mapping[str, Any]], class_counts: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """Clients whose network says nearly the same of every image since it was last trained."""
+        del server, class_counts
+        last = {int(id): spread for line in lines for id, spread in line.get("spread", {}).items()}
+        return {"collapsed": sorted(id for id, spread in last.items() if spread < COLLAPSED)}
 
     def upload_like(self, server: Server) -> Tensors:
         """The online network, o and q."""

@@ -5,6 +5,7 @@ Letters: ``N`` clients, ``K`` classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,14 @@ from plotly.subplots import make_subplots
 
 from kinfed.experiment.targets import as_text, targets
 from kinfed.report.folders import Run
-from kinfed.report.kinship import kin_order
+from kinfed.report.matrices import draw_matrix
 from kinfed.report.names import hypertext, labels
 from kinfed.report.picture import picture
 from kinfed.report.rows import in_rows
 from kinfed.report.style import REFERENCES, colours, styled
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["clients", "cost", "curves", "partition", "save_picture"]
@@ -179,22 +181,25 @@ def cost(runs: Sequence[Run]) -> go.Figure:
 
 
 def save_picture(runs: Sequence[Run], path: Path) -> None:
-    """Write a PNG: accuracy by round, accuracy of every client, samples by client and class, and a CRSM if any.
+    """Write one PNG: curves, accuracy of every client, who holds what, and the pictures of every method."""
+    pictures = [(row, group[0], name) for row, group in in_rows(runs).items() for name in group[0].pictures]
+    down = 1 + math.ceil((1 + max(len(pictures), 1)) / 2)
+    with picture(path, 11, 4 * down) as figure:
+        left, right, below_left, *others = figure.subplots(down, 2).flat
+        _draw(runs, figure, (left, right, below_left))
+        for axes, (row, run, name) in zip(others, pictures, strict=False):
+            draw_matrix(run, name, labels([row], ROW)[0], figure, axes)
+        for axes in others[len(pictures) :]:
+            axes.axis("off")
 
-    The CRSM is the matrix of similarities between the clients' representations.
-    """
-    with picture(path, 11, 8) as figure:
-        _draw(runs, figure)
 
-
-def _draw(runs: Sequence[Run], figure: Figure) -> None:
+def _draw(runs: Sequence[Run], figure: Figure, panels: Sequence[Axes]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     grouped = in_rows(runs)
     colour = colours([*grouped])
     shown_as = dict(zip(grouped, labels(grouped, ROW), strict=True))
-    similar = next((run for run in runs if "crsm" in run.pictures), None)
-    (left, right), (below_left, below_right) = figure.subplots(2, 2)
+    left, right, below_left = panels
     for method, group in grouped.items():
         rounds, mean, spread = mean_series(group, _curve(group))
         style = ":" if method in REFERENCES else "-"
@@ -238,21 +243,6 @@ def _draw(runs: Sequence[Run], figure: Figure) -> None:
     if counts.shape[1] <= 30:
         below_left.set_xticks(range(counts.shape[1]), labels(runs[0].federation["classes"]), rotation=_slope(runs[0]))
     figure.colorbar(image, ax=below_left)
-
-    if similar is None:
-        below_right.axis("off")
-    else:
-        matrix = similar.pictures["crsm"]
-        order = kin_order(matrix)
-        shown = matrix[np.ix_(order, order)].copy()
-        np.fill_diagonal(shown, np.nan)
-        image = below_right.imshow(shown, cmap="viridis", interpolation="nearest")
-        title = f"{similar.method}: CKA of the clients' representations\n(kin together, diagonal left out)"
-        below_right.set(title=title, xlabel="client", ylabel="client")
-        if len(order) <= 30:
-            below_right.set_xticks(range(len(order)), order, fontsize=7)
-            below_right.set_yticks(range(len(order)), order, fontsize=7)
-        figure.colorbar(image, ax=below_right)
 
 
 def _slope(run: Run) -> int:

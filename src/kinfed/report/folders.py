@@ -6,15 +6,18 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from torch import Tensor
 
 from kinfed.errors import InputError
 from kinfed.files import read_json, read_json_lines
 from kinfed.labels import folder_name
+from kinfed.methods import Picture
 from kinfed.models import read_tensors
 
 __all__ = ["Run", "read_runs"]
@@ -30,7 +33,7 @@ class Run:
         summary: ``summary.json``; of a run that is not finished ``so_far.json``, which names the rounds ``planned``.
         lines: One a round.
         federation: Class names, training samples by client and class, test samples by client.
-        pictured: Matrices by name, by the rounds for which there are any, in order.
+        pictured: Pictures by name, by the rounds for which there are any, in order.
     """
 
     path: Path
@@ -38,11 +41,11 @@ class Run:
     summary: dict[str, Any]
     lines: list[dict[str, Any]]
     federation: dict[str, Any]
-    pictured: dict[int, dict[str, NDArray[Any]]]
+    pictured: dict[int, dict[str, Picture]]
 
     @property
-    def pictures(self) -> dict[str, NDArray[Any]]:
-        """The matrices of the last round for which there are any."""
+    def pictures(self) -> dict[str, Picture]:
+        """The pictures of the last round for which there are any."""
         return [{}, *self.pictured.values()][-1]
 
     @property
@@ -122,6 +125,17 @@ class _Federation(_Told):
     names: list[str] | None = None
 
 
+class _Words(BaseModel):
+    """Words of a picture (`kinfed.methods.Picture.words`)."""
+
+    title: str
+    rows: Literal["clients", "classes"] | list[str]
+    columns: Literal["clients", "classes"] | list[str]
+    low: float | None = None
+    high: float | None = None
+    similarity: bool = False
+
+
 class _Named(_Told):
     method: str = Field(pattern=r"^[\w+:.=,<> -]+$")
     seed: int
@@ -164,7 +178,14 @@ def _read(path: Path) -> Run:
         raise InputError(
             f"{path / 'federation.json'}: does not have the {summary['data']['clients']} clients of the run"
         )
-    return Run(path, _config(path / "config.toml"), summary, lines, federation, _pictured(path / "pictures"))
+    return Run(
+        path,
+        _config(path / "config.toml"),
+        summary,
+        lines,
+        federation,
+        _pictured(path / "pictures", summary["data"]["clients"]),
+    )
 
 
 def _checked(adapter: TypeAdapter[Any], value: Any, path: Path) -> Any:
@@ -187,12 +208,27 @@ def _config(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: is no TOML: {error}") from error
 
 
-def _pictured(folder: Path) -> dict[int, dict[str, NDArray[Any]]]:
+def _pictured(folder: Path, clients: int) -> dict[int, dict[str, Picture]]:
     pictured = {}
     for path in sorted(folder.glob("round-*.safetensors")):
         try:
             matrices, about = read_tensors(path)
-            pictured[int(about["round"])] = {name: matrix.numpy() for name, matrix in matrices.items()}
+            words = TypeAdapter(dict[str, _Words]).validate_python(about.get("pictures", {}))
+            pictured[int(about["round"])] = {
+                name: Picture(matrix, **words[name].model_dump()) if name in words else _unnamed(name, matrix, clients)
+                for name, matrix in matrices.items()
+                if matrix.ndim == 2
+            }
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: cannot be used: {error}") from error
     return pictured
+
+
+def _unnamed(name: str, matrix: Tensor, clients: int) -> Picture:
+    """A picture without words, as older runs have them: N×N is of the clients, and may be their similarity."""
+    if tuple(matrix.shape) != (clients, clients):
+        rows, columns = ([str(i) for i in range(size)] for size in matrix.shape)
+        return Picture(matrix, name, rows, columns)
+    known = matrix.nan_to_num()
+    similarity = torch.allclose(known, known.T) and set(known.diagonal().round(decimals=6).tolist()) <= {0.0, 1.0}
+    return Picture(matrix, name.upper() if similarity else name, "clients", "clients", similarity=similarity)

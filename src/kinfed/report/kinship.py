@@ -1,4 +1,4 @@
-"""Who is kin to whom: the similarity of the clients beside the classes that they share, over the rounds.
+"""Kinship: how alike a method finds the clients, beside the classes that they share, over the rounds.
 
 Letters: ``N`` clients.
 """
@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from kinfed.errors import plain
 from kinfed.learning import class_overlap, rank_correlation
 from kinfed.report.folders import Run
 from kinfed.report.names import hypertext, labels
@@ -37,12 +38,17 @@ def kin_order(similarity: Matrix) -> list[int]:
     return [int(i) for i in leaves_list(optimal_leaf_ordering(linkage(condensed, "average"), condensed))]
 
 
-def kinship(run: Run) -> go.Figure:
+def kinship(run: Run, name: str) -> go.Figure:
     """The classes that clients share, and their similarity after the round that a slider chooses.
 
     Clients who share classes stand together; hover tells the classes.
+
+    Args:
+        run: The run.
+        name: Name of the picture that has the similarity.
     """
-    overlap, rounds = _overlap(run), _rounds(run)
+    overlap, rounds = _overlap(run), _rounds(run, name)
+    title = run.pictures[name].title
     order = kin_order(overlap)
     names = [f"{i}" for i in order]
     held = [_held(run, i) for i in order]
@@ -71,7 +77,7 @@ def kinship(run: Run) -> go.Figure:
     steps = []
     for round, matrix in rounds.items():
         add(matrix, 2, visible=round == [*rounds][-1])
-        right.text = _titled(round, matrix, overlap)
+        right.text = _titled(hypertext(title), round, matrix, overlap)
         shown = [True, *(round == other for other in rounds)]
         titles = [left.to_plotly_json(), right.to_plotly_json()]
         steps.append({"label": f"{round}", "method": "update", "args": [{"visible": shown}, {"annotations": titles}]})
@@ -84,13 +90,14 @@ def kinship(run: Run) -> go.Figure:
     return styled(figure, height=600, sliders=[slider] if len(steps) > 1 else [])
 
 
-def save_kinship(run: Run, path: Path) -> None:
-    """One PNG: the classes in common, and the similarity after some of the rounds, the last one among them."""
-    overlap, rounds = _overlap(run), _rounds(run)
+def save_kinship(run: Run, name: str, path: Path) -> None:
+    """Write the same as one PNG, with the similarity after some of the rounds, the last one among them."""
+    overlap, rounds = _overlap(run), _rounds(run, name)
+    title = plain(run.pictures[name].title)
     order = kin_order(overlap)
     chosen = [[*rounds][i] for i in np.unique(np.linspace(0, len(rounds) - 1, SHOWN).round().astype(int))]
     panels = [("Classes in common", overlap, "Blues")]
-    panels += [(_titled(round, rounds[round], overlap, "\n"), rounds[round], "viridis") for round in chosen]
+    panels += [(_titled(title, round, rounds[round], overlap, "\n"), rounds[round], "viridis") for round in chosen]
     with picture(path, 3.6 * len(panels), 3.9) as figure:
         for axes, (title, matrix, colours) in zip(
             figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
@@ -109,14 +116,14 @@ def _overlap(run: Run) -> Matrix:
     return class_overlap(np.array(run.federation["train"]))
 
 
-def _rounds(run: Run) -> dict[int, Matrix]:
-    return {round: pictures["crsm"] for round, pictures in run.pictured.items()}
+def _rounds(run: Run, name: str) -> dict[int, Matrix]:
+    return {round: pictures[name].matrix.numpy() for round, pictures in run.pictured.items() if name in pictures}
 
 
-def _titled(round: int, similarity: Matrix, overlap: Matrix, between: str = ", ") -> str:
+def _titled(title: str, round: int, similarity: Matrix, overlap: Matrix, between: str = ", ") -> str:
     correlation = rank_correlation(similarity, overlap)
     told = "" if correlation is None else f"{between}rank correlation {correlation:.2f}"
-    return f"CRSM after round {round}{told}"
+    return f"{title} after round {round}{told}"
 
 
 def _spread(matrix: Matrix) -> tuple[float, float]:

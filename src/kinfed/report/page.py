@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -17,8 +17,10 @@ from kinfed.report import figures
 from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_table, voted, votes
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship, save_kinship
+from kinfed.report.matrices import last_round, matrix_figure, shows_kinship
 from kinfed.report.notes import notes
 from kinfed.report.reached import target_table
+from kinfed.report.round_notes import note_curves, note_table
 from kinfed.report.rows import in_rows, setting
 from kinfed.report.table import NEW_CLIENTS, Cell, Table, table
 from kinfed.report.verdict import verdict
@@ -65,8 +67,9 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
         write_whole(out, _page(runs))
         figures.save_picture(runs, out.with_suffix(".png"))
         for run in runs:
-            if "crsm" in run.pictures:
-                save_kinship(run, out.with_name(f"{out.stem}-kinship-{run.path.name}.png"))
+            kin = [name for name, picture in run.pictures.items() if shows_kinship(run, picture)]
+            for name in kin[:1]:  # the others are in the first picture
+                save_kinship(run, name, out.with_name(f"{out.stem}-kinship-{run.path.name}.png"))
             if voted(run):
                 save_ballots(run, out.with_name(f"{out.stem}-vote-{run.path.name}.png"))
     return out
@@ -88,13 +91,11 @@ def _page(runs: Sequence[Run]) -> str:
         _section("Who holds what", "Training samples of each client and class.", figures.partition(runs[0])),
         _section("What it costs", "Payload of all messages, and where the time went.", figures.cost(runs)),
     ]  # fmt: skip
-    for method, group in in_rows(runs).items():
-        if "crsm" in group[0].pictures:
-            caption = (
-                f"How alike the method finds the clients (seed {group[0].summary['seed']}), beside the classes that "
-                "they share (cosine of their counts). Clients that share classes stand together."
-            )
-            sections.insert(2, _section(f"Who is kin to whom: {method}", caption, kinship(group[0])))
+    sections[2:2] = [
+        section
+        for row, group in in_rows(runs).items()
+        for section in (*_pictures(row, group[0]), *_round_notes(row, group))
+    ]
     configs = "".join(
         f"<details><summary>{_text(run.path.name)}</summary><pre>{html.escape(tomli_w.dumps(run.config))}</pre></details>"
         for run in runs
@@ -165,6 +166,30 @@ def _vote(row: str, group: Sequence[Run]) -> str:
         return told
     caption = f"Which sources each client names (seed {first.summary['seed']}); like ballots stand together."
     return f'{told}{_table(vote_table(first))}<p class="caption">{_text(caption)}</p>{_drawn(ballot_figure(first))}'
+
+
+def _pictures(row: str, run: Run) -> Iterator[str]:
+    """The pictures of a method."""
+    seed = run.summary["seed"]
+    for name, picture in run.pictures.items():
+        if shows_kinship(run, picture):
+            caption = (
+                f"How alike the method finds the clients (seed {seed}), beside the classes that they share (cosine of "
+                "their counts). Clients that share classes stand together."
+            )
+            yield _section(f"Who is kin to whom: {row}", caption, kinship(run, name))
+        else:
+            caption = f"After round {last_round(run, name)} (seed {seed})."
+            yield _section(f"{picture.title}: {row}", caption, matrix_figure(run, name))
+
+
+def _round_notes(row: str, group: Sequence[Run]) -> Iterator[str]:
+    """The notes of a method on its rounds."""
+    curves, others = note_curves(group), note_table(group)
+    if curves is not None:
+        yield _section(f"Round by round: {row}", "What the method says of each round, a line a seed.", curves)
+    if others.rows:
+        yield f"<h2>Notes: {_text(row)}</h2>{_table(others)}"
 
 
 def _table(content: Table) -> str:

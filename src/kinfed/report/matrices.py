@@ -1,0 +1,112 @@
+"""Pictures that methods have of their state: any matrix, with what its rows and columns are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from kinfed.errors import plain
+from kinfed.methods import Picture
+from kinfed.report.folders import Run
+from kinfed.report.kinship import kin_order
+from kinfed.report.names import hypertext, labels
+from kinfed.report.style import styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_matrix", "last_round", "matrix_figure", "shows_kinship"]
+
+LABELLED = 30  # rows or columns whose names have room in a PNG
+
+
+def shows_kinship(run: Run, picture: Picture) -> bool:
+    """Tell whether a picture says how alike every two clients of a run are."""
+    clients = len(run.federation["train"])
+    return picture.similarity and tuple(picture.matrix.shape) == (clients, clients)
+
+
+def last_round(run: Run, name: str) -> int:
+    """The last round after which there is a picture of this name."""
+    return max(round for round, pictures in run.pictured.items() if name in pictures)
+
+
+def matrix_figure(run: Run, name: str) -> go.Figure:
+    """The picture of a name after the last round for which there is one."""
+    picture = run.pictures[name]
+    rows, columns = (_names(run, picture, axis) for axis in (0, 1))
+    low, high = _range(picture)
+    figure = go.Figure(
+        go.Heatmap(
+            z=picture.matrix.numpy(),
+            x=[*map(hypertext, columns)],
+            y=[*map(hypertext, rows)],
+            zmin=low,
+            zmax=high,
+            colorscale="Viridis",
+            colorbar={"thickness": 12},
+            hovertemplate="%{y} and %{x}: %{z:.4f}<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title_text=_title(picture.columns), type="category")
+    figure.update_yaxes(title_text=_title(picture.rows), type="category", autorange="reversed")
+    return styled(figure, height=min(900, 220 + 18 * len(rows)))
+
+
+def draw_matrix(run: Run, name: str, row: str, figure: Figure, axes: Axes) -> None:
+    """Draw the same into a PNG; of a similarity, clients that are alike stand together.
+
+    Args:
+        run: The run.
+        name: Name of the picture.
+        row: Name of the method.
+        figure: Gets a colour bar.
+        axes: Gets the matrix.
+    """
+    picture = run.pictures[name]
+    matrix, (rows, columns) = picture.matrix.numpy().astype(float), (_names(run, picture, axis) for axis in (0, 1))
+    title = f"{row}: {plain(picture.title)}"
+    if shows_kinship(run, picture):
+        order = kin_order(matrix)
+        matrix = matrix[np.ix_(order, order)].copy()
+        np.fill_diagonal(matrix, np.nan)
+        rows, columns = ([names[i] for i in order] for names in (rows, columns))
+        title = f"{title}\n(kin together, diagonal left out)"
+    image = axes.imshow(
+        matrix, aspect="auto", cmap="viridis", vmin=picture.low, vmax=picture.high, interpolation="nearest"
+    )
+    axes.set(title=title, xlabel=_title(picture.columns), ylabel=_title(picture.rows))
+    for names, ticks in ((columns, axes.set_xticks), (rows, axes.set_yticks)):
+        _label(ticks, names)
+    figure.colorbar(image, ax=axes)
+
+
+def _range(picture: Picture) -> tuple[float, float]:
+    """Values at the ends of the colours."""
+    known = picture.matrix[picture.matrix.isfinite()]
+    least, greatest = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    return least if picture.low is None else picture.low, greatest if picture.high is None else picture.high
+
+
+def _label(ticks: Any, names: Sequence[str]) -> None:
+    if len(names) <= LABELLED:
+        ticks(range(len(names)), names, fontsize=7)
+
+
+def _names(run: Run, picture: Picture, axis: int) -> list[str]:
+    """Names of the rows (0) or the columns (1)."""
+    size, meaning = picture.matrix.shape[axis], (picture.rows, picture.columns)[axis]
+    names = [str(i) for i in range(size)]
+    if meaning == "classes":
+        names = labels(run.federation["classes"])
+    elif not isinstance(meaning, str):
+        names = labels(meaning)
+    return names if len(names) == size else [str(i) for i in range(size)]
+
+
+def _title(meaning: str | Sequence[str]) -> str:
+    return {"clients": "client", "classes": "class"}.get(meaning, "") if isinstance(meaning, str) else ""

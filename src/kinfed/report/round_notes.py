@@ -1,0 +1,85 @@
+"""Notes that methods make on each round: numbers as curves, anything else that is short as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from kinfed.engine.lines import is_note
+from kinfed.report.folders import Run
+from kinfed.report.names import hypertext
+from kinfed.report.style import styled
+from kinfed.report.table import Cell, Table
+
+__all__ = ["note_curves", "note_table"]
+
+Curve = list[tuple[int, float]]
+COLUMNS = 3  # curves side by side
+
+
+def note_curves(group: Sequence[Run]) -> go.Figure | None:
+    """A curve for each note that is a number in several rounds, a line a seed; None without any."""
+    curves = {name: of_seeds for name, of_seeds in _numbers(group).items() if max(map(len, of_seeds)) > 1}
+    if not curves:
+        return None
+    across = min(COLUMNS, len(curves))
+    down = -(-len(curves) // across)
+    figure = make_subplots(rows=down, cols=across, subplot_titles=[hypertext(_words(name)) for name in curves])
+    for at, of_seeds in enumerate(curves.values()):
+        for run, curve in zip(group, of_seeds, strict=True):
+            figure.add_scatter(
+                x=[round for round, _ in curve],
+                y=[value for _, value in curve],
+                name=f"seed {run.summary['seed']}",
+                mode="lines",
+                line={"color": "#0072B2", "width": 1.5},
+                showlegend=False,
+                hovertemplate="%{y:.4g}",
+                row=at // across + 1,
+                col=at % across + 1,
+            )
+    figure.update_xaxes(title_text="round")
+    return styled(figure, height=60 + 260 * down)
+
+
+def note_table(group: Sequence[Run]) -> Table:
+    """The last value of each note that is a text, true or false, or a number of one round; of the first seed."""
+    run = group[0]
+    single = {name: of_seeds[0] for name, of_seeds in _numbers(group).items() if max(map(len, of_seeds)) == 1}
+    last: dict[str, tuple[int, Any]] = {name: curve[-1] for name, curve in single.items() if curve}
+    for line in run.lines:
+        told = {name: value for name, value in line.items() if is_note(name) and isinstance(value, str | bool)}
+        last |= {name: (line["round"], value) for name, value in told.items()}
+    rows = [
+        (Cell(_words(name)), Cell(f"{value:.4g}" if isinstance(value, float) else str(value)), Cell(str(round)))
+        for name, (round, value) in last.items()
+    ]
+    return Table(
+        ("note", "value", "round"), ("", f"of seed {run.summary['seed']}", "the last one with it"), tuple(rows)
+    )
+
+
+def _numbers(group: Sequence[Run]) -> dict[str, list[Curve]]:
+    """Name of each note that is a number → for each run, its rounds and values."""
+    names = dict.fromkeys(
+        name
+        for run in group
+        for line in run.lines
+        for name, value in line.items()
+        if is_note(name) and _is_number(value)
+    )
+    return {
+        name: [[(line["round"], line[name]) for line in run.lines if _is_number(line.get(name))] for run in group]
+        for name in names
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
