@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import kinfed
-from kinfed.report.figures import kin_order
+from kinfed.report.kinship import kin_order
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
