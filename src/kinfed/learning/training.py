@@ -167,7 +167,7 @@ _Told = list[tuple[int, Tensor]]  # for each step: the number of its samples, an
 
 
 def _mean(told: _Told, seen: int) -> float:
-    """Mean over all samples seen, NaN without a step; computed after the last step, so that no step waits for it."""
+    """Mean over all samples seen, NaN without a step; computed at the end, so that no step waits for the device."""
     if not told:
         return float("nan")
     counts, means = zip(*told, strict=True)
