@@ -1,4 +1,4 @@
-"""Fields of frozen dataclasses, checked when an object is made, and what is wrong with one in one line."""
+"""Checks of the fields of frozen dataclasses, with error messages of one line."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SHOWN = 60  # characters of a value in a message
 
 
 def check_fields(thing: Any) -> None:
-    """Check the fields of a frozen dataclass against their annotations, and bring them to these types.
+    """Check the fields of a frozen dataclass against their annotations, and convert them to these types.
 
-    For ``__post_init__``: an object that was made is valid.
+    For use in ``__post_init__``, so that every object is valid.
 
     Raises:
-        InputError: One line that names the class, the field, the value and what is allowed.
+        InputError: If a field is not valid; the message names the class, the field, the value and what is allowed.
     """
     kind: type = type(thing)
     for name, adapter in _adapters(kind).items():
@@ -42,7 +42,7 @@ def check_fields(thing: Any) -> None:
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """Type of each field of a dataclass, with its limits (``Annotated``)."""
+    """Type of each field of a dataclass by name, with its limits (``Annotated``)."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in fields(kind)}
 
@@ -53,18 +53,18 @@ def _adapters(kind: type) -> dict[str, TypeAdapter[Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy as one of Python; anything else as it is."""
+    """Convert a number of NumPy to one of Python; return any other value unchanged."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def one_line(error: ValidationError, where: str = "") -> str:
-    """The first of pydantic's errors as ``field: value; what is allowed``.
+    """Describe the first of pydantic's errors in one line: the field, the value and what is allowed.
 
     Args:
-        error: What pydantic raised.
-        where: Name of the field, if the error does not have it.
+        error: Error that pydantic raised.
+        where: Name of the field, if the error does not contain it.
     """
     first = error.errors()[0]
     if isinstance(cause := first.get("ctx", {}).get("error"), InputError):
@@ -76,7 +76,7 @@ def one_line(error: ValidationError, where: str = "") -> str:
 
 
 def short(value: Any) -> str:
-    """A value in a message, whatever it is."""
+    """Representation of a value for a message, cut to 60 characters."""
     told = repr(value)
     return told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…"
 
