@@ -193,7 +193,8 @@ def _report(folder: Path) -> object:
 
 
 def _config(folder: Path) -> object:
-    from kinfed.experiment.config import Config, read_toml
+    from kinfed.experiment.config import Config
+    from kinfed.experiment.config_file import read_toml
 
     return Config.checked(read_toml(folder / "config.toml"))
 

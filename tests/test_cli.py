@@ -191,3 +191,11 @@ def test_lists_have_a_line_each(kinfed) -> None:  # type: ignore[no-untyped-def]
         assert [line.split()[0] for line in out.splitlines()][: len(names)] == [*names]
         assert all(len(line.split()) > 3 for line in out.splitlines())
         assert len({re.match(r"\S+\s{2,}", line + "x").end() for line in out.splitlines()}) == 1  # type: ignore[union-attr]
+
+
+def test_every_form_of_a_data_folder_is_listed(kinfed) -> None:  # type: ignore[no-untyped-def]
+    out = kinfed("datasets")[1]
+    assert out.count("\nFOLDER ") == 4
+    assert all(
+        form in out for form in ("train.parquet", "train/CLASS/*.png", "train-images-idx3-ubyte.gz", "a federation")
+    )

@@ -1,4 +1,4 @@
-"""The same from Python: ``run``, ``compare``, ``resume``, ``reproduce``, ``vote``, ``train_sources`` and ``load``."""
+"""The Python interface: run, compare, resume and reproduce experiments, vote for source models, load trained models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from kinfed.display import Display
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, is_text, read_toml, short
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.keywords import Fields, with_fields
+from kinfed.fields import is_text, short
 from kinfed.files import own_folder
 from kinfed.labels import slug
 from kinfed.settings import untouched
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from kinfed.data import Federation
     from kinfed.experiment.predictor import Predictor
     from kinfed.experiment.run import Watcher
     from kinfed.experiment.vote import Ballots
@@ -43,24 +46,32 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Result:
-    """A run folder or a comparison folder on disk."""
+    """The results of a run or a comparison, which are files in its folder.
+
+    Attributes:
+        path: Folder of the run or the comparison.
+
+    >>> result = kinfed.open_result("runs/mine")  # doctest: +SKIP
+    >>> result.table(); result.report()  # doctest: +SKIP
+    """
 
     path: Path
 
     @property
     def summaries(self) -> list[dict[str, Any]]:
-        """The ``summary.json`` of every run."""
+        """The contents of ``summary.json`` of every run, in the order of the comparison."""
         from kinfed.report.folders import read_runs
 
         return [run.summary for run in read_runs([self.path])]
 
     def frame(self) -> pd.DataFrame:
-        """Accuracies as a pandas DataFrame: a row for each method, seed, round with a test, and client.
+        """Return the accuracies as a pandas DataFrame: one row for each method, seed, evaluated round and client.
 
-        Columns are ``method``, ``seed``, ``round``, ``client``, ``name`` of the client, its samples ``train`` and
-        ``test``, ``accuracy`` (of the model that serves the client, on its own test samples), whatever else was tested
-        under its name in ``metrics.jsonl`` (``fine_tuned``, ``new_global`` of clients that took no part, …), and
-        ``global_acc`` of the one global model on the pooled test set. NaN where there is none.
+        Accuracies are fractions of 1, and NaN where there is none. The columns are ``method``, ``seed``, ``round``,
+        ``client`` (its number), ``name`` (of the client), ``train`` and ``test`` (the client's numbers of samples),
+        ``accuracy`` (of the client's primary model on its own test samples) and ``global_acc`` (of the global model on
+        the pooled test set). Every other accuracy of a client is a column with its name in ``metrics.jsonl``, such as
+        ``fine_tuned``, or ``new_global`` for the new clients, which never train.
 
         >>> result.frame().groupby("method")["accuracy"].mean()  # doctest: +SKIP
         """
@@ -70,26 +81,33 @@ class Result:
         return frame(read_runs([self.path]))
 
     def _repr_html_(self) -> str:
-        """The table, as notebooks show it."""
+        """Return the table as HTML, which notebooks show."""
         from kinfed.report.folders import read_runs
         from kinfed.report.page import as_html
 
         return as_html(read_runs([self.path]))
 
     def table(self) -> None:
-        """Print the table, what its numbers stand for, and what must be known of them."""
+        """Print the setting, the table of accuracies, the best method, and notes on how to read the numbers."""
         from kinfed.report.terminal import show
 
         show([self.path])
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the self-contained HTML page and the picture beside it; returns the page's path."""
+        """Write the report: a self-contained HTML page, and PNG pictures beside it.
+
+        Args:
+            out: Path of the page; ``report.html`` in the result's folder if not given.
+
+        Returns:
+            Path of the page.
+        """
         from kinfed.report.page import write_report
 
         return write_report([self.path], self.path / "report.html" if out is None else _path("out", out))
 
 
-@with_fields
+@with_fields()
 @untouched()
 def run(
     method: str | Method | type[Method],
@@ -100,21 +118,25 @@ def run(
     allow_code: bool = False,
     **fields: Unpack[Fields],
 ) -> Result:
-    """Run one method.
+    """Run one method with one seed, and write a run folder.
 
     Args:
-        method: A name, ``package.module:Name``, an object or a class.
-        out: Folder for the run; a new one in ``runs`` if not given.
-        overwrite: Whether a run that is there is replaced.
-        quiet: Whether no progress is shown.
-        allow_code: Whether a ``config`` file may name code of its own (``package.module:Name``) that is then imported.
-        **fields: Those of the experiment, as for `compare`.
+        method: The method: a name (see ``kinfed methods``), a name with fields (``"fedprox:mu=0.1"``), an import path
+            ``package.module:Name``, or an object or a class derived from `kinfed.methods.Method`.
+        out: Folder of the run; a new one in ``runs`` if not given.
+        overwrite: Replace a run or comparison that the folder holds.
+        quiet: Show no progress.
+        allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
+        **fields: Fields of the experiment, as in `compare`.
 
     Returns:
-        The run on disk.
+        The results of the run.
 
     Raises:
-        InputError: One line that names the field, the value and what is allowed.
+        InputError: If a field is wrong or would do nothing, the data do not allow the partition, or the folder cannot
+            be used. The message is one line that names the field, the value and what is allowed.
+        RunFailed: If the run cannot go on: the training diverges, or no client's work can be used in several rounds in
+            a row. What was saved stays.
 
     >>> kinfed.run("fedprox:mu=0.1", data="digits", clients=20, rounds=30)  # doctest: +SKIP
     """
@@ -129,7 +151,7 @@ def run(
     return Result(path)
 
 
-@with_fields
+@with_fields()
 @untouched()
 def compare(
     methods: str | Method | type[Method] | Sequence[str | Method | type[Method]] | None = None,
@@ -140,28 +162,30 @@ def compare(
     allow_code: bool = False,
     **fields: Unpack[Fields],
 ) -> Result:
-    """Run several methods, with one or more seeds, on the same clients.
+    """Run several methods, with one or more seeds, on the same clients, and write a comparison folder.
 
     Args:
-        methods: Names, ``package.module:Name``, objects or classes, in any mixture. A method may stand there several
-            times with different fields: ``FedProx(mu=0.1), FedProx(mu=1)``, or ``"fedprox:mu=0.1", "fedprox:mu=1"``.
-            ``local`` joins where a method is personalised, since training alone is what it must beat; ``local_ssl``
-            where one learns without labels.
-        out: Folder for the comparison; a new one in ``runs`` if not given.
-        overwrite: Whether a comparison that is there is replaced.
-        quiet: Whether no progress is shown.
-        allow_code: Whether a ``config`` file may name code of its own (``package.module:Name``) that is then imported.
-        **fields: Those of the experiment; `Config` says what they are. ``data`` may be a name, a path, arrays
-            ``(x_train, y_train, x_test, y_test)``, which are kept in the cache folder, where a resumed run finds them.
-            ``training`` is a `LocalTraining`, in place of ``lr``, ``local_epochs`` and so on. ``config`` names a TOML
-            file with any of the fields, ``methods`` among them; those that are given here overrule it. A field that
-            would do nothing is refused.
+        methods: The methods: names, import paths ``package.module:Name``, objects or classes, in any mixture. A method
+            may appear several times with different fields: ``FedProx(mu=0.1), FedProx(mu=1)``, or
+            ``"fedprox:mu=0.1", "fedprox:mu=1"``. The baseline ``local`` (every client trains alone) is added if a
+            method is personalised, and ``local_ssl`` if one learns without labels.
+        out: Folder of the comparison; a new one in ``runs`` if not given.
+        overwrite: Replace a run or comparison that the folder holds.
+        quiet: Show no progress.
+        allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
+        **fields: Fields of the experiment. The signature lists them with their defaults, and ``kinfed compare --help``
+            describes them. ``data`` may be a name, a path, or arrays ``(x_train, y_train, x_test, y_test)``; arrays are
+            stored in the cache folder, where a resumed run finds them. ``training`` is a `LocalTraining`, in place of
+            ``lr``, ``local_epochs`` and so on. ``config`` is the path of a TOML file with any of the fields and
+            ``methods``; arguments overrule the file. A field that would do nothing is refused.
 
     Returns:
-        The comparison on disk.
+        The results of all runs.
 
     Raises:
-        InputError: One line that names the field, the value and what is allowed.
+        InputError: If a field is wrong or would do nothing, the data do not allow the partition, or the folder cannot
+            be used. The message is one line that names the field, the value and what is allowed.
+        RunFailed: If a run cannot go on, as in `run`; the other runs are done first.
 
     >>> result = kinfed.compare(["fedavg", FedProx(mu=0.1)], data="digits", partition="shards")  # doctest: +SKIP
     >>> result.table(); result.report("report.html")  # doctest: +SKIP
@@ -181,28 +205,39 @@ def resume(
     path: str | Path,
     *,
     methods: Method | type[Method] | Sequence[Method | type[Method]] = (),
+    data: Federation | None = None,
+    partition: Callable[..., Any] | None = None,
     model: Callable[..., Any] | None = None,
     rounds: int | None = None,
     device: str | None = None,
     quiet: bool = False,
     allow_code: bool = False,
 ) -> Result:
-    """Go on with a run or a comparison where it stopped.
+    """Continue a run or a comparison where it stopped, with the same result as without the interruption.
 
     Args:
-        path: Its folder.
-        methods: The methods that the run had as Python classes which no import path leads to, such as those of a
-            notebook: classes, or objects with the same fields.
-        model: Likewise the function that makes its model.
-        rounds: How many rounds each run shall have, if more than it was begun with. It ends with the bits of a run that
-            had so many from the start, and is refused if its learning rate follows from their number.
-        device: Where to go on, if not where it began; last bits then differ, which a warning says.
-        quiet: Whether no progress is shown.
-        allow_code: Whether code that the run's files name (``package.module:Name``) is imported.
+        path: Folder of the run or the comparison.
+        methods: Methods of the run that have no import path, such as classes defined in a notebook; given as classes,
+            or as objects with the fields that they had.
+        data: Federation that the run was given.
+        partition: Partition of the run that has no import path: a function or a class.
+        model: Model of the run that has no import path: a function, a class or a module.
+        rounds: Total number of rounds, to extend the run. The result is the same, bit by bit, as with so many rounds
+            from the start. Refused if it is less than before, or if the learning rate depends on it.
+        device: Device to continue on; the run's own if not given. On another device the results differ in their last
+            bits, and a warning says so.
+        quiet: Show no progress.
+        allow_code: Let the run's files name code (``package.module:Name``), which is then imported and run.
+
+    Returns:
+        The results of the run or the comparison.
 
     Raises:
-        InputError: If the folder is none of a run, is in use by another process, or was changed; or if its files name
-            code that is not given or allowed here.
+        InputError: If the folder holds no run, is in use by another process, or was changed; or if its files name code
+            that is neither given nor allowed here.
+        RunFailed: If a run cannot go on, as in `run`.
+
+    >>> kinfed.resume("runs/mine", rounds=60)  # doctest: +SKIP
     """
     from kinfed.experiment.extend import extend
     from kinfed.experiment.objects import of_folder
@@ -211,7 +246,7 @@ def resume(
 
     _truths(quiet=quiet, allow_code=allow_code)
     folder = _path("run", path)
-    objects, names = of_folder(folder, methods, model)
+    objects, names = of_folder(folder, methods=methods, data=data, partition=partition, model=model)
     with nothing_from_files(names, folder, allow=allow_code):
         if rounds is not None:
             extend(folder, rounds, device=device, objects=objects)
@@ -220,7 +255,7 @@ def resume(
     return Result(folder)
 
 
-@with_fields
+@with_fields()
 @untouched()
 def reproduce(
     table: str,
@@ -230,10 +265,24 @@ def reproduce(
     quiet: bool = False,
     **fields: Unpack[Fields],
 ) -> Path:
-    """Run a table of one of the papers, or go on with it; the fields overrule those of the table.
+    """Run the experiments of a paper's table, or those that are still missing.
+
+    Args:
+        table: Name of the table, such as ``fedcka-table2``; ``kinfed reproduce --help`` lists all.
+        scale: ``small``, or ``paper`` for as much as the paper ran.
+        out: Folder for the results; ``runs/TABLE-SCALE`` if not given. Finished runs in it are kept.
+        quiet: Show no progress.
+        **fields: Fields of the experiment that overrule those of the table, such as ``seeds`` or ``workers``.
 
     Returns:
-        A Markdown file that has the paper's numbers beside ours.
+        Path of a Markdown file with the paper's numbers beside those of the runs.
+
+    Raises:
+        InputError: If there is no such table or scale, or a field is wrong, would do nothing, or is one in which the
+            columns or rows of the table differ.
+        RunFailed: If a run cannot go on, as in `run`.
+
+    >>> kinfed.reproduce("fedcka-table2", seeds=3)  # doctest: +SKIP
     """
     from kinfed.experiment.reproduce import reproduce as reproduce_table
 
@@ -244,7 +293,10 @@ def reproduce(
 
 
 def open_result(path: str | Path) -> Result:
-    """A run or comparison that is on disk."""
+    """Return the results in a run folder or a comparison folder; nothing is read yet.
+
+    >>> kinfed.open_result("runs/mine").table()  # doctest: +SKIP
+    """
     return Result(_path("run", path))
 
 
@@ -252,19 +304,22 @@ def open_result(path: str | Path) -> Result:
 def load(
     path: str | Path, *, client: int | None = None, module: nn.Module | None = None, allow_code: bool = False
 ) -> Predictor:
-    """A trained model, ready for use; it takes uint8 images, and normalises them as in training.
+    """Load a trained model, ready for use.
 
     Args:
-        path: A run folder, whose global model is meant; or one of the files in its ``models``.
-        client: In a run folder: whose personal model instead.
-        module: For a model of your own architecture, what your function makes.
-        allow_code: Whether your function, which the model's file names, is imported to make it.
+        path: A run folder, for its global model; or a safetensors file in its folder ``models``.
+        client: Number of the client whose personal model is loaded from a run folder instead of the global one.
+        module: For an architecture of your own, a module as your function makes it.
+        allow_code: Import the function that the model's file names, and call it to make the module.
 
-    >>> kinfed.load("runs/mine", client=3).predict(images)  # doctest: +SKIP
-    ['cat', 'dog']
+    Returns:
+        The model, on the CPU and in evaluation mode. It takes uint8 images, and normalises them as in training.
 
     Raises:
         InputError: If there is no such model, a file is damaged, or the module does not fit.
+
+    >>> kinfed.load("runs/mine", client=3).predict(images)  # doctest: +SKIP
+    ['cat', 'dog']
     """
     from kinfed.experiment.predictor import load as load_model
 
@@ -275,22 +330,26 @@ def load(
 def train_sources(
     data: str | Sequence[str], *, out: str | Path, overwrite: bool = False, quiet: bool = False, **fields: Any
 ) -> Path:
-    """Train one source model a data set into a pool, a folder that `kinfed.models.open_pool` opens.
+    """Train a source model on each of several data sets, and write them to a pool.
+
+    A pool is a folder of source models, which `kinfed.models.open_pool` opens.
 
     Args:
-        data: Names or paths of data sets; each source is called as its data set.
-        out: The pool; sources that it has are kept, and those missing are trained.
-        overwrite: Train anew what is there under these names.
+        data: Names or paths of data sets. Each source gets the name of its data set.
+        out: Folder of the pool. Sources that it holds are kept; only the missing ones are trained.
+        overwrite: Train and replace sources of these names that the pool holds.
         quiet: Show no progress.
-        **fields: Those of `kinfed.experiment.training.Training`: ``like``, ``epochs``, ``lr`` and so on.
-
-    >>> kinfed.train_sources(["mnist", "kmnist"], out="pool", like="usps", image_size=28)  # doctest: +SKIP
+        **fields: Further fields of `kinfed.experiment.training.Training`: ``like``, ``epochs``, ``lr`` and so on;
+            ``kinfed sources train --help`` describes them.
 
     Returns:
-        The pool.
+        Folder of the pool.
 
     Raises:
-        InputError: If a field is wrong, or a source of one of the names was trained with other settings.
+        InputError: If a field is wrong, the training diverges, or the pool holds a source of one of the names that was
+            trained with other settings.
+
+    >>> kinfed.train_sources(["mnist", "kmnist"], out="pool", like="usps", image_size=28)  # doctest: +SKIP
     """
     from kinfed.experiment.sources import train_sources as train_all
     from kinfed.experiment.training import Training
@@ -305,7 +364,7 @@ def train_sources(
     return pool
 
 
-@with_fields
+@with_fields(rounds=5, ft_epochs=0)
 @untouched()
 def vote(
     run: str | Path | None = None,
@@ -320,27 +379,36 @@ def vote(
     allow_code: bool = False,
     **fields: Unpack[Fields],
 ) -> Ballots:
-    """Ask the clients which source model is most like what they have trained: FedVote's vote, without a transfer.
+    """Let the clients of a run vote for a source model, as in `FedVote` but without a transfer.
+
+    Each client compares the model that it trained in the last round with every source, and names the most similar ones.
 
     Args:
-        run: Folder of a run with ``save_local``, whose clients vote with what they trained in its last round. If it is
-            not given, FedAvg is run before, for 5 rounds if ``fields`` do not say otherwise.
-        out: Folder for ``vote.json`` and ``vote.png``: that of the run if not given; of a new run, its folder.
-        overwrite: Whether a new run may replace one that is there.
+        run: Folder of a run with ``save_local=True``. If it is not given, FedAvg is run first, for 5 rounds unless
+            ``rounds`` says otherwise.
+        out: Folder for ``vote.json`` and ``vote.png``. If it is not given: the folder of ``run``, or, for a new run, a
+            new folder in ``runs``, which then holds the run as well.
+        overwrite: Let the new run replace a run or comparison that the folder holds.
         quiet: Show no progress.
-        measure: One of `kinfed.methods.voting.MEASURES`.
-        ballot: How many sources each client names.
-        taps: What is compared; see `Vote`.
-        images: At most so many training images of each client are looked at.
-        allow_code: Whether code that the run's files name (``package.module:Name``) is imported.
-        **fields: ``sources``, the pool, which only a ``config`` may name instead; of a new run also the others, as for
-            `compare`.
+        measure: Similarity measure: one of `kinfed.similarity.MEASURES` that needs no labels, or
+            ``package.module:function``.
+        ballot: Number of sources that each client names.
+        taps: Layers that are compared, such as ``body`` (the representation) or ``conv1,conv2``; see `FedVote`.
+        images: Largest number of training images that each client compares on.
+        allow_code: Let the run's files or a ``config`` file name code (``package.module:Name``), which is then imported
+            and run.
+        **fields: ``sources``, the folder of the pool, which a ``config`` file may name instead. For a new run also the
+            other fields of the experiment, as in `compare`.
 
-    >>> kinfed.vote(sources="pool", data="usps", image_size=28, clients=20).ranking  # doctest: +SKIP
-    ['mnist', 'kmnist']
+    Returns:
+        The ballots, their count, the ranking of the sources, and all scores.
 
     Raises:
         InputError: If a field is wrong, a source does not fit, or no client can vote.
+        RunFailed: If the new run cannot go on, as in `run`.
+
+    >>> kinfed.vote(sources="pool", data="usps", image_size=28, clients=20).ranking  # doctest: +SKIP
+    ['mnist', 'kmnist']
     """
     from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS
     from kinfed.experiment.vote import train_and_vote
@@ -379,7 +447,7 @@ def vote(
 
 
 def _config(fields: Mapping[str, Any], *, allow_code: bool = False, **how: Any) -> Config:
-    """What is asked for; arrays are kept only once all else is right."""
+    """Make the config of some fields. Arrays are stored last, after all other fields have been checked."""
     from kinfed.experiment.configure import configure
     from kinfed.experiment.objects import as_fields, names_in
     from kinfed.registry import nothing_from_files
@@ -390,19 +458,16 @@ def _config(fields: Mapping[str, Any], *, allow_code: bool = False, **how: Any) 
     with nothing_from_files(names_in(given), file, allow=allow_code or file is None):
         if data is None or isinstance(data, str | Path):
             return configure(given, file, objects=objects, **how)
-        if not isinstance(data, Sequence) or len(data) != 4:
-            raise InputError(
-                f"data: {short(data)} is not allowed; a name, a path, or x_train, y_train, x_test and y_test"
-            )
-        from kinfed.data.formats.arrays import keep_arrays
         from kinfed.data.loading import EMBEDDED
+        from kinfed.data.objects import as_dataset
 
-        configure(given | {"data": EMBEDDED}, file, objects=objects, **how)
-        return configure(given | {"data": str(keep_arrays(*data))}, file, objects=objects, **how)
+        config = configure(given | {"data": EMBEDDED}, file, objects=objects, **how)
+        _, kept = as_dataset(data, config.seed)
+        return configure(given | {"data": kept}, file, objects=objects, **how)
 
 
 def _file(fields: Mapping[str, Any]) -> Path | None:
-    """The TOML file that some fields are to come from."""
+    """Return the path in the field ``config``, or None if it is not given."""
     return None if fields.get("config") is None else _path("config", fields["config"])
 
 
@@ -413,7 +478,7 @@ def _path(name: str, value: Any) -> Path:
 
 
 def _truths(**flags: Any) -> None:
-    """Refuse what is neither true nor false: "False" would count as true."""
+    """Refuse a flag that is no bool; the text "False" would count as true."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise InputError(f"{name}: {short(value)} is not allowed; must be true or false")
@@ -421,7 +486,7 @@ def _truths(**flags: Any) -> None:
 
 @contextlib.contextmanager
 def result_folder(out: str | Path | None, name: str) -> Iterator[Path]:
-    """The folder for results: the one that is named, or a new one of this process's own, ``runs/TIME-NAME``."""
+    """Give a folder for results: ``out``, or a new folder ``runs/TIME-NAME`` that no other process uses."""
     if out is not None:
         yield _path("out", out)
         return

@@ -1,4 +1,4 @@
-"""What is seen while runs go on: bars in a terminal, plain lines elsewhere."""
+"""Progress display: bars in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from kinfed.errors import plain
 
 __all__ = ["Display"]
 
-PLAIN_LINES = 5  # a run, where there is no terminal
+PLAIN_LINES = 5  # progress lines per run where the output is no terminal
 
 
 class Display:
-    """A bar for each run; a context manager that writes to standard error."""
+    """Progress of several runs, one bar each; a context manager that writes to standard error.
+
+    Args:
+        console: Console to write to; standard error if not given.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False, emoji=False)
@@ -38,16 +42,23 @@ class Display:
         self.bars.stop()
 
     def run(self, method: str, seed: int, rounds: int) -> RunDisplay:
-        """The display of one run."""
+        """Return the display of one run."""
         return RunDisplay(self, f"{method} (seed {seed})", rounds)
 
     def source(self, name: str, seed: int, epochs: int) -> RunDisplay:
-        """The display of the training of one source model, whose rounds are epochs."""
+        """Return the display of the training of one source model, whose rounds are epochs."""
         return RunDisplay(self, f"{name} (seed {seed})", epochs, "epoch")
 
 
 class RunDisplay:
-    """A bar over rounds with accuracy, seconds a round, time left, and how far the present round is."""
+    """The progress of one run: a bar over its rounds with accuracy, seconds per round and remaining time.
+
+    Args:
+        display: Display that the bar is part of.
+        name: Name of the run, shown before the bar.
+        rounds: Total number of rounds.
+        unit: Word for a round: ``round`` or ``epoch``.
+    """
 
     def __init__(self, display: Display, name: str, rounds: int, unit: str = "round") -> None:
         self._unit = unit
@@ -59,23 +70,23 @@ class RunDisplay:
         self._pace: float | None = None
 
     def started(self, done: int) -> None:
-        """The bar starts where the run goes on."""
+        """Start the bar after the rounds that are done."""
         self._last = time.perf_counter()
         self._bars.update(self._bar, completed=done)
         if done:
             self._say(f"goes on after {self._unit} {done} of {self._rounds}")
 
     def working(self, what: str, done: int, total: int) -> None:
-        """How far the present round is, for rounds that take long."""
+        """Show the progress within the current round, for rounds that take long."""
         self._bars.update(self._bar, told=f"{self._told}  {what} {done}/{total}")
 
     def round(self, line: dict[str, Any]) -> None:
-        """One step of the bar."""
+        """Advance the bar to a finished round, and print the clients whose updates were refused."""
         now = time.perf_counter()
         took, self._last = now - self._last, now
         self._pace = took if self._pace is None else 0.7 * self._pace + 0.3 * took
         accuracy = line.get("personal_acc_weighted")
-        neighbours = line.get("knn_acc_mean")  # of methods that read no labels, all there is before the last round
+        neighbours = line.get("knn_acc_mean")  # the only accuracy before the last round for methods without labels
         if accuracy is not None:
             shown = f"own test {accuracy:.3f}  "
         else:
@@ -89,7 +100,7 @@ class RunDisplay:
             self._print(f"{self._name}: round {line['round']}, client {client} refused: {plain(reason)}")
 
     def stopping(self, round: int) -> None:
-        """What the first Ctrl-C does."""
+        """Say that the run stops after the current round, as the first Ctrl-C asked."""
         self._print(f"{self._name}: stops after round {round}; Ctrl-C again stops at once")
 
     def _say(self, text: str) -> None:

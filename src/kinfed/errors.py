@@ -1,4 +1,4 @@
-"""The errors that end a command with one line instead of a traceback."""
+"""Errors that end a command with one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 __all__ = ["InputError", "RunFailed", "among", "plain"]
 
-LONGEST = 600  # characters of a message: a value that is longer is cut, its beginning and its end stay
+LONGEST = 600  # characters of a message; a longer one loses its middle
 
 
 def plain(text: object) -> str:
-    r"""A text as one printable line: line breaks become spaces, control characters and lone surrogates are spelt out.
+    r"""Make one printable line of a text: line breaks become spaces; control characters and surrogates are escaped.
 
-    For names that come from files, folders or users, wherever they are shown.
+    For all names from files, folders or users that are shown.
 
     >>> plain("a\nb\x1b[2J")
     'a b\\x1b[2J'
@@ -24,7 +24,7 @@ def plain(text: object) -> str:
 
 
 class _OneLine(Exception):
-    """An error whose text is one printable line of bounded length, whatever it was made of."""
+    """Error whose text is one printable line of limited length."""
 
     def __init__(self, text: object) -> None:
         line = plain(text)
@@ -32,18 +32,23 @@ class _OneLine(Exception):
 
 
 class InputError(_OneLine, ValueError):
-    """A wrong configuration, file or data set: one line that names the field, the value and what is allowed.
+    """Wrong configuration, file or data set, with a message of one line: the field, its value and what is allowed.
 
     The command line prints it without a traceback and ends with exit code 2.
     """
 
 
 class RunFailed(_OneLine, RuntimeError):
-    """A run that cannot go on, with the reason in one line; what it has saved stays."""
+    """Run that cannot continue, with the reason in one line; its saved files stay."""
 
 
 def among(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:
-    """Refuse a name that is not among those allowed, with the nearest one."""
+    """Refuse a name that is not among the allowed ones, and suggest the nearest of these.
+
+    >>> among("method", "fedavgg", ["fedavg", "fedprox"])
+    Traceback (most recent call last):
+    kinfed.errors.InputError: method: 'fedavgg' is not known; allowed: fedavg, fedprox; did you mean fedavg?
+    """
     if name not in allowed:
         near = difflib.get_close_matches(name, allowed, 1)
         hint = f"; did you mean {near[0]}?" if near else ""

@@ -1,4 +1,4 @@
-"""Fields of frozen dataclasses, checked when an object is made, and what is wrong with one in one line."""
+"""Checks of the fields of frozen dataclasses, with error messages of one line."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import functools
 import math
 import numbers
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo
 
 from kinfed.errors import InputError
 
-__all__ = ["check_fields", "field_types", "one_line", "short"]
+__all__ = ["check_fields", "field_types", "is_text", "one_line", "plain_value", "short"]
 
 SHOWN = 60  # characters of a value in a message
 
 
 def check_fields(thing: Any) -> None:
-    """Check the fields of a frozen dataclass against their annotations, and bring them to these types.
+    """Check the fields of a frozen dataclass against their annotations, and convert them to these types.
 
-    For ``__post_init__``: an object that was made is valid.
+    For use in ``__post_init__``, so that every object is valid.
 
     Raises:
-        InputError: One line that names the class, the field, the value and what is allowed.
+        InputError: If a field is not valid; the message names the class, the field, the value and what is allowed.
     """
     kind: type = type(thing)
     for name, adapter in _adapters(kind).items():
@@ -41,7 +42,7 @@ def check_fields(thing: Any) -> None:
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """Type of each field of a dataclass, with its limits (``Annotated``)."""
+    """Type of each field of a dataclass by name, with its limits (``Annotated``)."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in fields(kind)}
 
@@ -52,18 +53,18 @@ def _adapters(kind: type) -> dict[str, TypeAdapter[Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy as one of Python; anything else as it is."""
+    """Convert a number of NumPy to one of Python; return any other value unchanged."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def one_line(error: ValidationError, where: str = "") -> str:
-    """The first of pydantic's errors as ``field: value; what is allowed``.
+    """Describe the first of pydantic's errors in one line: the field, the value and what is allowed.
 
     Args:
-        error: What pydantic raised.
-        where: Name of the field, if the error does not have it.
+        error: Error that pydantic raised.
+        where: Name of the field, if the error does not contain it.
     """
     first = error.errors()[0]
     if isinstance(cause := first.get("ctx", {}).get("error"), InputError):
@@ -75,6 +76,30 @@ def one_line(error: ValidationError, where: str = "") -> str:
 
 
 def short(value: Any) -> str:
-    """A value in a message, whatever it is."""
+    """Representation of a value for a message, cut to 60 characters."""
     told = repr(value)
     return told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…"
+
+
+def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
+    """A field's value before it is checked: a path is text, and text is what can be written.
+
+    Raises:
+        InputError: If a text cannot be written, or a number or a text is given as true or false.
+    """
+    name = str(info.field_name)
+    if isinstance(value, bool) and kind.model_fields[name].annotation not in (bool, bool | None):
+        raise InputError(f"{name}: {value} is not allowed; must not be true or false")
+    value = str(value) if isinstance(value, Path) else value
+    if isinstance(value, str) and not is_text(value):
+        raise InputError(f"{name}: {short(value)} is not allowed; must be text that UTF-8 can write")
+    return value
+
+
+def is_text(value: str) -> bool:
+    """Whether a text can be written; the names of some files cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,6 +1,6 @@
-"""Files on disk: written whole or not at all, read without trust, deleted only where kinfed wrote them.
+"""Files on disk: atomic writes, checked reads, and deletion of files that kinfed wrote.
 
-Nothing in a file is ever executed.
+No code in a file is executed.
 """
 
 from __future__ import annotations
@@ -38,47 +38,47 @@ __all__ = [
     "written",
 ]  # fmt: skip
 
-UNFINISHED = ".unfinished"  # what a file is called until it is whole
-LOCK = ".lock"  # the file in a folder that is locked while a process works there; it stays, empty
+UNFINISHED = ".unfinished"  # suffix of a file until it is complete
+LOCK = ".lock"  # empty file in a folder, locked while a process works there
 
 
 class NotSaved(OSError):
-    """A file of a run could not be written; those that were there before are as they were."""
+    """Failure to write a file of a run; the files written before are unchanged."""
 
 
 @contextlib.contextmanager
 def saving(path: Path) -> Iterator[None]:
-    """Turn whatever keeps a file from being written into one line that names it.
+    """Turn any failure to write a file in the block into a NotSaved that names the file.
 
     Raises:
-        NotSaved: If the disk is full, the folder is gone, and so on.
+        NotSaved: If the file cannot be written, for instance because the disk is full or the folder is gone.
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:  # the latter is how safetensors tells of a full disk
+    except (OSError, SafetensorError) as error:  # safetensors raises a SafetensorError for a full disk
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise NotSaved(f"{path} cannot be written: {reason}") from error
 
 
 def unfinished_name(path: Path) -> Path:
-    """What a file is called until it is whole; another process that writes the same file has another name for it."""
+    """Name of a file until it is complete; it differs between processes that write the same file."""
     return path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
 
 
 def write_whole(path: Path, text: str, *, lasting: bool = True) -> None:
-    """Write a text file under its final name in one step.
+    """Write a text file atomically.
 
     Args:
-        path: Final name.
-        text: All of it.
-        lasting: Whether it must be on the disk before this returns; if not, `sync` does that later.
+        path: Final name of the file.
+        text: Content of the file.
+        lasting: True to flush the file to disk before returning; if False, `sync` does it later.
 
     Raises:
-        NotSaved: If it cannot be written.
+        NotSaved: If the file cannot be written.
     """
     unfinished = unfinished_name(path)
     with saving(path):
-        unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))  # whatever the host's encoding is
+        unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))  # independent of the host's encoding
         if lasting:
             sync(unfinished)
         unfinished.replace(path)
@@ -87,7 +87,7 @@ def write_whole(path: Path, text: str, *, lasting: bool = True) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, outlast a loss of power."""
+    """Flush a file, or the names in a folder, to disk, so that they survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -97,7 +97,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def output(path: Path) -> Iterator[None]:
-    """Turn whatever keeps results from being written where a user wants them into one line that names the place.
+    """Turn any failure to write results to the user's path in the block into an InputError that names the path.
 
     Raises:
         InputError: If something below ``path`` cannot be written.
@@ -110,17 +110,16 @@ def output(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claimed(folder: Path, field: str = "out") -> Iterator[None]:
-    """Keep a folder to this process while the block runs; it is made if it is not there.
+    """Lock a folder for this process during the block; create it if missing.
 
-    Where nothing was written, nothing stays: neither the lock, nor a folder that was made for it. Claims of one process
-    may be within each other.
+    If the block writes nothing, the lock file and the created folders are removed. Blocks of one process may be nested.
 
     Args:
-        folder: Which.
-        field: What a message calls it.
+        folder: Folder to lock.
+        field: Name of the folder in error messages.
 
     Raises:
-        InputError: If the folder cannot be made or written, or another process has it.
+        InputError: If the folder cannot be created or written, or another process has locked it.
     """
     made, before = _missing(folder), _names(folder)
     lock = FileLock(folder / LOCK, timeout=0, is_singleton=True)
@@ -144,10 +143,10 @@ def claimed(folder: Path, field: str = "out") -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[None]:
-    """The same of a folder that must be empty, or not there yet.
+    """Lock a new folder during the block like `claimed`; it must be missing or empty.
 
     Raises:
-        InputError: If there is something in it, or as `claimed`.
+        InputError: If the folder is not empty, cannot be created or written, or another process has locked it.
     """
     with claimed(folder):
         if _names(folder) - {LOCK}:
@@ -156,8 +155,8 @@ def new_folder(folder: Path) -> Iterator[None]:
 
 
 def _missing(folder: Path) -> list[Path]:
-    """The folder and those above it that are not there, the innermost first."""
-    with contextlib.suppress(OSError):  # what cannot even be looked at will not be made, either
+    """List the folder and its parents that do not exist, the innermost first."""
+    with contextlib.suppress(OSError):  # a folder that cannot be accessed cannot be created either
         return [path for path in (folder, *folder.parents) if not path.exists()]
     return []
 
@@ -170,12 +169,12 @@ def _names(folder: Path) -> set[str]:
 
 @contextlib.contextmanager
 def own_folder(path: Path) -> Iterator[Path]:
-    """A new folder that no other process has; it has a number in the end if the name is taken.
+    """Create a folder of this process alone, with a number after its name if the name is taken.
 
-    It goes again, with those that were made for it, if it stays empty.
+    If it is empty after the block, it is removed, with the parents created for it.
 
     Raises:
-        InputError: If it cannot be made.
+        InputError: If the folder cannot be created.
     """
     made, stem = _missing(path.parent), path
     for number in itertools.count(2):
@@ -193,31 +192,31 @@ def own_folder(path: Path) -> Iterator[Path]:
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
-    """Delete folders in which there is nothing, each in the next one."""
+    """Delete the folders that are empty, in the given order."""
     for folder in folders:
-        with contextlib.suppress(OSError):  # something is in it by now
+        with contextlib.suppress(OSError):  # it is not empty
             folder.rmdir()
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file.
+    """Read the value in a JSON file.
 
     Raises:
-        InputError: If the file cannot be read or is no JSON; the line names the file.
+        InputError: If the file cannot be read or is not JSON; the message names the file.
     """
     return _parsed(_text(path), str(path))
 
 
 def read_json_lines(path: Path, *, cut: bool = False) -> list[dict[str, Any]]:
-    """The objects in a .jsonl file, one a line.
+    """Read the objects in a .jsonl file, one from each line.
 
     Args:
-        path: The file.
-        cut: Whether the last line may lack its end, since a kill cut it short or a process is writing it; then it is
-            left out.
+        path: File to read.
+        cut: True to leave out an incomplete last line, which a killed process left or a running one is writing; if
+            False, it is an error.
 
     Raises:
-        InputError: If the file cannot be read, or a line is no JSON object; the message names the file and the line.
+        InputError: If the file cannot be read, or a line is not a JSON object; the message names the file and the line.
     """
     *lines, last = _text(path).split("\n")
     if last and not cut:
@@ -247,11 +246,11 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def written(folder: Path, own: re.Pattern[str]) -> list[Path]:
-    """The files below a folder that kinfed wrote, by what it calls them. Links are neither followed nor listed.
+    """List the files below a folder that kinfed wrote, by their names; links are neither followed nor listed.
 
     Args:
-        folder: Where to look; nothing is found in one that is not there.
-        own: What the paths of kinfed's files are, relative to the folder, in full.
+        folder: Folder to search; a missing one has no files.
+        own: Pattern of the full paths of kinfed's files, relative to the folder.
     """
     found = []
     for root, _, names in os.walk(folder):
@@ -261,13 +260,13 @@ def written(folder: Path, own: re.Pattern[str]) -> list[Path]:
 
 
 def delete(paths: Iterable[Path], folder: Path, own: re.Pattern[str], *, keep: bool = False) -> None:
-    """Delete files that kinfed wrote, and the folders that are empty then. Nothing else in kinfed deletes.
+    """Delete files that kinfed wrote, and the folders that are then empty. All deletions in kinfed go through here.
 
     Args:
-        paths: Files below the folder; one that is gone is no error.
-        folder: Theirs; it goes as well if nothing is left in it.
-        own: What the paths of kinfed's files are, relative to the folder, in full. A path that is none is left alone.
-        keep: Whether the folder stays even if it is empty.
+        paths: Files below the folder; a missing one is not an error.
+        folder: Folder of the files; it is removed, too, if it is then empty.
+        own: Pattern of the full paths of kinfed's files, relative to the folder. Other files are not deleted.
+        keep: True to keep the folder even if it is empty.
     """
     emptied = set()
     for path in paths:
@@ -280,7 +279,12 @@ def delete(paths: Iterable[Path], folder: Path, own: re.Pattern[str], *, keep: b
 
 
 def clear_unfinished(folder: Path, own: re.Pattern[str]) -> None:
-    """Delete what a kill left half-written in a folder and below it; ``own`` as of `delete`."""
+    """Delete incomplete files below a folder that a killed process left.
+
+    Args:
+        folder: Folder to search.
+        own: Pattern of the full paths of kinfed's files, relative to the folder.
+    """
     half = re.compile(rf"(?:{own.pattern})(?:\.\d+)?{re.escape(UNFINISHED)}")
-    nameless = (path for path in written(folder, own) if path.name.startswith(".tmp"))  # safetensors' own
+    nameless = (path for path in written(folder, own) if path.name.startswith(".tmp"))  # temporary files of safetensors
     delete([*written(folder, half), *nameless], folder, re.compile(f"{half.pattern}|{own.pattern}"))

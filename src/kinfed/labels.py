@@ -1,4 +1,4 @@
-"""Labels: a name and some fields of what it names, as in ``fedprox:mu=0.1``."""
+"""Labels of methods: a name with some of the method's fields, such as ``fedprox:mu=0.1``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["folder_name", "label", "labels_of", "parse_label", "slug"]
 
 
 def parse_label(text: str) -> tuple[str, dict[str, str]]:
-    """Name and fields of a label.
+    """Split a label into name and fields.
 
     >>> parse_label("fedprox:mu=0.1")
     ('fedprox', {'mu': '0.1'})
@@ -25,7 +25,7 @@ def parse_label(text: str) -> tuple[str, dict[str, str]]:
 
 
 def label(name: str, fields: Mapping[str, Any]) -> str:
-    """Label of a method of that name with these fields; the name alone without any.
+    """Label of a method from its name and fields; the name alone without fields.
 
     >>> label("fedprox", {"mu": 0.1})
     'fedprox:mu=0.1'
@@ -35,7 +35,7 @@ def label(name: str, fields: Mapping[str, Any]) -> str:
 
 
 def labels_of(methods: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Labels of several methods, each a name and all of its fields: variants of one method show what differs.
+    """Labels of several methods, each given as a name and all fields; variants of a method show the fields that differ.
 
     >>> labels_of([("fedavg", {}), ("fedprox", {"mu": 0.1}), ("fedprox", {"mu": 1.0})])
     ['fedavg', 'fedprox:mu=0.1', 'fedprox:mu=1.0']
@@ -49,7 +49,7 @@ def labels_of(methods: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 
 
 def folder_name(method: str, seed: int) -> str:
-    """Name of the folder of a run in that of its comparison.
+    """Name of a run's folder in the folder of its comparison.
 
     >>> folder_name("package.module:Mine:beta=2", 0)
     'package.module-Mine-beta=2-seed0'
@@ -58,7 +58,7 @@ def folder_name(method: str, seed: int) -> str:
 
 
 def slug(method: str) -> str:
-    """A label as a part of a file's name: what file systems may refuse becomes a hyphen.
+    """Turn a label into a part of a file name: characters that a file system may refuse become hyphens.
 
     >>> slug("<MyMethod>:beta=2")
     'MyMethod-beta=2'

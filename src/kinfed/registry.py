@@ -1,4 +1,4 @@
-"""Names for what can be chosen: built in, from an installed package, or anywhere as ``package.module:Name``."""
+"""Registries of methods, models, measures and others by name: built in, from installed packages, or by import path."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """What can be chosen of one kind, by name; each is imported when it is asked for.
+    """Registry of all objects of one kind by name; an object is imported when it is looked up.
 
-    A name is one of kinfed's own, an entry point of an installed package in the group ``kinfed.KINDs``, or the import
-    path ``package.module:Name``, which works everywhere but is not listed.
+    A name is one of kinfed's own, an entry point of an installed package in the group ``kinfed.KINDs``, or an import
+    path ``package.module:Name``. Import paths are accepted everywhere, but not listed.
 
     Args:
-        kind: What these are, one of them: ``method``.
-        own: kinfed's own names and their import paths, or the things themselves where these are no work to import.
-        check: Says what is wrong with a thing from elsewhere, as the end of "'NAME' …"; None if nothing is.
-        adapt: Makes one of this kind of a thing from elsewhere and its name.
+        kind: Name of the kind in the singular, such as ``method``.
+        own: kinfed's own names with import paths, or with the objects themselves if importing them is cheap.
+        check: Function that describes what is wrong with an object from elsewhere, as the end of "'NAME' …"; it
+            returns None for a valid one.
+        adapt: Function of a name and an object from elsewhere that makes an object of this kind.
 
     >>> from kinfed.methods import METHODS
     >>> METHODS["fedprox"](mu=0.1)
@@ -57,11 +58,11 @@ class Registry(Mapping[str, T], Generic[T]):
         return isinstance(name, str) and (":" in name or name in self._own or name in _entry_points(self.group))
 
     def __getitem__(self, name: str) -> T:
-        """What a name means.
+        """Look up a name.
 
         Raises:
             KeyError: If there is no such name.
-            InputError: If what it names cannot be imported, or is nothing of this kind.
+            InputError: If the object cannot be imported, or is not of this kind.
         """
         if name in self._own:
             own = self._own[name]
@@ -77,16 +78,16 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._checked(name, loaded)
 
     def find(self, name: str) -> T:
-        """What a name means; one that is not known is told with the nearest.
+        """Look up a name; the message for an unknown one suggests the nearest name.
 
         Raises:
-            InputError: If there is no such name, or what it names cannot be used.
+            InputError: If there is no such name, the object cannot be imported, or it is not of this kind.
         """
         among(self.kind, name, self)
         return self[name]
 
     def origin(self, name: str) -> str:
-        """Where a name comes from: ``kinfed``, an installed package with its version, or the user's own module."""
+        """Origin of a name: ``kinfed``, an installed package with its version, or the user's own module."""
         if name in self._own:
             return "kinfed"
         if ":" in name:
@@ -95,11 +96,11 @@ class Registry(Mapping[str, T], Generic[T]):
         return "an entry point" if package is None else f"{package.name} {package.version}"
 
     def installed(self, name: str) -> bool:
-        """Whether a name is kinfed's own or an installed package's, and no import path, which any file may say."""
+        """Return True if a name is kinfed's own or an installed package's, not an import path."""
         return name in self and ":" not in name
 
     def name_of(self, thing: Any) -> str | None:
-        """The name of a thing that is registered or can be imported, the shortest there is; None if it has none."""
+        """Name of an object: its registered name, else its import path; None if it has neither."""
         path = import_path(thing)
         for name, own in self._own.items():
             if own is thing or (path is not None and own == path):
@@ -117,7 +118,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
 @functools.cache
 def _entry_points(group: str) -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Those of a group by name; of two of one name the first."""
+    """Entry points of a group by name; the first of several with one name."""
     points: dict[str, importlib.metadata.EntryPoint] = {}
     for point in importlib.metadata.entry_points(group=group):
         points.setdefault(point.name, point)
@@ -129,12 +130,12 @@ _ASKED: ContextVar[tuple[Collection[str], str] | None] = ContextVar("asked", def
 
 @contextlib.contextmanager
 def nothing_from_files(asked: Collection[str], file: object, *, allow: bool = False) -> Iterator[None]:
-    """Import no ``package.module:Name`` meanwhile that only a file names: what lies in a folder runs no code.
+    """Refuse, during the block, to import a ``package.module:Name`` that only a file names, so that files run no code.
 
     Args:
-        asked: Names that somebody gave in this very call; these are imported.
-        file: Where other names come from, for the message.
-        allow: Whether all are imported nevertheless.
+        asked: Names that the user gave in this call; these are imported.
+        file: File or folder of the other names, for the message.
+        allow: True to import all names.
     """
     token = _ASKED.set(None if allow else (asked, str(file)))
     try:
@@ -144,15 +145,15 @@ def nothing_from_files(asked: Collection[str], file: object, *, allow: bool = Fa
 
 
 def imported(path: str, what: str, *, ask: bool = True) -> Any:
-    """The thing at an import path, ``package.module:Name``; the working directory is looked in too.
+    """Import the object at ``package.module:Name``; the module may be in the working directory.
 
     Args:
-        path: Module and name; the name may have dots.
-        what: What is imported, for messages: the name of a field.
-        ask: Whether `nothing_from_files` holds.
+        path: Import path; the name may have dots.
+        what: Name of the field for error messages.
+        ask: True to obey `nothing_from_files`.
 
     Raises:
-        InputError: If there is no such thing, importing it fails, or only a file names it.
+        InputError: If there is no such object, importing it fails, or only a file names it.
     """
     asked = _ASKED.get() if ask else None
     if asked is not None and path not in asked[0]:
@@ -172,7 +173,7 @@ def imported(path: str, what: str, *, ask: bool = True) -> Any:
 
 
 def import_path(thing: Any) -> str | None:
-    """``package.module:Name`` of a class or function, if that leads back to it; None of a lambda or in a notebook.
+    """Import path ``package.module:Name`` of a class or function; None if it has none, as for lambdas and in notebooks.
 
     >>> import_path(InputError)
     'kinfed.errors:InputError'

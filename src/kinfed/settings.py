@@ -1,4 +1,4 @@
-"""What the numbers of a run depend on beside its config: settings of the program that it is part of."""
+"""Settings of the process, such as threads and precision, on which the numbers of a run depend beside its config."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 __all__ = ["own_settings", "untouched"]
 
-INSTEAD_OF_ERRORS = "default"  # what becomes of warnings that the program has made errors: they end no client's work
+INSTEAD_OF_ERRORS = "default"  # replaces the filter action "error", so that a warning does not stop a client
 
-Setting = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # how it is read, how it is set, and what a run needs
+Setting = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # read function, write function, value that a run needs
 
 
 @contextlib.contextmanager
 def untouched() -> Iterator[None]:
-    """Leave the environment, Python's random generator and its filters of warnings as they are before a block.
+    """Restore the environment variables, Python's random generator and the warning filters after a block.
 
     Some libraries change them when they are imported.
     """
@@ -36,13 +36,13 @@ def untouched() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_settings(threads: int | None = 1) -> Iterator[None]:
-    """Run a block, or a function that this decorates, as in a program of its own: with the same bits wherever it is.
+    """Run a block, or a decorated function, with fixed settings, so that its numbers do not depend on the program.
 
-    Afterwards all is as it was before: threads, precision, default types and devices, gradients and autocast of torch,
-    NumPy's ways with errors, the global random generators, and what is `untouched`.
+    Afterwards all settings are restored: threads, precision, default types and devices, gradients and autocast of
+    torch, NumPy's error handling, the global random generators, and everything that `untouched` restores.
 
     Args:
-        threads: Of one operation, since the order of a sum depends on how many share it; None leaves them.
+        threads: Number of threads of one operation, which decides the order of sums; None for no change.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(untouched())
@@ -54,7 +54,7 @@ def own_settings(threads: int | None = 1) -> Iterator[None]:
         stack.enter_context(_global_generators())
         stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         stack.enter_context(torch.inference_mode(mode=False))
-        if torch.empty(0).device.type != "cpu":  # not always: it slows each call down
+        if torch.empty(0).device.type != "cpu":  # only if needed, since it slows down every call
             stack.enter_context(torch.device("cpu"))
         for setting in _settings(threads):
             stack.enter_context(_set(*setting))
@@ -80,11 +80,11 @@ def _settings(threads: int | None) -> Iterator[Setting]:
 
 
 def _attributes() -> Iterator[tuple[Any, str, Any]]:
-    """Of the libraries that torch computes with. Newer versions have a precision a library and an operation."""
+    """Attributes of torch's backends as owner, name and value; newer versions have one precision for each operation."""
     import torch
 
     of = torch.backends
-    for general in (of, of.mkldnn, of.cudnn, of.cuda.matmul):  # first: the others follow them
+    for general in (of, of.mkldnn, of.cudnn, of.cuda.matmul):  # first, since they set those of the operations
         yield general, "fp32_precision", "none"
     for operation in ("matmul", "conv", "rnn"):
         yield getattr(of.mkldnn, operation, None), "fp32_precision", "none"
@@ -110,7 +110,7 @@ def _set(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> It
 
 
 def _flushes_denormals() -> bool:
-    """Whether this processor takes the smallest numbers for zero; torch does not tell."""
+    """Return True if denormal numbers are treated as zero, found by a test, since torch has no function for it."""
     import torch
 
     return not torch.tensor(2e-38, dtype=torch.float32, device="cpu").mul(0.1).item()

@@ -1,8 +1,8 @@
-"""Random streams that have an address instead of a position.
+"""Random streams that are named by their purpose.
 
-Every draw in kinfed comes from a stream named by what it is for: ``(seed, purpose, client, round)``. Nothing reads the
-global generators but in a block that seeds them from such a stream, so neither the order in which clients run, nor the
-number of worker processes, nor a restart in between can change a number.
+Every draw in kinfed comes from a stream with an address: ``(seed, purpose, client, round)``. The global generators are
+only used in blocks that seed them from such a stream. So the order of the clients, the number of worker processes and
+restarts do not change any number.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["numpy_stream", "seeded_globals", "torch_stream", "without_draws"]
 
-_GLOBALS = threading.RLock()  # they belong to the whole process: a thread that seeds them has them alone
+_GLOBALS = threading.RLock()  # held by the thread that seeds the global generators, which the whole process shares
 _WITHOUT_DRAWS: ContextVar[bool] = ContextVar("without_draws", default=False)
 
 
 def _digest(seed: int, address: tuple[str | int, ...]) -> bytes:
-    # repr keeps ("1",) and (1,) apart, and the tuple's commas keep ("a", "b") and ("a, b",) apart.
+    # repr distinguishes ("1",) from (1,), and ("a", "b") from ("a, b",).
     return hashlib.sha256(repr((int(seed), *address)).encode()).digest()
 
 
@@ -35,8 +35,8 @@ def numpy_stream(seed: int, *address: str | int) -> np.random.Generator:
     """NumPy generator for one purpose.
 
     Args:
-        seed: The run's seed, any integer.
-        *address: What the stream is for, e.g. ``"sampling", round``.
+        seed: Seed of the run, any integer.
+        *address: Purpose of the stream, such as ``"sampling", round``.
 
     >>> numpy_stream(0, "sampling", 3).integers(100) == numpy_stream(0, "sampling", 3).integers(100)
     np.True_
@@ -45,7 +45,7 @@ def numpy_stream(seed: int, *address: str | int) -> np.random.Generator:
 
 
 def torch_stream(seed: int, *address: str | int) -> torch.Generator:
-    """Torch generator (on the CPU, so that every device sees the same draws) for one purpose; see `numpy_stream`."""
+    """Torch generator for one purpose, on the CPU, so that draws do not depend on the device; see `numpy_stream`."""
     import torch
 
     return torch.Generator().manual_seed(int.from_bytes(_digest(seed, address)[:8], "little", signed=True))
@@ -53,9 +53,10 @@ def torch_stream(seed: int, *address: str | int) -> torch.Generator:
 
 @contextlib.contextmanager
 def without_draws() -> Iterator[None]:
-    """Promise that nothing in a block draws from global generators; `seeded_globals` then leaves them alone.
+    """Declare that a block draws nothing from the global generators, so that threads need not wait for each other.
 
-    Threads in such blocks work side by side. What draws for certain still seeds them, and has them alone meanwhile.
+    In such a block, `seeded_globals` with ``certain=False`` does nothing. With ``certain=True`` it seeds and locks the
+    generators as usual.
     """
     token = _WITHOUT_DRAWS.set(True)
     try:
@@ -68,15 +69,15 @@ def without_draws() -> Iterator[None]:
 def seeded_globals(
     stream: torch.Generator, device: torch.device | None = None, *, certain: bool = True
 ) -> Iterator[None]:
-    """Run a block that draws from global generators, seeded by a stream, and leave these generators as they were.
+    """Seed the global generators from a stream during a block, and restore them afterwards.
 
-    They are torch's, Python's, and that of NumPy's legacy functions: the constructors of `torch.nn` and dropout take no
-    generator, and a user's own module may draw from any of them. One thread at a time runs such a block.
+    They are those of torch, Python and NumPy's legacy functions. The constructors of `torch.nn` and dropout accept no
+    generator, and a user's own module may draw from any of them. Only one thread at a time runs such a block.
 
     Args:
-        stream: Names the seed; it is not drawn from.
-        device: Device on which the block works; a CUDA device has a generator of its own.
-        certain: The block does draw. If it only may, nothing is seeded in a block `without_draws`.
+        stream: Random stream whose seed is used; nothing is drawn from it.
+        device: Device on which the block works; a CUDA device has its own generator.
+        certain: True if the block does draw; False if it may, so that nothing is seeded inside `without_draws`.
     """
     import torch
 
@@ -89,7 +90,7 @@ def seeded_globals(
         of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
         try:
             with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
-                # torch.manual_seed is for all devices: it keeps a note, stack trace and all, for each not in use yet.
+                # torch.manual_seed seeds all devices; it stores a stack trace for each device that is not in use yet.
                 (torch.manual_seed if accelerated else torch.default_generator.manual_seed)(seed)
                 np.random.seed(seed % 2**32)  # noqa: NPY002
                 random.seed(seed)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, parse_settings, read_toml
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import parse_settings, read_toml
 from kinfed.methods import METHODS
 from kinfed.methods.fedavg import FedAvg
 
@@ -29,7 +30,7 @@ def config(**fields: Any) -> Config:
     [
         ({"methods": ()}, "methods: none is named; allowed: fedavg"),
         ({"methods": ("fedavgg",)}, "method: 'fedavgg' is not known; allowed: .*; did you mean fedavg?"),
-        ({"methods": ("fedavg", "fedavg")}, "methods: every method can be named once"),
+        ({"methods": ("fedavg", "fedavg")}, "methods: 'fedavg' is named twice"),
         ({"ronds": 3}, "field: 'ronds' is not known; .*; did you mean rounds?"),
         ({"rounds": -1}, "rounds: -1 is not allowed; must be greater than or equal to 1"),
         ({"rounds": 0}, "rounds: 0 is not allowed"),
@@ -101,7 +102,7 @@ def test_a_methods_own_fields_are_complete_and_in_their_types() -> None:
 def test_a_methods_flag_is_what_was_typed_and_is_told_in_the_config(
     typed: str, read: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # case 109
-    monkeypatch.setitem(METHODS, "fedavg", Balanced)
+    monkeypatch.setitem(METHODS._own, "fedavg", Balanced)
     written = config(settings=parse_settings([f"fedavg.balanced={typed}"])).toml()
     assert written.endswith(f"[fedavg]\nbalanced = {read}\n")
     with pytest.raises(InputError, match=r"fedavg\.balanced: 'maybe' is not allowed"):

@@ -90,7 +90,7 @@ class Diverging(FedAvg):
 def test_a_method_that_fails_does_not_keep_the_others_of_a_comparison_from_running(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(METHODS, "fedbabu", Diverging)
+    monkeypatch.setitem(METHODS._own, "fedbabu", Diverging)
     with pytest.raises(
         RunFailed,
         match=r"^fedbabu \(seed 0\): no client's work .* the first reason: loss is nan; try a smaller lr \(0\.1\)$",
@@ -142,7 +142,7 @@ class Unreliable(FedPer):
 def test_refusals_and_their_reasons_are_in_metrics_summary_and_report(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(METHODS, "fedper", Unreliable)
+    monkeypatch.setitem(METHODS._own, "fedper", Unreliable)
     result = kinfed.run("fedper", out=out, **{**SMALL, "participation": 1.0})
     reason = "the sample count is -1; it must be a whole number from 1 to 1272"
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

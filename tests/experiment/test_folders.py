@@ -21,7 +21,10 @@ from kinfed.experiment.config import Config
 from kinfed.experiment.run import run
 from kinfed.files import claimed
 from kinfed.report.folders import read_runs
-from kinfed.report.table import notes, setting, table, verdict
+from kinfed.report.notes import notes
+from kinfed.report.rows import setting
+from kinfed.report.table import table
+from kinfed.report.verdict import verdict
 from tests.experiment.test_run import files
 
 SMALL: dict[str, Any] = {

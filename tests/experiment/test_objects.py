@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import kinfed
+from kinfed.data import from_arrays, make_federation
 from kinfed.data.partitions.columns import ByColumn
 from kinfed.data.partitions.dirichlet import Dirichlet
 from kinfed.data.partitions.iid import IID
@@ -225,3 +227,39 @@ def test_a_model_is_given_as_module_function_or_class(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^model: <make> was given in Python"):
         kinfed.resume(tmp_path / "function", quiet=True)
     kinfed.resume(tmp_path / "function", model=make, quiet=True)
+
+
+def test_data_are_given_as_arrays_torch_dataset_path_or_federation(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (100, 8, 8), dtype=np.uint8), np.arange(100) % 5
+    own: dict[str, Any] = {**SMALL, "clients": 4, "partition": "iid", "train_images": None}
+    with pytest.warns(UserWarning, match="test"):
+        kinfed.run("fedavg", data=(x, y), out=tmp_path / "arrays", **own)
+    pairs = [(torch.from_numpy(image), int(label)) for image, label in zip(x, y, strict=True)]
+    with pytest.warns(UserWarning, match="test"):
+        kinfed.run("fedavg", data=Pairs(pairs), out=tmp_path / "torch", **own)
+    assert files(tmp_path / "arrays")["metrics.jsonl"] == files(tmp_path / "torch")["metrics.jsonl"]
+
+    federation = make_federation(from_arrays(x[:80], y[:80], x[80:], y[80:]), IID(), clients=4, probe=0, seed=0)
+    given = {name: value for name, value in own.items() if name in ("rounds", "ft_epochs", "quiet")}
+    kinfed.run("fedavg", data=federation, out=tmp_path / "federation", **given)
+    kinfed.run("fedavg", data=(x[:80], y[:80], x[80:], y[80:]), out=tmp_path / "four", **own)
+    assert files(tmp_path / "federation")["metrics.jsonl"] == files(tmp_path / "four")["metrics.jsonl"]
+    with pytest.raises(InputError, match=r"^data: <Federation> was given in Python"):
+        kinfed.resume(tmp_path / "federation", quiet=True)
+    kinfed.resume(tmp_path / "federation", data=federation, quiet=True)
+    with pytest.raises(InputError, match=r"^clients: would do nothing; the data are a Federation"):
+        kinfed.run("fedavg", data=federation, clients=3, out=tmp_path / "o", **given)
+
+
+class Pairs(torch.utils.data.Dataset[Any]):
+    """A map-style torch data set."""
+
+    def __init__(self, pairs: list[Any]) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, at: int) -> Any:
+        return self.pairs[at]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.configure import configure
-from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, OWN
-from kinfed.methods import METHODS
+from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS
+from kinfed.methods import METHODS, method_fields
 from tests.test_cli import kinfed as command  # noqa: F401 - the fixture
+from tests.worlds import small
 
 NET = "tests.experiment.test_predictor:net"
 
@@ -138,8 +138,11 @@ def test_training_alone_that_joins_reads_as_well() -> None:
 
 def test_every_use_is_of_a_field_and_has_a_default_that_its_method_knows() -> None:
     assert {*OF_CLIENTS, *OF_METHODS} <= {*Config.model_fields}
-    for kind, uses in OWN.items():
-        assert {*uses} <= {field.name for field in fields(kind)}
+
+
+@pytest.mark.parametrize("name", [*METHODS, "fedvote+fedshibu"])
+def test_what_a_method_calls_idle_is_a_field_of_it(name: str) -> None:
+    assert {*small(name).idle} <= {*method_fields(name)}
 
 
 def test_of_a_file_the_fields_are_as_given_but_not_of_one_that_kinfed_wrote(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from kinfed.methods.voting import count
 from kinfed.report.ballots import ballot_figure, by_ballot, outcomes, save_ballots, vote_table, voted, votes
 from kinfed.report.folders import Run
-from kinfed.report.table import notes
+from kinfed.report.notes import notes
 from tests.report.test_table import made
 
 SOURCES = ["kmnist", "mnist", "svhn"]

@@ -16,13 +16,11 @@ CLIENTS: dict[str, Any] = {"classes": ["cat", "dog", "owl"], "train": [[5, 5, 0]
 
 
 def pictured(**rounds: list[list[float]]) -> Run:
-    pictured = {
-        int(name.removeprefix("r")): {
-            "crsm": Picture(torch.tensor(rows, dtype=torch.float64), "CRSM", "clients", "clients", similarity=True)
-        }
-        for name, rows in rounds.items()
-    }
-    return Run(Path("o"), {}, {}, [], CLIENTS, pictured)
+    def of(matrix: list[list[float]]) -> Picture:
+        return Picture(torch.tensor(matrix, dtype=torch.float64), "CRSM", "clients", "clients", similarity=True)
+
+    matrices = {int(name.removeprefix("r")): {"crsm": of(matrix)} for name, matrix in rounds.items()}
+    return Run(Path("o"), {}, {}, [], CLIENTS, matrices)
 
 
 EARLY = [[1.0, 0.5, 0.4, 0.3], [0.5, 1.0, 0.2, 0.1], [0.4, 0.2, 1.0, 0.6], [0.3, 0.1, 0.6, 1.0]]

@@ -12,8 +12,11 @@ from rich.console import Console
 import kinfed
 from kinfed.errors import InputError
 from kinfed.report.folders import Run, read_runs
-from kinfed.report.table import notes, setting, table, verdict
+from kinfed.report.notes import notes
+from kinfed.report.rows import setting
+from kinfed.report.table import table
 from kinfed.report.terminal import show
+from kinfed.report.verdict import verdict
 
 
 def made(method: str, own: float | None, seed: int = 0, **more: Any) -> Run:

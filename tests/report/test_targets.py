@@ -10,7 +10,9 @@ from rich.console import Console
 import kinfed
 from kinfed.experiment.targets import Reach, SpeedUp, as_text, reference, speed_up, targets
 from kinfed.report.folders import Run
-from kinfed.report.table import notes, table, target_table
+from kinfed.report.notes import notes
+from kinfed.report.reached import target_table
+from kinfed.report.table import table
 from tests.report.test_table import made
 
 

@@ -16,13 +16,16 @@ from rich.console import Console
 import kinfed
 from kinfed.data import load, subsample
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, read_toml
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.run import federation_of
 from kinfed.learning import correct, unnormalised
 from kinfed.report.figures import curves
 from kinfed.report.folders import Run, read_runs
-from kinfed.report.table import notes, table, verdict
+from kinfed.report.notes import notes
+from kinfed.report.table import table
 from kinfed.report.terminal import show
+from kinfed.report.verdict import verdict
 
 NARROW = {"hidden": 32, "out": 16}
 SMALL: dict[str, Any] = {

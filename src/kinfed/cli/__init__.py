@@ -1,4 +1,4 @@
-"""The commands. Thin: they read options, call `kinfed.api`, and turn wrong input into one line and exit code 2."""
+"""The command line: commands that read options, call `kinfed.api`, and turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import typer
 from pydantic import BaseModel
 
 from kinfed.errors import InputError, RunFailed, plain
-from kinfed.experiment.config import Config, parse_settings
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import parse_settings
 from kinfed.experiment.tables import TABLES
 from kinfed.experiment.training import Training
 from kinfed.files import new_folder
@@ -44,7 +45,12 @@ INTERRUPTED = 130
 def with_options(command: Callable[..., None], config: type[BaseModel], but: Sequence[str]) -> Callable[..., None]:
     """Give a command one option for each field of a config, collected in its argument ``given``.
 
-    Values are passed on as they were typed: the config checks them, so that a wrong one is told in one way everywhere.
+    The values are passed on as text. The config checks them, so that the message of an error is the same everywhere.
+
+    Args:
+        command: Command with an argument ``given``, a mapping from the names of the given fields to text.
+        config: Class with the fields.
+        but: Names of fields that get no option.
     """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
     fields = {name: f for name, f in config.model_fields.items() if name not in but}
@@ -99,7 +105,7 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="run or comparison 
 
 
 def _asked(config: Path | None, assignments: list[str] | None, given: Mapping[str, str]) -> dict[str, Any]:
-    """What the command line gives; the file's fields are read where all are checked."""
+    """Collect the fields of the command line. The config file is passed on by its path and read later."""
     settings = parse_settings(assignments or [])
     return {**given, **({"settings": settings} if settings else {}), **({"config": config} if config else {})}
 
@@ -329,7 +335,7 @@ def methods() -> None:
     """What can be run, a line each; of those that come with another package, which one."""
     from kinfed.methods import METHODS
 
-    _list({name: f"{_documented(METHODS, name)}{_origin(METHODS, name)}" for name in METHODS})
+    _list([(name, f"{_documented(METHODS, name)}{_origin(METHODS, name)}") for name in METHODS])
 
 
 @app.command()
@@ -337,7 +343,7 @@ def datasets() -> None:
     """Which data sets can be named here, a line each."""
     from kinfed.data.loading import PATHS, known
 
-    _list(dict([*known().items(), *PATHS]))
+    _list([*known().items(), *PATHS])
 
 
 @app.command()
@@ -345,19 +351,19 @@ def models() -> None:
     """Which architectures there are, a line each."""
     from kinfed.models import ARCHITECTURES
 
-    _list({name: architecture.summary for name, architecture in ARCHITECTURES.items()})
+    _list([(name, architecture.summary) for name, architecture in ARCHITECTURES.items()])
 
 
-def _list(told: Mapping[str, str]) -> None:
-    """Names, and beside them in one column what they are."""
-    lines = [(plain(name), plain(what)) for name, what in told.items()]
+def _list(told: Sequence[tuple[str, str]]) -> None:
+    """Print names and their descriptions in two columns."""
+    lines = [(plain(name), plain(what)) for name, what in told]
     width = max((len(name) for name, _ in lines), default=0) + 2
     for name, what in lines:
         typer.echo(f"{name:<{width}}{what}")
 
 
 def _documented(registry: Registry[Any], name: str) -> str:
-    """First line of what is said of a thing, or why it cannot be used."""
+    """Return the first line of an entry's docstring, or the error if the entry cannot be imported."""
     try:
         return (inspect.getdoc(registry[name]) or "").partition("\n")[0]
     except InputError as error:
@@ -371,7 +377,7 @@ def _origin(registry: Registry[Any], name: str) -> str:
 
 @contextlib.contextmanager
 def _resumable(command: str) -> Iterator[None]:
-    """Where a run ends early, say which command goes on with it."""
+    """Print the command that continues a run if it ends early, and set the exit code."""
     from kinfed.engine import NotSaved, WorkersFailed
 
     try:
@@ -390,13 +396,13 @@ def _show(result: Result) -> None:
 
 
 def main() -> None:
-    """Entry point of the ``kinfed`` command."""
+    """Run the ``kinfed`` command: parse the arguments, and exit with code 0, 1, 2 or 130."""
     arguments = sys.argv[1:]
     warnings.showwarning = lambda message, *_: _complain(f"warning: {message}")
     try:
         code = app(arguments or ["--help"], standalone_mode=False)
     except (InputError, typer.TyperException) as error:
-        # typer's own errors know a better wording than their str()
+        # The message of typer's errors is better than their str().
         _complain(getattr(error, "format_message", error.__str__)())
         code = WRONG_INPUT
     sys.exit(code if arguments else WRONG_INPUT)

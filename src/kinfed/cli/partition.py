@@ -1,4 +1,4 @@
-"""``kinfed partition``: who gets what, before anything is trained."""
+"""The command ``kinfed partition``: show the samples of every client without training anything."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
     """Print the clients of a config and write ``partition.json``, ``partition.png`` and ``rows.json``.
 
     Args:
-        fields: Of the `Config`: those of run, so that a command line can be looked at before it is run; the method does
-            not matter, nor what it reads.
-        file: TOML file with more of them.
-        out: A folder that is not there yet, or empty.
+        fields: Fields of the `Config`, the same as for a run, so that a command line can be tried before it is run.
+            Fields that a method would read are allowed and have no effect.
+        file: TOML file with more fields.
+        out: Folder for the files; must be new or empty.
 
     Raises:
-        InputError: If a field is wrong, the data do not allow the partition, the folder has something in it, or it
-            cannot be written.
+        InputError: If a field is wrong, the data do not allow the partition, or the folder is not empty or cannot be
+            written.
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""``kinfed similarity A B``: which layers of two models, or of two files of activations, are alike."""
+"""The command ``kinfed similarity A B``: compare the layers of two models or of two files of activations."""
 
 from __future__ import annotations
 
@@ -27,21 +27,25 @@ def compare_files(
     bandwidth: float,
     measure: str = "cka",
 ) -> LayerSimilarity:
-    """Compare the layers of two files, each with each.
+    """Compare every layer of one file with every layer of another.
 
     Args:
-        a: Activations (.npy, .npz, .safetensors: a layer each array, and perhaps ``ids`` of the examples), or a model
-            that a run has saved.
-        b: Likewise.
-        data: Data set whose test images the models see; needed for models.
-        samples: How many of them, drawn once with a fixed seed.
-        layers: The layers wanted; all if not given.
-        kernel: As in `kinfed.similarity.cka`.
-        bandwidth: As in `kinfed.similarity.cka`.
-        measure: One of `kinfed.similarity.MEASURES`, or ``package.module:function``.
+        a: A file of activations (.npy, .npz or .safetensors: one array per layer, and optionally ``ids`` of the
+            examples), or a model that a run has saved.
+        b: The other file, of the same kinds.
+        data: Name of the data set whose test images the models see; needed if a file is a model.
+        samples: Number of test images, drawn at random with a fixed seed.
+        layers: Names of the layers to compare; all if not given.
+        kernel: Kernel of the CKA, ``linear`` or ``rbf``.
+        bandwidth: Bandwidth of the RBF kernel, as a multiple of the median distance.
+        measure: Similarity measure: one of `kinfed.similarity.MEASURES`, or ``package.module:function``.
+
+    Returns:
+        The similarity of every pair of layers.
 
     Raises:
-        InputError: If a file is neither, the two cannot be compared, or neither needs the data set.
+        InputError: If a file is neither activations nor a model, the two cannot be compared, or a data set is given and
+            both files are activations.
     """
     from kinfed.similarity import compare_layers
 
@@ -56,7 +60,13 @@ def compare_files(
 
 
 class _Side(NamedTuple):
-    """One side: its layers, what its examples are called, and whether it was read from a file."""
+    """One side of the comparison.
+
+    Attributes:
+        layers: Activations by layer, n×….
+        ids: Ids of the n examples, or None if there are none.
+        of_file: True if the activations were read from a file, False if a model computed them.
+    """
 
     layers: dict[str, Tensor]
     ids: list[Any] | None
@@ -64,7 +74,7 @@ class _Side(NamedTuple):
 
 
 def _test_images(data: str, samples: int) -> tuple[list[int], Samples]:
-    """Which of the test images models see, and the images."""
+    """Return the numbers of the test images that models see, and the images."""
     from kinfed.data import load
     from kinfed.streams import numpy_stream
 
@@ -88,7 +98,7 @@ def _file(path: Path, layers: list[str] | None) -> _Side:
 
 
 def _model(path: Path, seen: tuple[list[int], Samples] | None, layers: list[str] | None) -> _Side:
-    """A saved model, whose examples are called by their numbers in the test set."""
+    """Return the activations of a saved model; the ids of the examples are their numbers in the test set."""
     from kinfed.learning import features
     from kinfed.models import open_saved
 

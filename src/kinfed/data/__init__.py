@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfed.data.federation import Federation
+    from kinfed.data.formats import FORMATS, Files, Format
     from kinfed.data.formats.arrays import from_arrays
+    from kinfed.data.images import Encoded
     from kinfed.data.loading import load
+    from kinfed.data.objects import as_dataset
     from kinfed.data.partitioning import make_federation
     from kinfed.data.partitions import PARTITIONS, make_partition, partition_fields
     from kinfed.data.partitions.columns import ByColumn, Folders, by_column
@@ -27,9 +30,11 @@ if TYPE_CHECKING:
     from kinfed.data.partitions.saved import Saved, open_rows, save_rows
     from kinfed.data.partitions.shards import Shards, SortedShards, shards, sorted_shards
     from kinfed.data.samples import Dataset, Normalisation, Samples
+    from kinfed.data.splits import Split
     from kinfed.data.subsets import balanced, select_classes, subsample
 
 __all__ = [
+    "FORMATS",
     "IID",
     "PARTITIONS",
     "ByColumn",
@@ -37,8 +42,11 @@ __all__ = [
     "Dirichlet",
     "DirichletClients",
     "Disjoint",
+    "Encoded",
     "Federation",
+    "Files",
     "Folders",
+    "Format",
     "Normalisation",
     "Partition",
     "Partitioner",
@@ -47,7 +55,9 @@ __all__ = [
     "Saved",
     "Shards",
     "SortedShards",
+    "Split",
     "TwoGroups",
+    "as_dataset",
     "balanced",
     "by_column",
     "dirichlet",
@@ -71,8 +81,11 @@ __all__ = [
 
 _MODULES = {
     "federation": ("Federation",),
+    "formats": ("FORMATS", "Files", "Format"),
     "formats.arrays": ("from_arrays",),
+    "images": ("Encoded",),
     "loading": ("load",),
+    "objects": ("as_dataset",),
     "partitioning": ("make_federation",),
     "partitions": ("PARTITIONS", "make_partition", "partition_fields"),
     "partitions.columns": ("ByColumn", "Folders", "by_column"),
@@ -84,6 +97,7 @@ _MODULES = {
     "partitions.saved": ("Saved", "open_rows", "save_rows"),
     "partitions.shards": ("Shards", "SortedShards", "shards", "sorted_shards"),
     "samples": ("Dataset", "Normalisation", "Samples"),
+    "splits": ("Split",),
     "subsets": ("balanced", "select_classes", "subsample"),
 }
 

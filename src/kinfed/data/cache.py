@@ -27,11 +27,11 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from kinfed.data.samples import Dataset, Normalisation, Samples
+from kinfed.data.samples import Dataset, Normalisation, Samples, labels_of
 from kinfed.errors import InputError
 from kinfed.files import delete, read_json, write_whole, written
 
-__all__ = ["KEPT", "cache_folder", "cached", "digest", "unfinished"]
+__all__ = ["KEPT", "cache_folder", "cached", "digest", "is_entry", "keep", "open_kept", "unfinished"]
 
 VERSION = 4  # of what an entry holds; another one has other names
 ABOUT = "about.json"
@@ -80,6 +80,46 @@ def cached(sight: str | None, content: Callable[[], str], make: Callable[[], Dat
         with contextlib.suppress(OSError):  # without a note, the content is read again
             note.parent.mkdir(exist_ok=True)
             write_whole(note, entry.name, lasting=False)
+    return dataset
+
+
+def keep(dataset: Dataset) -> Path:
+    """Write a data set to an entry under its content, once; returns the entry.
+
+    Raises:
+        InputError: If it has no labels, its two splits are normalised differently, or the cache cannot be written.
+    """
+    train, test = dataset.train, dataset.test
+    if train.labels is None or test.labels is None:
+        raise InputError(f"data: {dataset.name!r} has samples without labels")
+    if train.normalise != test.normalise:
+        raise InputError(f"data: {dataset.name!r} has a test set that is normalised unlike its training set")
+    content = []
+    for name, array in _arrays(dataset).items():
+        if array.dtype.hasobject:
+            raise InputError(f"data: {dataset.name!r} has a column that is neither of numbers nor of text")
+        content.append((name, array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).hexdigest()))
+    skipped = dataset.skipped, dataset.skipped_names
+    entry = cache_folder() / digest("kept", content, dataset.classes, [*dataset.columns], train.normalise, skipped)
+    if _open(entry) is None:
+        _store(entry, dataset)
+    return entry
+
+
+def is_entry(path: Path) -> bool:
+    """Whether a path is that of an entry of a cache."""
+    return KEY.fullmatch(path.name) is not None and (path / ABOUT).is_file()
+
+
+def open_kept(entry: Path) -> Dataset:
+    """The data set that was kept in an entry.
+
+    Raises:
+        InputError: If it is damaged.
+    """
+    dataset = _open(entry)
+    if dataset is None:
+        raise InputError(f"data: {str(entry)!r} is damaged; give the data set again")
     return dataset
 
 
@@ -134,12 +174,7 @@ def _noted(note: Path) -> str | None:
 
 
 def _store(entry: Path, dataset: Dataset) -> None:
-    arrays: dict[str, Any] = {}
-    for split, samples in (("train", dataset.train), ("test", dataset.test)):
-        assert samples.labels is not None
-        arrays |= {f"{split}_inputs": samples.inputs.numpy(), f"{split}_labels": samples.labels.numpy()}
-    for i, (train, test) in enumerate(dataset.columns.values()):
-        arrays |= {f"train_column_{i}": train, f"test_column_{i}": test}
+    arrays = _arrays(dataset)
     with unfinished(entry.parent) as folder:
         for name, array in arrays.items():
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
@@ -158,6 +193,15 @@ def _store(entry: Path, dataset: Dataset) -> None:
         except OSError:
             if not entry.is_dir():  # otherwise another process was first, with the same content
                 raise
+
+
+def _arrays(dataset: Dataset) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {}
+    for split, samples in (("train", dataset.train), ("test", dataset.test)):
+        arrays |= {f"{split}_inputs": samples.inputs.numpy(force=True), f"{split}_labels": labels_of(samples)}
+    for i, (train, test) in enumerate(dataset.columns.values()):
+        arrays |= {f"train_column_{i}": train, f"test_column_{i}": test}
+    return arrays
 
 
 def _open(entry: Path) -> Dataset | None:

@@ -26,7 +26,7 @@ from kinfed.errors import InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Decoded", "Decoding", "Encoded", "OnError", "adapt", "decode", "repeat_grey"]
+__all__ = ["Decoded", "Decoding", "Encoded", "OnError", "adapt", "decode", "fit", "repeat_grey"]
 
 OnError = Literal["stop", "skip"]
 Pixels = NDArray[np.uint8]
@@ -157,7 +157,7 @@ def _one(name: str, file: bytes | Path | None, decoding: Decoding) -> Pixels | s
         if isinstance(file, Path) and not file.is_file():
             raise ValueError("there is no such file")
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_formats()) as image:
-            return _fit(image, decoding)
+            return fit(image, decoding)
     except Exception as error:  # PIL's readers raise whatever a broken file leads them to
         reason = "it is no image that PIL knows" if isinstance(error, UnidentifiedImageError) else str(error)
         if decoding.on_error == "skip":
@@ -167,8 +167,8 @@ def _one(name: str, file: bytes | Path | None, decoding: Decoding) -> Pixels | s
         ) from error
 
 
-def _fit(image: Image, decoding: Decoding) -> Pixels:
-    """One image as uint8 c×h×w by the rule above.
+def fit(image: Image, decoding: Decoding) -> Pixels:
+    """One image of PIL as uint8 c×h×w by the rule above.
 
     Raises:
         ValueError: If its values have no defined range (floats, integers of more than 16 bits).
@@ -202,7 +202,7 @@ def adapt(pixels: Pixels, decoding: Decoding) -> Pixels:
     if decoding.channels in (None, pixels.shape[1]) and (size is None or pixels.shape[2:] == (size, size)):
         return pixels
     images = (Image.fromarray(p[0] if len(p) == 1 else np.ascontiguousarray(p.transpose(1, 2, 0))) for p in pixels)
-    return np.stack([_fit(image, decoding) for image in images])
+    return np.stack([fit(image, decoding) for image in images])
 
 
 def repeat_grey(pixels: Pixels) -> Pixels:

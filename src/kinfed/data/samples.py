@@ -124,5 +124,5 @@ class Dataset:
 def labels_of(samples: Samples) -> NDArray[np.int64]:
     """The labels of labelled samples as an array."""
     assert samples.labels is not None
-    labels: NDArray[np.int64] = samples.labels.numpy()
+    labels: NDArray[np.int64] = samples.labels.numpy(force=True)
     return labels

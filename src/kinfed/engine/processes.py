@@ -26,6 +26,7 @@ from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import Any, Literal
 
+import cloudpickle
 import torch
 from torch import Tensor
 
@@ -109,7 +110,7 @@ class ProcessExecutor:
     def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
         """Work on this run from now on; each worker process builds its runtime once more."""
         self._here = here
-        self._setup = _Setup(self._setup.number + 1 if self._setup else 0, pickle.dumps(build), here.memories)
+        self._setup = _Setup(self._setup.number + 1 if self._setup else 0, cloudpickle.dumps(build), here.memories)
         for at, worker in enumerate(self._workers):
             if worker.job is None:
                 worker.set_up(self._setup)

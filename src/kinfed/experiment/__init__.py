@@ -1,1 +1,1 @@
-"""A validated config becomes a run folder."""
+"""Experiments: from a validated config to a run folder, comparisons of runs, and the tables of the papers."""

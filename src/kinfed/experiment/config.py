@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -29,7 +28,9 @@ from pydantic import (
 
 from kinfed.data.partitions import PARTITIONS, as_partition, make_partition, partition_options
 from kinfed.errors import InputError, among
-from kinfed.fields import one_line, short
+from kinfed.experiment.config_file import MARK
+from kinfed.experiment.device import available
+from kinfed.fields import one_line, plain_value, short
 from kinfed.labels import folder_name, parse_label
 
 if TYPE_CHECKING:
@@ -37,25 +38,9 @@ if TYPE_CHECKING:
     from kinfed.data.partitions.saved import Saved
     from kinfed.methods import Method
 
-__all__ = [
-    "EXECUTION",
-    "MARK",
-    "SMALLEST_PROBE",
-    "Config",
-    "as_tuple",
-    "available",
-    "is_text",
-    "model_shares",
-    "one_line",
-    "parse_settings",
-    "plain_value",
-    "read_toml",
-    "short",
-    "tables",
-]
+__all__ = ["EXECUTION", "SMALLEST_PROBE", "Config", "as_tuple", "model_shares"]
 
 SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
-DEVICES = ("cpu", "cuda", "mps")
 
 # What says how a run is carried out, and not what comes out: of the device, that is true but for rounding, and a run
 # that was begun on one that is gone must be able to go on elsewhere. The target is only asked of what came out: with
@@ -64,8 +49,6 @@ DEVICES = ("cpu", "cuda", "mps")
 EXECUTION = {
     "workers", "client_timeout", "checkpoint_every", "save_local", "seeds", "log", "device", "target_acc", "sources",
 }  # fmt: skip
-
-MARK = "# a run of kinfed"  # the first line of its config
 
 
 class Config(BaseModel):
@@ -211,7 +194,10 @@ class Config(BaseModel):
 
     @field_validator("data")
     @classmethod
-    def _there_is_data(cls, data: str) -> str:
+    def _there_is_data(cls, data: str, info: ValidationInfo) -> str:
+        if data.startswith("<"):
+            given_in_python("data", data, info.context)
+            return data
         from kinfed.data.loading import find
 
         find(data)
@@ -227,7 +213,11 @@ class Config(BaseModel):
     @field_validator("partition")
     @classmethod
     def _a_partition(cls, partition: str, info: ValidationInfo) -> str:
-        _partition(partition, {}, info.context)
+        name, _ = parse_label(partition)
+        if name.startswith("<"):
+            given_in_python("partition", name, info.context)
+        else:
+            make_partition(partition)
         return partition
 
     @field_validator("lr_schedule")
@@ -400,55 +390,6 @@ class Config(BaseModel):
         return f"{MARK}\n" + tomli_w.dumps(fields | {name: own for name, own in tables.items() if own})
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The fields in a TOML file; a table named after a method holds that method's own.
-
-    Raises:
-        InputError: If there is no such file, or it is no TOML.
-    """
-    from kinfed.methods import is_method
-
-    try:
-        fields = tomllib.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise InputError(f"config: {str(path)!r} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # of TOML, or of the encoding; nested a thousand deep
-        raise InputError(f"config: {str(path)!r} is no TOML: {error}") from error
-    named = [
-        name for name in fields if isinstance(fields[name], dict) and ("<" in name or is_method(parse_label(name)[0]))
-    ]
-    tables = {name: fields.pop(name) for name in named}
-    return fields | ({"settings": tables} if tables else {})
-
-
-def is_written(file: Path) -> bool:
-    """Whether kinfed wrote this config."""
-    return file.read_text().startswith(MARK)
-
-
-def tables(settings: Any) -> Mapping[str, Mapping[str, Any]]:
-    """The methods' own fields, by method; not looked at any further."""
-    if not (isinstance(settings, Mapping) and all(isinstance(own, Mapping) for own in settings.values())):
-        raise InputError(f"settings: {short(settings)} is not allowed; must be fields by method: {{'fedprox': {{…}}}}")
-    return settings
-
-
-def parse_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:
-    """``METHOD.FIELD=VALUE`` as it is typed after ``--set``, by method.
-
-    Raises:
-        InputError: If one has another form.
-    """
-    settings: dict[str, dict[str, str]] = {}
-    for assignment in assignments:
-        target, equals, value = assignment.partition("=")
-        method, dot, name = target.rpartition(".")
-        if not (equals and dot and method and name):
-            raise InputError(f"set: {short(assignment)} must have the form METHOD.FIELD=VALUE, as in fedshibu.norm=sum")
-        settings.setdefault(method, {})[name] = value
-    return settings
-
-
 def model_shares(models: str) -> list[tuple[str, float]]:
     """Names and shares of ``NAME:SHARE,…``; the shares sum to 1. Empty of nothing.
 
@@ -535,47 +476,6 @@ def _architecture(name: str, objects: Mapping[str, Any] | None = None) -> Any:
         return given_in_python("model", name, objects)
     ARCHITECTURES.find(name)
     return name
-
-
-def available(device: str) -> str:
-    """The device, if it can be used here.
-
-    Raises:
-        InputError: If not.
-    """
-    import torch
-
-    try:
-        kind = torch.empty(0, device=device).device.type
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device: {short(device)} is not available here; cpu always is") from error
-    if kind not in DEVICES:
-        raise InputError(f"device: {short(device)} is not allowed; must be cpu, cuda, cuda:N or mps")
-    return device
-
-
-def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
-    """A field's value before it is checked: a path is text, and text is what can be written.
-
-    Raises:
-        InputError: If a text cannot be written, or a number or a text is given as true or false.
-    """
-    name = str(info.field_name)
-    if isinstance(value, bool) and kind.model_fields[name].annotation not in (bool, bool | None):
-        raise InputError(f"{name}: {value} is not allowed; must not be true or false")
-    value = str(value) if isinstance(value, Path) else value
-    if isinstance(value, str) and not is_text(value):
-        raise InputError(f"{name}: {short(value)} is not allowed; must be text that UTF-8 can write")
-    return value
-
-
-def is_text(value: str) -> bool:
-    """Whether a text can be written; the names of some files cannot."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def as_tuple(names: Any) -> Any:

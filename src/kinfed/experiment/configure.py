@@ -1,4 +1,4 @@
-"""The config that somebody asks for: from fields and perhaps a file, with what would do nothing refused."""
+"""The config of an experiment from given fields and a file; fields that would have no effect are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinfed.experiment.config import Config, as_tuple, is_written, read_toml, tables
+from kinfed.experiment.config import Config, as_tuple
+from kinfed.experiment.config_file import is_written, read_toml, tables
 from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, Use, refuse_idle
 from kinfed.labels import parse_label
 
@@ -21,18 +22,19 @@ def configure(
     uses: Mapping[str, Use] | None = None,
     objects: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The config of what is asked for.
+    """Make a checked config of given fields and a file.
 
     Args:
-        fields: Those that are given.
-        file: TOML file whose fields these overrule. It may have tables of methods that are not run. One that kinfed
-            wrote has all fields: nobody gave them, so none of them is refused for doing nothing.
-        alone: Whether training alone joins, as `Config.with_local` says.
-        uses: What reads the fields, if not the methods alone.
-        objects: What names in angle brackets stand for.
+        fields: Given fields.
+        file: TOML file with more fields, which ``fields`` overrule. It may have tables of methods that are not run. A
+            file that kinfed wrote has all fields, so none of them is refused for having no effect.
+        alone: Add the baselines that train alone, as `Config.with_local` does.
+        uses: Readers of each field, by its name; those of a run if not given.
+        objects: Python objects by their names in angle brackets.
 
     Raises:
-        InputError: One line that names the field, the value and what is allowed, or what would read it.
+        InputError: If a field is wrong or would have no effect. The message is one line that names the field, the value
+            and what is allowed, or what would read it.
     """
     there = {} if file is None else read_toml(file)
     methods = as_tuple(fields.get("methods", there.get("methods", ())))

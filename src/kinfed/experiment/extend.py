@@ -1,4 +1,4 @@
-"""More rounds for a run or a comparison than it was begun with; it ends as if it had been begun with them."""
+"""Additional rounds for a run or a comparison; the result is the same as with so many rounds from the start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from kinfed.engine.evaluation import Evaluation
 from kinfed.engine.folder import METRICS, Checkpoint
 from kinfed.engine.lines import Line, is_of_evaluation
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, read_toml
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import COMPARISON, CONFIG, SUMMARY, is_ours, run_folders
 from kinfed.experiment.run import folder_of, runtime_of
 from kinfed.files import claimed, delete, read_json, write_whole, written
@@ -23,25 +24,26 @@ __all__ = ["extend"]
 
 CHECKPOINTS = re.compile(r"checkpoints/round-\d+\.safetensors")
 PICTURES = re.compile(r"pictures/round-\d+\.safetensors")
-ENDED = re.compile(r"summary\.json|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)")  # what ends a run
+# The files that are written after the last round.
+ENDED = re.compile(r"summary\.json|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)")
 
 
 @own_settings()
 def extend(out: Path, rounds: int, *, device: str | None = None, objects: Mapping[str, Any] | None = None) -> None:
-    """Let a run, or each run of a comparison, have more rounds; `kinfed.experiment.run.resume` then does them.
+    """Increase the number of rounds of a run, or of each run of a comparison; `resume` then trains them.
 
-    The run ends with the bits of one that had so many rounds from the start, since nothing that it computed depends on
-    their number: where something does, it is refused. Done again, also after a kill, it changes nothing more.
+    The result is the same, bit by bit, as with so many rounds from the start, since nothing that was computed depends
+    on their number; a run where something does is refused. A second call, also after a kill, is safe.
 
     Args:
-        out: The folder.
-        rounds: How many each run shall have in all.
-        device: Where it goes on, if not where it began.
-        objects: What names in angle brackets stand for.
+        out: Folder of the run or the comparison.
+        rounds: New total number of rounds.
+        device: Device to continue on; the run's own if not given.
+        objects: Python objects by their names in angle brackets.
 
     Raises:
-        InputError: If the folder is none of a run, the rounds are fewer than it was begun with, or its learning rate
-            follows from their number.
+        InputError: If the folder holds no run, the run has more rounds already, or its learning rate depends on the
+            number of rounds.
     """
     if not is_ours(out):
         raise InputError(f"run: {str(out)!r} is no run folder")
@@ -63,7 +65,7 @@ def extend(out: Path, rounds: int, *, device: str | None = None, objects: Mappin
 
 
 def _extend_run(config: Config, out: Path) -> None:
-    """The same of one run, in an order that a kill at any moment leaves fit to be done again."""
+    """Increase the number of rounds of one run, in an order that can be repeated after a kill at any moment."""
     if (out / SUMMARY).is_file() and read_json(out / SUMMARY).get("rounds") == config.rounds:
         return
     run = folder_of(config, out)
@@ -81,7 +83,7 @@ def _extend_run(config: Config, out: Path) -> None:
 
 
 def _evaluate_again(config: Config, run: RunFolder, last: Checkpoint) -> None:
-    """Say of what was the last round what is said of one that others follow."""
+    """Evaluate the former last round again, as a round in the middle of a run: without the final evaluation."""
     runtime = runtime_of(config)
     *before, line = run.lines(METRICS)
     trained = {name: value for name, value in line.items() if not is_of_evaluation(name)}
@@ -91,5 +93,5 @@ def _evaluate_again(config: Config, run: RunFolder, last: Checkpoint) -> None:
         executor.start(lambda: runtime, TaskRunner(runtime, run.memories))
         tested = Evaluation(last.round, runtime, executor, run, lambda *_: None).line(last.state, last.kept)
     run.rewrite(METRICS, [*before, trained | tested])
-    if last.round % runtime.settings.checkpoint_every:  # there are pictures of it only since it was the last
+    if last.round % runtime.settings.checkpoint_every:  # its pictures were saved only because it was the last round
         delete([run.path / "pictures" / f"round-{last.round:06d}.safetensors"], run.path, PICTURES)

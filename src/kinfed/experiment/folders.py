@@ -1,4 +1,4 @@
-"""The folders of runs and comparisons: whose they are, what kinfed writes into them, and how they are cleared."""
+"""The folders of runs and comparisons: recognising, claiming and clearing them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kinfed.engine.folder import RUN_FILES
 from kinfed.errors import InputError
-from kinfed.experiment.config import MARK, Config
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import MARK
 from kinfed.files import LOCK, claimed, delete, written
 from kinfed.labels import folder_name
 
@@ -22,13 +23,13 @@ __all__ = [
 CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "federation.json", "summary.json"
 COMPARISON_SUMMARIES = "comparison.json"
 
-FILES = re.compile(  # what a comparison, or a run, writes into its folder
+FILES = re.compile(  # the files that a comparison or a run writes into its folder
     rf"(?:[\w+.=,-]+-seed\d+/)?(?:{RUN_FILES.pattern})|comparison\.(?:toml|json)|table\.(?:json|md)"
 )
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder is that of a run or a comparison; a config without kinfed's mark may be anybody's."""
+    """Return True if a folder holds a run or a comparison: a config file that begins with kinfed's mark."""
     return any(_has_mark(folder / name) for name in (CONFIG, COMPARISON))
 
 
@@ -39,7 +40,7 @@ def _has_mark(path: Path) -> bool:
 
 
 def run_folders(config: Config, out: Path) -> Iterator[tuple[str, int, Path]]:
-    """Method, seed and folder of every run of a comparison, in the order in which they are done; or of the one run."""
+    """Yield method, seed and folder of every run of a comparison, in the order of execution; or of a single run."""
     several = (out / COMPARISON).is_file()
     for seed in range(config.seed, config.seed + config.seeds):
         for method in config.methods:
@@ -48,13 +49,16 @@ def run_folders(config: Config, out: Path) -> Iterator[tuple[str, int, Path]]:
 
 @contextlib.contextmanager
 def new_run(out: Path, *, overwrite: bool) -> Iterator[None]:
-    """Keep a folder to this process, for a new run or comparison; one that may be overwritten is cleared.
+    """Lock a folder for a new run or comparison, and clear it if it may be overwritten.
 
-    Only files that kinfed wrote are deleted; a warning names what is left.
+    Only files that kinfed wrote are deleted; a warning names the others.
+
+    Args:
+        out: The folder.
+        overwrite: Clear a folder that holds a run or a comparison.
 
     Raises:
-        InputError: If the folder cannot be written, is in use, or has something in it, unless that is a run or a
-            comparison and may be overwritten.
+        InputError: If the folder cannot be written, is in use, or is not empty and may not be overwritten.
     """
     with claimed(out):
         check_room(out, overwrite=overwrite)
@@ -66,10 +70,10 @@ def new_run(out: Path, *, overwrite: bool) -> Iterator[None]:
 
 
 def check_room(out: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that has something in it, unless it is one of ours and may be overwritten.
+    """Refuse a folder that is not empty, unless it holds a run or a comparison and may be overwritten.
 
     Raises:
-        InputError: If it is refused, or cannot be looked at.
+        InputError: If the folder is refused or cannot be read.
     """
     try:
         if not out.exists() or (out.is_dir() and not [name for name in out.iterdir() if name.name != LOCK]):

@@ -1,4 +1,4 @@
-"""SFTL's Table 1: does a measure find the source model that learned a client's classes? METHODS.md E.4."""
+"""SFTL's Table 1: how often a measure identifies the source model trained on a client's classes (specification E.4)."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ __all__ = ["PAPER", "another_setting", "identify", "paired", "right"]
 
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
 MEASURED = ("cca", "svcca", "pwcca", "emd", "sketched_cka", "cka", "debiased_cka")
-PARTITIONS = {"paired": ("paired",), "random": ("any of two", "unambiguous")}  # and what is told of each
+PARTITIONS = {"paired": ("paired",), "random": ("any of two", "unambiguous")}  # partition → its columns in the table
 
-PAPER = ("paper", "paper, another setting")  # the heading of its numbers, by whether the setting is another one
+PAPER = ("paper", "paper, another setting")  # heading of the paper's numbers: for the same setting, and for another one
 
-Found = dict[str, dict[str, list[float]]]  # what is told → measure → one a repeat
+Found = dict[str, dict[str, list[float]]]  # column → measure → accuracy of each repeat, in [0, 1]
 
 
 @dataclass(frozen=True)
 class _Repeat:
-    """One repeat: its data, and where its sources and runs are.
+    """One repeat of the experiment.
 
     Attributes:
-        config: Of the runs.
-        dataset: All of it.
-        seed: Of the repeat.
-        folder: Its own.
-        watcher: Looks at what is trained.
+        config: Config of the runs.
+        dataset: Whole data set, which sources and clients share.
+        seed: Seed of the repeat.
+        folder: Folder for the sources and runs of the repeat.
+        watcher: Observer of each training.
     """
 
     config: Config
@@ -59,7 +59,7 @@ class _Repeat:
     watcher: Watcher
 
     def halves(self) -> tuple[Indices, Indices]:
-        """Training rows for the sources and for the clients, each class cut in two at random."""
+        """Split the training rows at random into halves for the sources and for the clients, stratified by class."""
         labels, stream = labels_of(self.dataset.train), numpy_stream(self.seed, "halves")
         of_classes = [stream.permutation(np.flatnonzero(labels == k)) for k in range(len(self.dataset.classes))]
         first = np.concatenate([rows[: len(rows) // 2] for rows in of_classes])
@@ -67,7 +67,14 @@ class _Repeat:
         return np.sort(first), np.sort(second)
 
     def train_sources(self, rows: Indices) -> Path:
-        """A source a pair of classes; where they are."""
+        """Train a source model on each pair of classes, unless it is there already.
+
+        Args:
+            rows: Training rows for the sources.
+
+        Returns:
+            Folder of the sources.
+        """
         config, pool, model_name = self.config, self.folder / "sources", self.config.model
         assert model_name is not None  # the table names one
         sgd = SGD(lr=config.lr, epochs=config.local_epochs, batch_size=config.batch_size, momentum=config.momentum)
@@ -87,10 +94,17 @@ class _Repeat:
         return pool
 
     def train_clients(self, partition: str, rows: Indices) -> Path:
-        """A run of FedAvg among clients that share some of the training rows; its folder.
+        """Run FedAvg with the clients of a partition, or continue the run.
+
+        Args:
+            partition: ``paired`` or ``random``.
+            rows: Training rows that the clients share.
+
+        Returns:
+            Folder of the run.
 
         Raises:
-            InputError: If it was begun with another config.
+            InputError: If the run was begun with another config.
         """
         file = self.folder / f"{partition}.json"
         if not file.is_file():
@@ -108,17 +122,17 @@ class _Repeat:
 
 @own_settings()
 def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, watcher: Watcher = nobody) -> Path:
-    """Run what is still to do, and write ``table.json``, ``table.md`` and, of the first repeat, ``vote.json``.
+    """Run the repeats that are missing, and write ``table.json``, ``table.md`` and the first repeat's ``vote.json``.
 
     Args:
-        table: Which.
-        scale: One of its scales.
-        out: Folder; gets one a repeat, with its sources and a run a partition.
+        table: Table to reproduce.
+        scale: Name of one of its scales.
+        out: Folder for the results, with a subfolder for each repeat.
         given: Fields of the config that overrule the table's; ``seeds`` is the number of repeats.
-        watcher: Looks at what is trained.
+        watcher: Observer of each training.
 
     Returns:
-        ``table.md``.
+        Path of ``table.md``.
 
     Raises:
         InputError: If a field is wrong, or the data do not have ten classes.
@@ -155,7 +169,16 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
 
 
 def paired(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-    """Every client gets a shard of each class of one pair; as many clients a pair, in the order of the pairs."""
+    """Partition the data so that each client gets one shard of both classes of one pair.
+
+    Every pair has the same number of clients, and clients are in the order of the pairs.
+
+    Args:
+        train: Labels of the training samples.
+        test: Labels of the test samples.
+        clients: Number of clients, a multiple of the number of pairs.
+        rng: Random generator that shuffles the samples of each class.
+    """
     each = clients // len(PAIRS)
 
     def cut(labels: NDArray[Any]) -> list[Indices]:
@@ -169,15 +192,19 @@ def paired(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Gener
 
 
 def right(partition: str, ballots: Sequence[Sequence[int]], counts: NDArray[np.int64]) -> dict[str, float]:
-    """Fractions of the clients whose source is the right one.
+    """Compute the fractions of clients that named a right source, by column of the table.
 
-    Where a client's two shards are random, its classes may be of two sources, or of one: told are the clients whose
-    source has any class of theirs, and, of those whose classes are all of one source, the ones that found it.
+    With the partition ``random``, the two shards of a client may belong to the classes of two sources. ``any of two``
+    counts a source that was trained on any class of the client. ``unambiguous`` is the fraction among the clients whose
+    classes all belong to one source; it is left out if there are none.
 
     Args:
         partition: ``paired`` or ``random``.
-        ballots: The source that each client names; empty where it has no score.
-        counts: Training samples of each client and class.
+        ballots: Index of the source that each client names; empty if the client has no score.
+        counts: Training samples of each client and class, N×K.
+
+    >>> right("random", [[0], [1], []], np.array([[5, 5, 0, 0], [0, 5, 5, 0], [5, 0, 0, 0]]))
+    {'any of two': 0.6666666666666666, 'unambiguous': 0.5}
     """
     pairs = [{k // 2 for k in np.flatnonzero(of_client)} for of_client in counts]
     hits = [any(source in own for source in cast) for cast, own in zip(ballots, pairs, strict=True)]
@@ -188,13 +215,20 @@ def right(partition: str, ballots: Sequence[Sequence[int]], counts: NDArray[np.i
 
 
 def another_setting(other: Mapping[str, Any]) -> list[str]:
-    """Lines that tell which fields are not as a table has them."""
+    """Return Markdown lines that name the fields that differ from a table's; none if no field differs."""
     fields = ", ".join(f"{name}={plain(value)}" for name, value in other.items())
     return [f"Another setting than this table's: {fields}. The paper's numbers are not of it.", ""] if other else []
 
 
 def markdown(table: IdentificationTable, config: Config, found: Found, other: Mapping[str, Any]) -> str:
-    """The table, and what was run; ``other`` are the fields that are not as the table has them."""
+    """Return the table and its setting as Markdown.
+
+    Args:
+        table: Table that was reproduced.
+        config: Config of its runs.
+        found: Accuracies by column and measure.
+        other: Fields that differ from the table's, with their values.
+    """
     seeds = f"{config.seeds} repeats" if config.seeds > 1 else "one repeat"
     spread = "; ± is the sample standard deviation over them" if config.seeds > 1 else ""
     lines = [

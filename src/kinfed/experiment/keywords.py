@@ -1,4 +1,4 @@
-"""The fields of an experiment as keyword arguments, so that editors complete them and ``help()`` tells them."""
+"""The fields of an experiment as keyword arguments, so that editors complete them and ``help()`` lists them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class Fields(TypedDict, total=False):
-    """Everything about an experiment but its methods; `Config` says what each field is and what it is by default."""
+    """The fields of an experiment except its methods; `Config` describes them and has their defaults."""
 
     data: str | Path | Dataset | Federation | Sequence[Any] | Any
     channels: int | None
@@ -71,18 +71,32 @@ class Fields(TypedDict, total=False):
     config: str | Path | None
 
 
-def with_fields(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, whose signature names each of `Fields` with its default instead of ``**fields``."""
-    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    shown = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None if name not in Config.model_fields else Config.model_fields[name].get_default(),
-            annotation=annotation.__forward_arg__ if hasattr(annotation, "__forward_arg__") else annotation,
-        )
-        for name, annotation in Fields.__annotations__.items()
-        if name not in {p.name for p in own}
-    ]
-    function.__signature__ = inspect.Signature([*own, *shown])  # type: ignore[attr-defined]
-    return function
+def with_fields(**defaults: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function so that its signature names each of `Fields` with its default, instead of ``**fields``.
+
+    Args:
+        **defaults: Defaults of fields where they are not those of `Config`.
+    """
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        shown = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=_default(name, defaults),
+                annotation=getattr(kind, "__forward_arg__", kind),
+            )
+            for name, kind in Fields.__annotations__.items()
+            if name not in {p.name for p in own}
+        ]
+        function.__signature__ = inspect.Signature([*own, *shown])  # type: ignore[attr-defined]
+        return function
+
+    return decorated
+
+
+def _default(name: str, defaults: Mapping[str, Any]) -> Any:
+    if name in defaults or name not in Config.model_fields:
+        return defaults.get(name)
+    return Config.model_fields[name].get_default(call_default_factory=True)

@@ -1,4 +1,4 @@
-"""What is given in Python, as the fields of a config: methods, training, partition, model and data."""
+"""Python objects as fields of a config: methods, local training, partition and model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kinfed.data import Federation
 from kinfed.data.partitions import PARTITIONS, as_partition, partition_options
 from kinfed.data.partitions.partitioner import ByFunction
 from kinfed.errors import InputError
-from kinfed.experiment.config import as_tuple, read_toml, short, tables
+from kinfed.experiment.config import as_tuple
+from kinfed.experiment.config_file import read_toml, tables
 from kinfed.experiment.folders import COMPARISON, CONFIG
+from kinfed.fields import short
 from kinfed.labels import label, labels_of, parse_label
 from kinfed.learning import SGD
 from kinfed.methods import METHODS, Method, name_and_fields
@@ -21,19 +24,25 @@ from kinfed.registry import import_path
 __all__ = ["Objects", "as_fields", "methods_of", "names_in", "of_folder"]
 
 Objects = dict[str, Any]
-"""Things that no name leads to, by the names in angle brackets that a config has for them."""
+"""Python objects without an import path, by the names in angle brackets that stand for them in a config."""
 
-OF_TRAINING = {"epochs": "local_epochs"}  # fields that a config calls otherwise
+OF_SHARING = (
+    "partition", "clients", "new_clients", "probe", "train_images", "channels", "image_size", "on_error",
+)  # fmt: skip
+OF_TRAINING = {"epochs": "local_epochs"}  # field of local training → its name in a config
 
 
 def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
-    """Fields of a config, and what their names in angle brackets stand for.
+    """Turn Python objects among given fields into the names and numbers that a config has.
 
     Args:
-        given: Names or objects: ``methods``, ``training``, ``partition``, ``model``; other fields stay as they are.
+        given: Fields, of which ``methods``, ``training``, ``partition``, ``model`` and ``data`` may be objects.
+
+    Returns:
+        The fields of a config, and the objects that its names in angle brackets stand for.
 
     Raises:
-        InputError: If an object is of a wrong kind, or a field is given twice.
+        InputError: If an object has a wrong type, or a field is given twice.
     """
     fields, objects = dict(given), Objects()
     if "methods" in fields:
@@ -43,23 +52,33 @@ def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
     if (training := fields.pop("training", None)) is not None:
         fields |= _training_fields(training, fields)
     if not isinstance(fields.get("model"), str | None):
-        maker(fields["model"])  # refuses what makes none
+        maker(fields["model"])  # raises InputError if it cannot make a model
         fields["model"] = _name(fields["model"], objects)
     if not isinstance(fields.get("partition"), str | None):
         fields |= _partition_fields(fields["partition"], objects)
+    if isinstance(fields.get("data"), Federation):
+        fields |= _federation_fields(fields, objects)
     return fields, objects
 
 
 def methods_of(given: Any, objects: Objects) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
-    """Labels of methods, and the fields of those that were given as objects or classes.
+    """Return the labels of methods, and the fields of those that are given as objects or classes.
 
     Args:
-        given: A name, a method, a class of methods, or several of these.
-        objects: Gets the classes that no name leads to.
+        given: A method, or a sequence of methods: names, objects or classes.
+        objects: Mapping to which classes without an import path are added.
+
+    Returns:
+        The labels, and the fields by label.
+
+    >>> from kinfed import FedProx
+    >>> labels, fields = methods_of(["fedavg", FedProx(mu=0.1)], {})
+    >>> labels, fields["fedprox"]["mu"]
+    (('fedavg', 'fedprox'), 0.1)
     """
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     named = [(item, {}) if isinstance(item, str) else _named_method(item, objects) for item in several]
-    # A name may be a label already, and stays what it is.
+    # A name may be a label already, and is kept.
     shown = iter(labels_of([one for one, item in zip(named, several, strict=True) if not isinstance(item, str)]))
     labels, settings = [], {}
     for item, (name, fields) in zip(several, named, strict=True):
@@ -70,18 +89,21 @@ def methods_of(given: Any, objects: Objects) -> tuple[tuple[str, ...], dict[str,
     return tuple(labels), settings
 
 
-def of_folder(folder: Path, methods: Any, model: Any) -> tuple[Objects, set[str]]:
-    """What is given to a run that goes on: things by their names in angle brackets, and import paths of the others.
+def of_folder(folder: Path, *, methods: Any = (), **others: Any) -> tuple[Objects, set[str]]:
+    """Return the objects that are given to continue a run.
 
     Args:
-        folder: Of a run or a comparison.
-        methods: Methods or classes of methods.
-        model: Function that makes the model, or None.
+        folder: Folder of the run or the comparison.
+        methods: A method, or a sequence of methods: objects or classes.
+        **others: ``data``, ``partition`` and ``model``; None is not given.
+
+    Returns:
+        The objects by their names in angle brackets, and the import paths of those that have one.
 
     Raises:
-        InputError: If a method has other fields than the run's.
+        InputError: If a method has other fields than in the run.
     """
-    fields, objects = as_fields({"methods": methods, **({} if model is None else {"model": model})})
+    fields, objects = as_fields({"methods": methods, **{n: value for n, value in others.items() if value is not None}})
     file = next((path for path in (folder / COMPARISON, folder / CONFIG) if path.is_file()), None)
     theirs = {} if file is None else read_toml(file).get("settings", {})
     for item in methods if isinstance(methods, Sequence) else (methods,):
@@ -93,16 +115,17 @@ def of_folder(folder: Path, methods: Any, model: Any) -> tuple[Objects, set[str]
 
 
 def names_in(fields: Mapping[str, Any]) -> set[str]:
-    """Import paths among the values of some fields: what somebody who gives them asks for."""
+    """Return the import paths among the values of given fields. Their code may be imported, since the caller asks."""
     labels = [parse_label(name)[0] for name in as_tuple(fields.get("methods", ())) if isinstance(name, str)]
     shares = [name.rpartition(":")[0] for name in str(fields.get("models") or "").split(",")]
-    others = [parse_label(str(fields.get(name)))[0] for name in ("model", "partition", "data")]
+    others = [parse_label(str(fields.get(name)))[0] for name in ("model", "partition")]
+    others.append(":".join(str(fields.get("data")).split(":")[:2]))  # package.module:Format:PATH
     of_methods = [str(value) for own in tables(fields.get("settings", {})).values() for value in own.values()]
     return {name for name in [*labels, *shares, *others, *of_methods] if ":" in name}
 
 
 def _named_method(item: Any, objects: Objects) -> tuple[str, dict[str, Any]]:
-    """Name and fields of a method or a class of methods."""
+    """Return the name and the fields of a method, which is given as an object or a class."""
     kind = item if isinstance(item, type) else type(item)
     if not issubclass(kind, Method):
         raise InputError(
@@ -114,7 +137,12 @@ def _named_method(item: Any, objects: Objects) -> tuple[str, dict[str, Any]]:
 
 
 def _training_fields(training: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config that local training has."""
+    """Return the fields of a config that describe local training.
+
+    Args:
+        training: Local training.
+        fields: Other given fields, which must not repeat one of them.
+    """
     if not isinstance(training, SGD):
         raise InputError(f"training: {short(training)} is not allowed; must be a kinfed.LocalTraining")
     own = {OF_TRAINING.get(name, name): value for name, value in dataclasses.asdict(training).items()}
@@ -123,8 +151,20 @@ def _training_fields(training: Any, fields: Mapping[str, Any]) -> dict[str, Any]
     return own
 
 
+def _federation_fields(fields: Mapping[str, Any], objects: Objects) -> dict[str, Any]:
+    """The fields of a config that a federation fills: where its clients are from, and how many there are."""
+    for name in OF_SHARING:
+        if name in fields:
+            raise InputError(f"{name}: would do nothing; the data are a Federation, whose clients have their samples")
+    federation: Federation = fields["data"]
+    name = _bracketed(federation, objects)
+    new = len(federation.new_clients)
+    counts = {"clients": len(federation) + new, "new_clients": new, "probe": len(federation.probe_rows)}
+    return {"data": name, "partition": name, **counts}
+
+
 def _partition_fields(given: Any, objects: Objects) -> dict[str, Any]:
-    """The fields of a config that a partition fills: its name and the options that it reads."""
+    """Return the fields of a config that describe a partition: its name and its options."""
     partition = as_partition(given)
     if isinstance(partition, ByFunction):
         return {"partition": _name(partition.function, objects)}
@@ -144,7 +184,7 @@ def _name(thing: Any, objects: Objects) -> str:
 
 
 def _bracketed(thing: Any, objects: Objects) -> str:
-    """``<Name>`` of a thing that no name leads to; another one of the same name gets a number."""
+    """Add an object without an import path to ``objects``, and return its name there: ``<Name>``, or ``<Name 2>``."""
     called = getattr(thing, "__name__", type(thing).__name__).strip("<>") or "object"
     names = (f"<{called}>" if number == 1 else f"<{called} {number}>" for number in range(1, len(objects) + 3))
     name = next(name for name in names if objects.get(name, thing) is thing)

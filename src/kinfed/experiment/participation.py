@@ -1,4 +1,4 @@
-"""Clients that a run never reached, and its accuracies without them."""
+"""Clients that never trained in a run, and the run's mean accuracies without them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ __all__ = ["never_trained", "of_trained"]
 
 
 def never_trained(lines: Sequence[Mapping[str, Any]], clients: int) -> list[int]:
-    """Which of N clients took part in no round: they were not drawn, or their work was refused each time.
+    """Return the clients that contributed to no round: never sampled, or refused each time.
 
     Args:
-        lines: Of ``metrics.jsonl``.
-        clients: N.
+        lines: Lines of ``metrics.jsonl``, one per round.
+        clients: Number of clients, N.
+
+    Returns:
+        Their numbers, from 0 to N - 1.
+
+    >>> never_trained([{"clients": [0, 2], "refused": {"2": "not finite"}}], 3)
+    [1, 2]
     """
     reached = {id for line in lines for id in line["clients"] if str(id) not in line["refused"]}
     return [id for id in range(clients) if id not in reached]
@@ -24,12 +30,15 @@ def never_trained(lines: Sequence[Mapping[str, Any]], clients: int) -> list[int]
 def of_trained(
     accuracies: Sequence[float | None], sizes: Sequence[int], never: Sequence[int]
 ) -> dict[str, float | None]:
-    """Means of the own test accuracy over the others, for the metrics of a summary; none if all took part.
+    """Compute the mean own-test accuracies over the clients that trained, for the metrics of a summary.
 
     Args:
-        accuracies: Of each client at the last round, or None.
-        sizes: Test samples of each.
-        never: Who took no part.
+        accuracies: Accuracy of each client in the last round, in [0, 1]; None if it was not tested.
+        sizes: Number of test samples of each client.
+        never: Numbers of the clients that never trained.
+
+    Returns:
+        The weighted and the plain mean by name; empty if all clients trained or there are no accuracies.
     """
     if not never or not accuracies:
         return {}

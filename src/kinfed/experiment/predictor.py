@@ -1,4 +1,4 @@
-"""A model that a run has saved, ready for use. Nothing in its files is ever executed."""
+"""Trained models of a run, ready for use. Nothing in their files is ever executed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kinfed.data import Normalisation
 from kinfed.errors import InputError
-from kinfed.experiment.config import short
+from kinfed.fields import short
 from kinfed.learning.frozen import CHUNK
 from kinfed.models import (
     ARCHITECTURES,
@@ -34,15 +34,16 @@ __all__ = ["Predictor", "load"]
 
 
 class Predictor(nn.Module):
-    """A trained model with the normalisation and the class names that belong to it, in evaluation mode.
+    """A trained model with its normalisation and class names, in evaluation mode.
 
     Args:
-        model: On the CPU; moves with the module.
-        card: What is known of it.
+        model: Trained model, on the CPU; ``to`` moves it with the predictor.
+        card: Description of the model: classes, input shape, normalisation.
 
     Attributes:
+        model: The trained model itself.
         classes: Names of the classes, in the order of the logits.
-        shape: Of one input.
+        shape: Shape of one input, such as (3, 32, 32).
     """
 
     def __init__(self, model: Model, card: Card) -> None:
@@ -52,13 +53,14 @@ class Predictor(nn.Module):
         self.eval()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits, n×classes.
+        """Compute the logits, n×K for K classes.
 
         Args:
-            inputs: uint8 images n×c×h×w, normalised as in training; or floats of that shape, taken as they are.
+            inputs: uint8 images n×c×h×w, which are normalised as in training; or floats of the same shape, which are
+                used as they are.
 
         Raises:
-            InputError: If their shape is another one, or they are neither.
+            InputError: If the inputs have another shape or another type.
         """
         if not isinstance(inputs, Tensor):
             raise InputError(f"inputs: {short(inputs)} is not allowed; must be a tensor; predict takes arrays as well")
@@ -75,10 +77,15 @@ class Predictor(nn.Module):
     @own_settings(threads=None)
     @torch.no_grad()
     def predict(self, inputs: Tensor | NDArray[Any]) -> list[str]:
-        """The class of each input; see `forward`. As many at a time as in the run's own tests.
+        """Return the name of the predicted class of each input.
+
+        The inputs are processed in chunks of the same size as in the tests of a run.
+
+        Args:
+            inputs: Inputs as in `forward`, as a tensor or an array.
 
         Raises:
-            InputError: If they are no numbers, or their shape is another one.
+            InputError: If the inputs are no numbers, or have another shape or type than `forward` takes.
         """
         self.eval()
         try:
@@ -94,13 +101,13 @@ class Predictor(nn.Module):
 def load(
     path: Path, client: int | None = None, module: nn.Module | None = None, *, allow_code: bool = False
 ) -> Predictor:
-    """A model that a run has saved.
+    """Load a model that a run has saved.
 
     Args:
         path: A safetensors file with its JSON beside it; or a run folder, for its global model.
-        client: In a run folder: whose personal model instead.
-        module: For a model of the user's own architecture, what that makes. Stays as it is.
-        allow_code: Whether the architecture that the file names may be imported instead.
+        client: Number of the client whose personal model is loaded from a run folder instead.
+        module: A module of the model's architecture, if that is the user's own; it is copied, not changed.
+        allow_code: Import the architecture that the file names, if ``module`` is not given.
 
     Raises:
         InputError: If there is no such model, a file is damaged, or the module does not fit.
@@ -129,7 +136,7 @@ def load(
 
 
 def _file(path: Path, client: int | None) -> Path:
-    """The safetensors file that is meant."""
+    """Return the safetensors file of a path and a client."""
     if not path.is_dir():
         if client is not None:
             raise InputError(f"client: {client} is for run folders, and {str(path)!r} is none")
@@ -146,7 +153,7 @@ def _file(path: Path, client: int | None) -> Path:
 
 
 def _built(path: Path, card: Card, module: nn.Module | None) -> Model:
-    """The model of a file."""
+    """Build the model of a file, with its weights."""
     if module is None:
         if ARCHITECTURES.installed(card.architecture):
             return restored(card, path)

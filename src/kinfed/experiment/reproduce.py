@@ -1,4 +1,4 @@
-"""Runs of a paper's table, its numbers beside ours."""
+"""Reproduction of the papers' tables: the runs of a table, and their results beside the paper's numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.errors import InputError, among, plain
-from kinfed.experiment.config import Config, short, tables
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import tables
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
 from kinfed.experiment.identification import PAPER, another_setting, identify
 from kinfed.experiment.run import Watcher, go_on, nobody
@@ -20,25 +21,26 @@ from kinfed.experiment.tables import CELLS, ROUNDS, TABLES, Fields, Identificati
 from kinfed.experiment.targets import Reach, speed_up
 from kinfed.experiment.training import Training
 from kinfed.experiment.uses import NO_SETTING, OF_CLIENTS, OF_METHODS, overruled, refuse_idle
+from kinfed.fields import short
 from kinfed.files import claimed, read_json, write_whole
 
 __all__ = ["Comparison", "comparisons", "reproduce"]
 
-# What the experiment of an `IdentificationTable` sets itself.
+# Fields that the experiment of an `IdentificationTable` sets itself.
 OF_IDENTIFICATION = ("methods", "settings", *OF_CLIENTS, "partition", "save_local", "new_clients", "train_images")
 
-Cells = Mapping[str, list[float | None]]  # of a column: row → one a seed; None: a target was not reached
+Cells = Mapping[str, list[float | None]]  # cells of a column: row → a value per seed; None: the target was not reached
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of some rows of a column, and the name of their folder.
+    """The runs of some rows of a column, which are one comparison.
 
     Attributes:
-        folder: Its name.
-        rows: Which.
-        own: What sets their config apart from that of the column's other rows.
-        config: Of the runs.
+        folder: Name of the comparison's folder.
+        rows: Rows of the table that the runs belong to.
+        own: Fields in which the config differs from that of the column's other rows.
+        config: Config of the comparison.
     """
 
     folder: str
@@ -48,22 +50,23 @@ class Comparison:
 
 
 def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher = nobody) -> Path:
-    """Run what is still to do of a table, and write ``table.json`` and ``table.md`` with the paper's numbers beside.
+    """Run the missing experiments of a table, and write ``table.json`` and ``table.md`` with the paper's numbers.
 
     Args:
-        name: One of `TABLES`.
-        scale: One of the table's.
-        out: Folder; gets a comparison folder a column, and one for every row that has a method with other settings than
-            a row above.
-        given: Fields of the config that overrule the table's, ``seeds`` or ``workers``, say; not those by which its
-            columns or rows differ. Where one changes the setting, that stands above the paper's numbers.
-        watcher: Looks at the runs.
+        name: Name of a table in `TABLES`.
+        scale: Name of one of the table's scales.
+        out: Folder for the results. It gets a comparison folder for each column, and one for each row whose method has
+            other settings than in a row above.
+        given: Fields of the config that overrule the table's, such as ``seeds`` or ``workers``; not those in which
+            columns or rows differ. A field that changes the setting is named above the paper's numbers.
+        watcher: Observer of each run.
 
     Returns:
-        ``table.md``.
+        Path of ``table.md``.
 
     Raises:
-        InputError: If there is no such table or scale, or a field is wrong, would do nothing, or tells columns apart.
+        InputError: If there is no such table or scale, or a field is wrong, would have no effect, or is one in which
+            columns or rows differ.
     """
     among("table", name, [*TABLES])
     table = TABLES[name]
@@ -76,10 +79,11 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
 
 
 def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Fields, watcher: Watcher) -> Path:
-    """The same of a table whose columns are comparisons."""
+    """Reproduce a table whose columns are comparisons; see `reproduce`."""
     _refuse_own(given, _apart(table), "tells the columns or rows of this table apart")
     to_train = bool(table.sources) and "sources" not in given
-    placed = {**given, "sources": os.curdir} if to_train else given  # all is checked before a source is trained
+    # The folder is a placeholder, so that all fields are checked before a source is trained.
+    placed = {**given, "sources": os.curdir} if to_train else given
     configs = _configs(table, scale, placed)
     refuse_idle(given, configs, {**OF_CLIENTS, **OF_METHODS})
     other = _other_setting(table, scale, placed, configs)
@@ -100,14 +104,20 @@ def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Field
 
 
 def _apart(table: PaperTable) -> set[str]:
-    """The fields by which the columns of a table differ, and the methods' own ones, by which its rows do as well."""
+    """Return the fields in which the columns of a table differ, and the methods' fields in which its rows differ."""
     of_columns = [*table.columns.values(), *({"settings": {row.method: row.settings}} for row in table.rows)]
     own = {f"{method}.{name}" for of in of_columns for method, s in of.get("settings", {}).items() for name in s}
     return {"methods", *own, *(name for of in of_columns for name in of if name != "settings")}
 
 
 def _refuse_own(given: Fields, names: Collection[str], why: str) -> None:
-    """Refuse fields that nobody may overrule."""
+    """Refuse given fields that must not be overruled.
+
+    Args:
+        given: Given fields of the config.
+        names: Names of the fields that must not be overruled; a method's field as ``METHOD.FIELD``.
+        why: Reason, as the message says it after "it".
+    """
     settings = tables(given.get("settings", {}))
     own = {f"{method}.{name}": value for method, of in settings.items() for name, value in of.items()}
     for name, value in {**given, **own}.items():
@@ -116,19 +126,19 @@ def _refuse_own(given: Fields, names: Collection[str], why: str) -> None:
 
 
 def _configs(table: PaperTable, scale: str, given: Fields) -> list[Config]:
-    """Of all columns."""
+    """Return the configs of all comparisons of a table."""
     return [c.config for column in table.scales[scale].columns for c in comparisons(table, scale, column, given)]
 
 
 def _other_setting(table: PaperTable, scale: str, given: Fields, configs: Sequence[Config]) -> dict[str, Any]:
-    """The given fields in which the runs differ from what the table has for them; see `overruled`."""
+    """Return the given fields in which the configs differ from the table's; see `overruled`."""
     none = NO_SETTING - ({"target_acc", "evaluate_every"} if table.quantity == ROUNDS else set())
     base = _configs(table, scale, {name: value for name, value in given.items() if name in none})
     return overruled({name: value for name, value in given.items() if name not in none}, configs, base)
 
 
 def _sources(table: PaperTable, given: Fields, out: Path, watcher: Watcher) -> Path:
-    """The pool of the source models that rows name, each trained on the data of that name."""
+    """Train the source models that rows name, each on the data set of that name, and return their pool's folder."""
     named = dict.fromkeys(row.settings["source"] for row in table.rows if "source" in row.settings)
     like = {"like": given["data"]} if "data" in given else {}
     train_sources(Training.checked({**table.sources, **like, "data": (*named,)}), out / "sources", watcher)
@@ -136,12 +146,15 @@ def _sources(table: PaperTable, given: Fields, out: Path, watcher: Watcher) -> P
 
 
 def comparisons(table: PaperTable, scale: str, column: str, given: Fields) -> list[Comparison]:
-    """The runs of a column; a comparison has a method once, and one config, so that other settings need another.
+    """Group the rows of a column into comparisons.
+
+    A comparison has one config, and each method once. Rows with another config, or with the same method and other
+    settings, need another comparison.
 
     Args:
-        table: As it is at the scale.
-        scale: Its name.
-        column: One of the scale's.
+        table: Table at the scale, as `PaperTable.at` returns it.
+        scale: Name of the scale.
+        column: Heading of the column.
         given: Fields that overrule the table's.
     """
     own = table.scales[scale].rows
@@ -163,7 +176,14 @@ def comparisons(table: PaperTable, scale: str, column: str, given: Fields) -> li
 
 
 def _config(table: PaperTable, layers: Sequence[Fields], rows: Sequence[Row], given: Fields) -> Config:
-    """Of the runs of some rows; later layers overrule earlier ones, and so do a method's settings one by one."""
+    """Make the config of some rows; later layers overrule earlier ones, and a method's settings one by one.
+
+    Args:
+        table: Table with all rows.
+        layers: Fields from the most general to the most specific.
+        rows: Rows whose methods are run.
+        given: Given fields, which overrule all layers.
+    """
     fields = {name: value for layer in [*layers, given] for name, value in layer.items()}
     wanted = given.get("settings", {})
     settings: dict[str, dict[str, Any]] = {}
@@ -171,13 +191,22 @@ def _config(table: PaperTable, layers: Sequence[Fields], rows: Sequence[Row], gi
         of_layers = [layer.get("settings", {}).get(row.method, {}) for layer in layers]
         own = [*of_layers, row.settings, wanted.get(row.method, {})]
         settings[row.method] = {name: value for layer in own for name, value in layer.items()}
-    # A method that no row is of is left for the config to refuse.
+    # Settings of a method that no row has are passed on, so that the config refuses them.
     unknown = {name: wanted[name] for name in wanted.keys() - {row.method for row in table.rows}}
     return Config.checked({**fields, "methods": (*settings,), "settings": settings | unknown})
 
 
 def _measured(out: Path, comparisons: Sequence[Comparison], quantities: Mapping[str, str]) -> Cells:
-    """What a column has of the rows that have a quantity, one a seed."""
+    """Read the cells of a column from its runs.
+
+    Args:
+        out: Folder of the table.
+        comparisons: Comparisons of the column.
+        quantities: Quantity of each row that has one, by the row's label.
+
+    Returns:
+        Values of each seed by row; see `_read`.
+    """
     found = {}
     for comparison in comparisons:
         summaries = _summaries(out, comparison)
@@ -194,7 +223,10 @@ def _summaries(out: Path, comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _read(summaries: Sequence[Mapping[str, Any]], quantity: str) -> list[float | None]:
-    """Accuracies in percent where there are any, or rounds."""
+    """Read a quantity from the summaries of all seeds: rounds to the target, or accuracies in percent.
+
+    An accuracy that a run does not have is left out; a target that a run did not reach is None.
+    """
     if quantity == ROUNDS:
         return [summary[ROUNDS]["round"] for summary in summaries]
     accuracies = [summary["metrics"].get(quantity) for summary in summaries]
@@ -207,13 +239,13 @@ def markdown(
     found: Mapping[str, Mapping[str, Cells]],
     other: Mapping[str, Any],
 ) -> str:
-    """The table with the paper's numbers beside ours, and what was run.
+    """Return the table as Markdown: the setting, and the results beside the paper's numbers.
 
     Args:
-        table: Which.
-        columns: Its runs.
-        found: ``cells``, and by quantity what the paper does not print.
-        other: Fields that are not as the table has them.
+        table: Table that was reproduced.
+        columns: Comparisons by column.
+        found: Results by quantity, column and row; ``cells`` are those that the paper prints.
+        other: Fields that differ from the table's, with their values.
     """
     lines = [f"# {table.title}", "", _what_was_run(table, columns), ""]
     lines += [table.note, ""] if table.note else []
@@ -240,7 +272,7 @@ def markdown(
 
 
 def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]) -> str:
-    """The setting, and which quantities are shown."""
+    """Describe the setting of the runs and the quantities that are shown."""
     configs = [of_column[0].config for of_column in columns.values()]
     config = configs[0]
     data, partition, model = (
@@ -282,7 +314,7 @@ def _header(heads: Sequence[str]) -> list[str]:
 
 
 def _printed(table: PaperTable, row: Row) -> dict[str, str]:
-    """The paper's numbers by column."""
+    """Return the paper's numbers of a row as text, by column."""
     numbers = dict(zip(table.columns, row.printed, strict=False))
     if table.quantity != ROUNDS:
         return {column: f"{number:.2f}" for column, number in numbers.items()}
@@ -294,7 +326,14 @@ def _printed(table: PaperTable, row: Row) -> dict[str, str]:
 
 
 def _of_rounds(cells: Cells, table: PaperTable, row: Row, limit: int) -> str:
-    """Rounds to the target here, of at most ``limit``."""
+    """Return the rounds to the target of a row as text.
+
+    Args:
+        cells: Rounds of each seed by row; None if the seed did not reach the target.
+        table: Table of the row; its first row is the baseline of the speed-up.
+        row: The row.
+        limit: Number of rounds that were run.
+    """
     own, base = (
         Reach(tuple(None if r is None else int(r) for r in cells[of.label]), limit) for of in (row, table.rows[0])
     )
@@ -302,7 +341,7 @@ def _of_rounds(cells: Cells, table: PaperTable, row: Row, limit: int) -> str:
 
 
 def _beside_first(own: Reach, first: Reach, is_first: bool) -> str:
-    """Mean rounds over the seeds with their spread, and how many times fewer they are than those of the first row."""
+    """Return the mean rounds over the seeds with their standard deviation, and the speed-up over the first row."""
     rounds = [round for round in own.rounds if round is not None]
     spread = f" ± {statistics.stdev(rounds):.1f}" if own.by_all and len(rounds) > 1 else ""
     times = None if is_first else speed_up(own, first)
@@ -310,7 +349,7 @@ def _beside_first(own: Reach, first: Reach, is_first: bool) -> str:
 
 
 def _votes(out: Path, comparison: Comparison) -> list[str]:
-    """What came of each vote among the runs of some rows."""
+    """Describe the result of each vote in a comparison, one line per run with a vote."""
     told = []
     for summary in _summaries(out, comparison):
         vote = summary.get("vote")
@@ -325,7 +364,7 @@ def _votes(out: Path, comparison: Comparison) -> list[str]:
 
 
 def _cell(cells: Cells, row: Row) -> str:
-    """Mean over seeds with its spread."""
+    """Return the mean over the seeds with the sample standard deviation, as text."""
     ours = [accuracy for accuracy in cells.get(row.label, []) if accuracy is not None]
     spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
     return f"{statistics.fmean(ours):.2f}{spread}" if ours else "–"

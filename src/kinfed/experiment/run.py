@@ -27,7 +27,8 @@ from kinfed.engine import (
 from kinfed.engine import federate as run_rounds
 from kinfed.engine.exchange import clear_left_behind
 from kinfed.errors import InputError, RunFailed
-from kinfed.experiment.config import EXECUTION, Config, model_shares, read_toml
+from kinfed.experiment.config import EXECUTION, Config, model_shares
+from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import (
     COMPARISON,
     COMPARISON_SUMMARIES,
@@ -83,6 +84,9 @@ def federation_of(config: Config) -> Federation:
     Raises:
         InputError: If the data do not allow its partition.
     """
+    if config.data.startswith("<"):
+        federation: Federation = config.objects[config.data]
+        return federation
     dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
     if config.train_images is not None:
         dataset = subsample(dataset, config.train_images, config.seed)
@@ -265,7 +269,8 @@ def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
     if not (folder / COMPARISON).is_file():
         compare(config, folder, watcher)
         return
-    now = {name: getattr(config, name) for name in EXECUTION}  # what that was may be gone: a device, a moved pool
+    # What was the case then may be gone: a device, a moved pool; and the folder may be older than a field.
+    now = {name: getattr(config, name) for name in EXECUTION}
     with nothing_from_files((), folder):
         begun = Config.checked(
             read_toml(folder / COMPARISON) | now, config.objects

@@ -1,4 +1,4 @@
-"""The summary of a run that is still going, for reports that are made meanwhile."""
+"""The summary of an unfinished run, for reports while it is running."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ if TYPE_CHECKING:
 __all__ = ["SO_FAR", "Lines", "SoFar"]
 
 SO_FAR = "so_far.json"
-EVERY = 5.0  # seconds between two of them: one costs more the more rounds there are
+EVERY = 5.0  # seconds between two summaries, since the cost of one grows with the number of rounds
 
 Lines = Sequence[dict[str, Any]]
 
 
 @dataclass
 class SoFar:
-    """A tracker that keeps ``so_far.json``: the summary up to the last round in which models were tested.
+    """A tracker that writes ``so_far.json``: the summary up to the last evaluated round.
 
-    It is deleted when the run is finished, and stays where the run stopped or failed.
+    The file is deleted when the run is finished, and kept if the run is stopped or fails.
 
     Attributes:
-        folder: The run's.
-        planned: Rounds of the whole run.
-        summary: Makes a summary of the lines of ``metrics.jsonl`` and ``seconds.jsonl``.
+        folder: Folder of the run.
+        planned: Total number of rounds of the run.
+        summary: Function that makes a summary of the lines of ``metrics.jsonl`` and ``seconds.jsonl``.
+        due: Time of the next summary, on the clock ``time.monotonic``.
     """
 
     folder: RunFolder
@@ -41,17 +42,17 @@ class SoFar:
     due: float = -math.inf
 
     def start(self, parameters: Mapping[str, Any], folder: Path) -> None:
-        """Nothing is told before a round is."""
+        """Do nothing: there is no summary before the first round."""
 
     def log(self, round: int, scalars: Mapping[str, float]) -> None:
-        """Write the summary, unless that was done just now."""
+        """Write the summary, unless the last one is less than `EVERY` seconds old."""
         del round, scalars
         if time.monotonic() >= self.due:
             self._write()
             self.due = time.monotonic() + EVERY
 
     def end(self, status: str) -> None:
-        """Tell all rounds of a run that stopped; that of a finished run is ``summary.json``."""
+        """Delete the summary of a finished run, which has ``summary.json``; else bring it up to date."""
         if status == "FINISHED":
             delete([self.folder.path / SO_FAR], self.folder.path, RUN_FILES)
         else:

@@ -1,4 +1,4 @@
-"""Training of source models, and the pool that they are written to (METHODS.md E.4, E.5)."""
+"""Training of source models, and the pool that they are written to (specification E.4, E.5)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from kinfed.streams import torch_stream
 
 __all__ = ["DEFAULT", "is_there", "save_source", "train_source", "train_sources"]
 
-FILES = re.compile(r"[^/]+\.(?:safetensors|json)|\.tmp\w+")  # what a pool is made of
-DEFAULT = SGD(lr=0.05, epochs=5, batch_size=50, momentum=0.0)  # METHODS.md E.4
+FILES = re.compile(r"[^/]+\.(?:safetensors|json)|\.tmp\w+")  # the files of a pool
+DEFAULT = SGD(lr=0.05, epochs=5, batch_size=50, momentum=0.0)  # specification E.4
 
 
 @own_settings()
@@ -42,22 +42,22 @@ def train_source(
     device: str = "cpu",
     watch: Watch | None = None,
 ) -> tuple[Model, float]:
-    """Train one model on all of a data set, with the same bits each time.
+    """Train one model on a whole data set. The result is the same, bit by bit, each time.
 
     Args:
-        dataset: What it learns and is tested on.
-        architecture: One of `kinfed.models.ARCHITECTURES`.
-        sgd: Step size, epochs, batch size and so on.
-        seed: Of the streams.
-        purpose: Names the streams: start weights and order of samples are those of ``(seed, *purpose, …)``.
-        device: Where it is trained.
-        watch: Is told of every epoch.
+        dataset: Data set with training and test samples.
+        architecture: Name of an architecture in `kinfed.models.ARCHITECTURES`.
+        sgd: Settings of the training: learning rate, epochs, batch size and so on.
+        seed: Seed of the random streams.
+        purpose: Name of the random streams; the initial weights and the order of samples follow from seed and name.
+        device: Device to train on.
+        watch: Observer of every epoch.
 
     Returns:
-        The model, on the CPU and in evaluation mode, and its accuracy on the test set, a fraction of 1.
+        The model, on the CPU and in evaluation mode, and its accuracy on the test set, in [0, 1].
 
     Raises:
-        InputError: If the architecture does not take the inputs, or the training diverges.
+        InputError: If the architecture does not take inputs of this shape, or the training diverges.
     """
     watch = watch or Unwatched()
     model = build(architecture, dataset.shape, len(dataset.classes), seed, stream=(*purpose, "model")).to(device)
@@ -80,7 +80,13 @@ def train_source(
 
 
 def _telling(watch: Watch, steps: int, epochs: int) -> AfterStep:
-    """Tells of every step, and of every epoch but the last, whose line has the accuracy."""
+    """Return a hook that reports every step, and every epoch but the last, which is reported with the accuracy.
+
+    Args:
+        watch: Observer that is told.
+        steps: Training steps per epoch.
+        epochs: Number of epochs.
+    """
     done = 0
 
     def tell(weights: Tensors) -> None:
@@ -97,17 +103,17 @@ def _telling(watch: Watch, steps: int, epochs: int) -> AfterStep:
 
 @own_settings()
 def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
-    """Train a source a data set and write each to a pool as soon as it is trained; what is there is kept.
+    """Train a source model on each data set, and write each to a pool as soon as it is trained.
 
     Args:
-        training: Which, and how.
-        out: The pool; other sources in it stay.
-        watcher: Looks at each training.
-        overwrite: Whether sources of these names that are there are trained anew.
+        training: Data sets and settings of the training.
+        out: Folder of the pool. Sources that it holds are kept.
+        watcher: Observer of each training.
+        overwrite: Train and replace sources of these names that the pool holds.
 
     Raises:
-        InputError: If the data do not fit, a source of one of the names was trained otherwise, or the folder cannot be
-            written or is in use.
+        InputError: If a data set does not fit the architecture, a training diverges, a source of one of the names was
+            trained with other settings, or the folder is in use or cannot be written.
     """
     _refuse_foreign(out)
     with claimed(out):
@@ -121,7 +127,7 @@ def _train_missing(training: Training, out: Path, watcher: Watcher, *, overwrite
         if overwrite or not is_there(out / f"{name}.safetensors", training.of(data))
     }
     datasets = dict(zip(missing, _datasets(training, [*missing.values()]), strict=True))
-    with torch.device("meta"):  # what does not fit shows before anything is trained
+    with torch.device("meta"):  # refuses data that do not fit the architecture before anything is trained
         for dataset in datasets.values():
             build(training.model, dataset.shape, len(dataset.classes), training.seed)
     clear_unfinished(out, FILES)
@@ -141,7 +147,7 @@ def _train_missing(training: Training, out: Path, watcher: Watcher, *, overwrite
 
 
 def _refuse_foreign(out: Path) -> None:
-    """Refuse a place for a pool that is a run's, or has something in it and no source."""
+    """Refuse a folder for a pool if it belongs to a run, or holds other files and no source."""
     there = sorted({*os.listdir(out)} - {LOCK}) if os.path.isdir(out) else []
     strange = next((name for name in there if not (FILES.fullmatch(name) or name.endswith(UNFINISHED))), None)
     if strange is not None and not any(name.endswith(".safetensors") for name in there):
@@ -153,14 +159,14 @@ def _refuse_foreign(out: Path) -> None:
 
 
 def save_source(path: Path, model: Model, dataset: Dataset, accuracy: float, told: dict[str, Any]) -> None:
-    """Write a trained source, and the JSON that says what it is.
+    """Write a trained source, and the JSON file that describes it.
 
     Args:
-        path: ``NAME.safetensors``, in the pool.
-        model: On the CPU.
-        dataset: What it was trained and tested on.
-        accuracy: On its test set, a fraction of 1.
-        told: What else is to be known of it.
+        path: Path of the file, ``NAME.safetensors`` in the pool.
+        model: Trained model, on the CPU.
+        dataset: Data set that it was trained and tested on.
+        accuracy: Accuracy on the test set, in [0, 1].
+        told: Further entries of the JSON file.
     """
     normalise = dataset.train.normalise
     about = {**model.recipe, "shape": dataset.shape, "classes": dataset.classes}
@@ -171,12 +177,21 @@ def save_source(path: Path, model: Model, dataset: Dataset, accuracy: float, tol
         "accuracy": accuracy,
         "measured_on": f"the test set, {len(dataset.test)} samples",
     }
-    delete([path.with_suffix(".json")], path.parent, FILES)  # of a former one; the JSON comes last
+    # A former JSON goes first and the new one comes last, so that a model without one is known to be incomplete.
+    delete([path.with_suffix(".json")], path.parent, FILES)
     save_model(path, model.tensors(), about, {**about, **told}, lasting=True)
 
 
 def is_there(path: Path, settings: dict[str, Any]) -> bool:
-    """Whether a source was trained to the end, with these settings; one that was damaged since is none."""
+    """Return True if a source is complete and undamaged.
+
+    Args:
+        path: Path of the source's safetensors file.
+        settings: Settings that it must have been trained with.
+
+    Raises:
+        InputError: If the source was trained with other settings, or its JSON does not say with which.
+    """
     beside = path.with_suffix(".json")
     if not beside.is_file():
         return False
@@ -200,7 +215,7 @@ def is_there(path: Path, settings: dict[str, Any]) -> bool:
 
 
 def _datasets(training: Training, names: list[str]) -> Iterator[Dataset]:
-    """The data sets, in the format of the one that they shall be like."""
+    """Load data sets one by one, in the image format and normalisation of the data set ``training.like``."""
     channels, image_size = training.channels, training.image_size
     normalise: Normalisation | None = None
     if names and training.like is not None:

@@ -1,4 +1,4 @@
-"""Tables of the papers: their numbers, and the configs that should give them (METHODS.md H)."""
+"""Tables of the papers: their numbers, and the configs that should reproduce them (specification H)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import Any, Self
 
 __all__ = ["CELLS", "ROUNDS", "TABLES", "Fields", "IdentificationTable", "PaperTable", "Row", "Scale"]
 
-ROUNDS = "rounds_to_target"  # a quantity that is no accuracy
-CELLS = "cells"  # what the paper prints, in table.json
+ROUNDS = "rounds_to_target"  # the only quantity that is no accuracy
+CELLS = "cells"  # key of table.json for the cells that the paper prints
 
 Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a table says of one model.
+    """One row of a table: a quantity of the runs of one method.
 
     Attributes:
-        label: Its name in the table.
-        method: Whose run it is of. Rows of the same method with the same settings are of one run.
-        printed: The paper's numbers, in percent if accuracies, of the first columns; none of what stands beside for
-            reference.
-        quantity: Which metric of the run's summary it shows, if not the table's.
-        settings: The method's fields.
-        also: A metric that the paper does not print, for a table of its own.
+        label: Name of the row in the table.
+        method: Name of the method. Rows of the same method with the same settings share their runs.
+        printed: The paper's numbers in the first columns, accuracies in percent; empty for a row that the paper lacks.
+        quantity: Metric of the runs' summaries that the row shows, if it is not the table's.
+        settings: Fields of the method.
+        also: Further metric, which the paper does not print and which is shown in a table of its own.
     """
 
     label: str
@@ -38,14 +37,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of a table is run.
+    """The size at which a table is run.
 
     Attributes:
-        columns: Which of the table's.
-        fields: Of the config, over those of the table.
-        rows: Row → fields over these, where it cannot be run like the others.
-        instead: Rows in the place of the table's, where this scale has other models or source models.
-        sources: Over the table's.
+        columns: Headings of the columns that are run.
+        fields: Fields of the config that overrule the table's.
+        rows: Fields that overrule these, by label of the row that they apply to.
+        instead: Rows that replace the table's, if this scale has other models or source models.
+        sources: Settings of the source models that overrule the table's.
     """
 
     columns: tuple[str, ...]
@@ -60,14 +59,14 @@ class PaperTable:
     """One table of a paper.
 
     Attributes:
-        title: What it shows.
-        quantity: Which metric of a run's summary the numbers are, where a row does not name another.
-        fields: Of the config, for all cells.
-        columns: Heading → what the config of its cells has beyond that. Those that the paper prints come first.
-        rows: From top to bottom.
-        scales: By name.
-        note: What must be known to read it.
-        sources: How the source models are trained that its rows name (`kinfed.experiment.training.Training`).
+        title: Title of the table: the paper, and the subject.
+        quantity: Metric of the runs' summaries that the cells show, unless a row names another.
+        fields: Fields of the config for all cells.
+        columns: Further fields of the config by heading of the column. The columns that the paper prints come first.
+        rows: Rows from top to bottom.
+        scales: Sizes at which the table can be run, by name.
+        note: Remarks that a reader of the table needs.
+        sources: Settings for the training of the source models that rows name (`kinfed.experiment.training.Training`).
     """
 
     title: str
@@ -80,12 +79,12 @@ class PaperTable:
     sources: Fields = field(default_factory=dict)
 
     def at(self, scale: str) -> Self:
-        """The table with the rows and the source models that it has at a scale."""
+        """Return the table with the rows and the source models of a scale."""
         own = self.scales[scale]
         return replace(self, rows=own.instead or self.rows, sources={**self.sources, **own.sources})
 
     def quantities(self) -> dict[str, dict[str, str]]:
-        """Row → metric of the ``cells``, and of every further metric those that have it."""
+        """Return the metric of each row by its label: for the ``cells``, and for each further metric."""
         main = {row.label: row.quantity or self.quantity for row in self.rows}
         further: dict[str, dict[str, str]] = {}
         for row in self.rows:
@@ -95,21 +94,24 @@ class PaperTable:
 
 
 def _fedcka(alpha: float, *, fedprox: float, moon: float, fedcka: float) -> Fields:
-    """A column of FedCKA's Table 2 with the μ that the paper found best; its SCAFFOLD must be NIID-Bench's."""
+    """Return a column of FedCKA's Table 2 with the paper's best μ of each method.
+
+    SCAFFOLD is NIID-Bench's variant (``denom="steps"``), which the paper most likely used.
+    """
     mu = {"fedprox": fedprox, "moon": moon, "fedcka": fedcka}
     return {"alpha": alpha, "settings": {"scaffold": {"denom": "steps"}, **{name: {"mu": m} for name, m in mu.items()}}}
 
 
 @dataclass(frozen=True)
 class IdentificationTable:
-    """SFTL's Table 1, which is of no method: how often a measure finds the right source model.
+    """A table like SFTL's Table 1, which compares measures: how often each finds the right source model.
 
     Attributes:
-        title: What it shows.
-        fields: Of the config of the runs.
-        printed: Measure → the paper's number, in percent.
-        scales: By name, fields of the config over these.
-        note: What must be known to read it.
+        title: Title of the table: the paper, and the subject.
+        fields: Fields of the config of the runs.
+        printed: The paper's number of each measure, in percent.
+        scales: Fields that overrule these, by name of the scale.
+        note: Remarks that a reader of the table needs.
     """
 
     title: str
@@ -156,7 +158,7 @@ _FEDSHIBU_COLUMNS = {
 
 
 def _fedshibu(label: str, printed: tuple[float, ...] = (), **settings: Any) -> Row:
-    """A row of FedSHIBU with all that decides about its mixtures, so that the table outlives other defaults."""
+    """Return a row of FedSHIBU with all fields of its mixtures, so that the table does not depend on defaults."""
     of = {
         "rep_source": "probe", "compared": "representation", "debiased": False, "kernel": "linear", "layers": "last",
         "norm": "minmax",
@@ -212,7 +214,7 @@ _FEDSHIBU_TABLE1 = PaperTable(
         Row("local", "local", also="fine_tuned_acc_weighted"),
     ),
     scales={
-        # 16 runs of 12 rounds, each of 5 CPU seconds, and the tests: 20 minutes.
+        # 20 minutes: 16 runs of 12 rounds, with 5 CPU seconds per round, and the tests.
         "small": Scale(
             ("CIFAR-10 s=2", "CIFAR-10 s=5"),
             {
@@ -253,7 +255,7 @@ _FEDCRC_TABLE1 = PaperTable(
     fields={
         "clients": 100, "participation": 0.1, "probe": 0, "local_epochs": 5, "batch_size": 50, "lr": 0.05,
         "momentum": 0.9, "weight_decay": 0.0, "ft_epochs": 0,
-        # Of 100 rounds 0.01 from round 50 on, and 0.001 from round 75 on; both are counted from 1.
+        # Of 100 rounds, counted from 1: learning rate 0.01 from round 50 on, and 0.001 from round 75 on.
         "lr_schedule": "step:0.49:5,0.74",
     },
     columns=_CRC_COLUMNS,
@@ -306,8 +308,8 @@ _FEDCRC_TABLE1 = PaperTable(
         Row("local", "local", quantity="personal_acc_mean"),
     ),
     scales={
-        # Six runs of 6 rounds, each of 20 CPU seconds (FedRep: a third), and one of three rounds of 40: 15 minutes with
-        # the tests.
+        # 15 minutes: six runs of 6 rounds with 20 CPU seconds per round (FedRep: a third), one run of 3 rounds with 40,
+        # and the tests.
         "small": Scale(
             ("MNIST β=0.1",), {"rounds": 6, "evaluate_every": 3}, {"local": {"rounds": 3, "local_epochs": 1}}
         ),
@@ -330,7 +332,7 @@ _SSL_SMALL: Fields = {
     "train_images": 3000, "probe": 500, "rounds": 15, "local_epochs": 1, "batch_size": 64, "knn_every": 5,
     "settings": {
         **{name: {"hidden": 512, "out": 128} for name in _SSL},
-        # Half as many common images a step as own ones: what they cost is half, too.
+        # Half as many public images per step as own ones, which halves their cost.
         "hetero_ssfl": {"hidden": 512, "out": 128, "rad_batch": 32},
     },
 }  # fmt: skip
@@ -339,12 +341,15 @@ _CNNS: Fields = {"model": None, "models": "cnn4_half:0.4,cnn4:0.6"}
 
 
 def _ssl_data(data: str, mu: float = 0.5) -> Fields:
-    """A column of Hetero-SSFL's tables with the μ that the paper has for it."""
+    """Return a column of Hetero-SSFL's tables with the paper's μ."""
     return {"data": data, "settings": {"hetero_ssfl": {"mu": mu}}}
 
 
 def _ssl(method: str, printed: tuple[float, ...] = ()) -> Row:
-    """A row of Table 1 that learns without labels; which probe the paper fitted is not told, so both are shown."""
+    """Return a row of Table 1 that learns without labels.
+
+    The paper does not say on which data its linear probe is fitted, so both kinds are shown.
+    """
     return Row(method, method, printed, also="linear_local_acc_mean")
 
 
@@ -384,7 +389,11 @@ _HETERO_SSFL_TABLE1 = PaperTable(
 
 
 def _by_architecture(architectures: Mapping[str, str]) -> tuple[Row, ...]:
-    """Rows of Table 4: the clients that have each of two architectures; called as the table calls them → name."""
+    """Return the rows of Table 4: each method's clients of one architecture and of the other.
+
+    Args:
+        architectures: Names of the two architectures in kinfed, by their names in the table.
+    """
     printed = ((71.9, 85.4), (77.8, 93.7))
     return tuple(
         Row(
@@ -439,7 +448,7 @@ _SFTL_TABLE1 = IdentificationTable(
 
 
 def _transfer(label: str, source: str, printed: tuple[float, ...] = ()) -> Row:
-    """A row of SFTL's Table 2: this source, without a vote."""
+    """Return a row of SFTL's Table 2 in which a given source is transferred without a vote."""
     return Row(label, "fedvote", printed, settings={"source": source})
 
 

@@ -1,4 +1,4 @@
-"""How soon runs reach a target accuracy, and how much sooner than those without a transfer (METHODS.md E.3)."""
+"""Rounds until a target accuracy is reached, and the speed-up by a transfer (specification E.3)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ __all__ = ["Reach", "SpeedUp", "as_text", "mean_text", "reach", "reference", "ro
 
 Summary = dict[str, Any]
 
-TRANSFERS = "fedvote"  # the methods that a speed-up is told of: this, and this+NAME
+TRANSFERS = "fedvote"  # the methods with a speed-up are this one and this+NAME
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How soon the runs of one row reached a target.
+    """The rounds in which the runs of one row reached a target.
 
     Attributes:
-        rounds: The first round that did, one a seed; None where none did.
-        limit: How many rounds were run.
+        rounds: First round of each seed that reached the target; None if no round did.
+        limit: Number of rounds that were run.
+
+    >>> str(Reach((12, 15), limit=30)), str(Reach((12, None), limit=30))
+    ('13.5', '>21')
     """
 
     rounds: tuple[int | None, ...]
@@ -28,84 +31,113 @@ class Reach:
 
     @property
     def by_all(self) -> bool:
-        """Whether every seed reached it, so that there is a mean."""
+        """True if every seed reached the target."""
         return None not in self.rounds
 
     @property
     def mean(self) -> float:
-        """Rounds, mean over the seeds; one that did not reach it counts as ``limit``, and the true mean is more."""
+        """The mean number of rounds over the seeds.
+
+        A seed that did not reach the target counts as ``limit``, so that the true mean is larger.
+        """
         return statistics.fmean(self.limit if round is None else round for round in self.rounds)
 
     def __str__(self) -> str:
-        """The mean, after ``>`` where it is more than that."""
+        """Return the mean as text, after ``>`` if the true mean is larger."""
         return f"{'' if self.by_all else '>'}{mean_text(self.mean)}"
 
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times fewer rounds a transfer took; ``<`` or ``>`` where ``times`` is only a bound of that."""
+    """The speed-up by a transfer: the ratio of the rounds without it and with it.
+
+    Attributes:
+        times: The ratio, or a bound of it.
+        bound: ``<`` if the ratio is less than ``times``, ``>`` if it is more, and empty if it is equal.
+    """
 
     times: float
     bound: Literal["", "<", ">"] = ""
 
     @property
     def negative(self) -> bool:
-        """Whether it took more rounds for certain; a speed-up is less than its upper bound."""
+        """True if the transfer certainly took more rounds: the ratio, or its upper bound, shows that it is below 1."""
         return self.times < 1 if self.bound == "" else self.times <= 1 and self.bound == "<"
 
     def __str__(self) -> str:
-        """As the papers print it: 5.03×."""
+        """Return the ratio as the papers print it, such as ``5.03×``."""
         return f"{self.bound}{self.times:.2f}×"
 
 
 def rounds_to(curve: Sequence[float | None], target: float) -> int | None:
-    """The first round whose accuracy is the target or more (METHODS.md E.3); later dips do not matter.
+    """Find the first round whose accuracy is the target or more (specification E.3).
 
     Args:
-        curve: Accuracy after each round, from the first one on; None where it was not measured.
-        target: In (0, 1].
+        curve: Accuracy after each round, in [0, 1]; None if it was not measured.
+        target: Target accuracy, in (0, 1].
 
     Returns:
-        From 1 to as many rounds as there are; None if it was not reached.
+        Number of the round, from 1 on; None if no round reached the target.
+
+    >>> rounds_to([0.5, None, 0.91, 0.89], 0.9)
+    3
     """
     reached = (round for round, acc in enumerate(curve, 1) if acc is not None and acc >= target)
     return next(reached, None)
 
 
 def mean_text(rounds: float) -> str:
-    """Rounds with one decimal, where that is not 0."""
+    """Return a mean number of rounds as text, with one decimal if that is not 0."""
     return f"{round(rounds, 1):g}"
 
 
 def as_text(target: float) -> str:
-    """A target with two decimals, or more if it has more."""
+    """Return a target accuracy as text, with two decimals or more if it has more."""
     return max(f"{target:.2f}", f"{target:g}", key=len)
 
 
 def targets(summaries: Sequence[Summary]) -> list[float]:
-    """What runs were asked for, from the lowest on."""
+    """Return the target accuracies of runs, in ascending order."""
     asked = [summary.get("rounds_to_target") for summary in summaries]
     return sorted({told["target"] for told in asked if told is not None})
 
 
 def reach(summaries: Sequence[Summary]) -> Reach | None:
-    """Of a row's runs, one a seed, that were all asked for one target; None where there is no global model."""
+    """Return the rounds in which the runs of one row reached their common target.
+
+    Args:
+        summaries: Summaries of the runs, one per seed.
+
+    Returns:
+        The rounds; None if the method has no global model.
+    """
     if any(summary["metrics"]["global_acc"] is None for summary in summaries):
         return None
     return Reach(tuple(summary["rounds_to_target"]["round"] for summary in summaries), summaries[0]["rounds"])
 
 
 def reference(method: str) -> str | None:
-    """The method that is the same without the transfer; None of those that transfer nothing."""
+    """Return the name of the same method without the transfer; None for a method that transfers nothing.
+
+    >>> reference("fedvote+fedprox"), reference("fedvote"), reference("fedprox")
+    ('fedprox', 'fedavg', None)
+    """
     name, _, trained_by = method.partition("+")
     return (trained_by or "fedavg") if name == TRANSFERS else None
 
 
 def speed_up(own: Reach, without: Reach) -> SpeedUp | None:
-    """The mean rounds without the transfer, divided by those with it; None where neither mean is known.
+    """Compute the speed-up by a transfer: mean rounds without it, divided by mean rounds with it.
 
-    A bound where one of them is not, since some or all seeds did not reach the target: above it without the transfer,
-    below it with the transfer.
+    If some seed did not reach the target, one of the means is a lower bound, and so the ratio is a bound as well: a
+    lower one if it happened without the transfer, an upper one if it happened with it.
+
+    Args:
+        own: Rounds of the runs with the transfer.
+        without: Rounds of the runs without it.
+
+    Returns:
+        The speed-up; None if both means are only bounds.
     """
     if not (own.by_all or without.by_all):
         return None

@@ -1,4 +1,4 @@
-"""Rounds in TensorBoard and MLflow as well; ``metrics.jsonl`` stays the truth, and no run ends because of a tracker."""
+"""Logging of rounds to TensorBoard and MLflow, beside ``metrics.jsonl``; a tracker that fails does not end a run."""
 
 from __future__ import annotations
 
@@ -19,34 +19,43 @@ if TYPE_CHECKING:
 
 __all__ = ["TRACKERS", "Tracked", "Tracker", "check_installed"]
 
-Line = Mapping[str, Any]  # of metrics.jsonl
+Line = Mapping[str, Any]  # a line of metrics.jsonl
 EVENTS = re.compile(r"tensorboard/events\.out\.tfevents\.[^/]+")
 
 
 class Tracker(Protocol):
-    """Where the rounds of one run go."""
+    """A tracker: something that logs the rounds of one run."""
 
     def start(self, parameters: Mapping[str, Any], folder: Path) -> None:
-        """The run starts or goes on; all rounds follow, also those that were told before.
+        """Begin to log a run that starts or continues; all its rounds follow, including those logged before.
 
         Args:
-            parameters: Fields of the run's config, ``method`` and ``seed`` among them; see `Config.parameters`.
-            folder: The run's.
+            parameters: Fields of the run's config, with ``method`` and ``seed``; see `Config.parameters`.
+            folder: Folder of the run.
         """
 
     def log(self, round: int, scalars: Mapping[str, float]) -> None:
-        """The numbers of one round."""
+        """Log the numbers of one round.
+
+        Args:
+            round: Number of the round, from 1 on.
+            scalars: The numbers by name.
+        """
 
     def end(self, status: str) -> None:
-        """The run is over, ``FINISHED``, ``FAILED`` or ``KILLED``."""
+        """End the log of a run.
+
+        Args:
+            status: ``FINISHED``, ``FAILED``, or ``KILLED`` if somebody stopped the run.
+        """
 
 
 class TensorBoard:
-    """Event files in ``tensorboard/``, written anew when a run goes on, so that no step is there twice."""
+    """A tracker that writes event files to ``tensorboard/``, and rewrites them when a run continues."""
 
     def start(self, parameters: Mapping[str, Any], folder: Path) -> None:
-        """Forget what was written; the hyper-parameters come first."""
-        # Not the SummaryWriter: it puts hyper-parameters into a folder of their own, away from the curves.
+        """Delete former event files, so that no step is there twice, and write the hyper-parameters."""
+        # SummaryWriter would put the hyper-parameters into a folder of their own, apart from the curves.
         from torch.utils.tensorboard import FileWriter
         from torch.utils.tensorboard.summary import hparams
 
@@ -56,7 +65,7 @@ class TensorBoard:
             self._writer.add_summary(summary)
 
     def log(self, round: int, scalars: Mapping[str, float]) -> None:
-        """On the disk at once, so that it can be looked at while the run goes on."""
+        """Write the numbers of a round to the disk at once, so that TensorBoard shows them during the run."""
         from torch.utils.tensorboard.summary import scalar
 
         for name, value in scalars.items():
@@ -64,16 +73,16 @@ class TensorBoard:
         self._writer.flush()
 
     def end(self, status: str) -> None:
-        """Close the file, which knows no status."""
+        """Close the event file; it has no place for a status."""
         self._writer.close()
 
 
 class MLflow:
-    """One MLflow run, whose id is kept in ``mlflow_run_id`` for when the run goes on."""
+    """A tracker that logs to one MLflow run; its id is in ``mlflow_run_id``, for when the run continues."""
 
     def start(self, parameters: Mapping[str, Any], folder: Path) -> None:
-        """Open the run, by MLflow's own rules for the server, the experiment and the parent run."""
-        # MLflow reports usage to its makers unless told otherwise; who wants that sets the variable.
+        """Start or reopen the MLflow run; MLflow's own settings choose server, experiment and parent run."""
+        # MLflow sends usage data by default; users who want that set the variable.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow
 
@@ -90,20 +99,20 @@ class MLflow:
             self._id = run.info.run_id
             write_whole(kept, self._id)
             mlflow.log_params(dict(parameters))
-        # From here on by its id: were it MLflow's active run, what else the process logs would end up in it.
+        # The run is used by its id. As MLflow's active run, it would get whatever else the process logs.
         self._client = mlflow.MlflowClient()
         self._client.update_run(self._id, status="RUNNING")
         self._logged = {metric.step for metric in self._client.get_metric_history(self._id, "lr")}
 
     def log(self, round: int, scalars: Mapping[str, float]) -> None:
-        """Rounds that are done again give the same numbers; MLflow would show them twice."""
+        """Log the numbers of a round, unless they were logged before: MLflow would show them twice."""
         import mlflow
 
         if round not in self._logged:
             mlflow.log_metrics(dict(scalars), step=round, run_id=self._id)
 
     def end(self, status: str) -> None:
-        """Tell how it ended."""
+        """Close the MLflow run with a status."""
         self._client.set_terminated(self._id, status)
 
 
@@ -111,17 +120,29 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflo
 
 
 def check_installed(name: str) -> None:
-    """Refuse a tracker whose package, which is named as it is, is not there.
+    """Refuse a tracker whose package is not installed.
+
+    Args:
+        name: Name of the tracker, which is also that of its package.
 
     Raises:
-        InputError: If it is not installed.
+        InputError: If the package is not installed.
     """
     if importlib.util.find_spec(name) is None:
         raise InputError(f"log: {name} is not installed: pip install 'kinfed[{name}]'")
 
 
 class Tracked:
-    """A `Watch` with trackers beside it, by name; one that fails is left out, with a warning."""
+    """A `Watch` that passes everything on to another one, and the rounds to trackers.
+
+    A tracker that fails is left out from then on, with a warning.
+
+    Args:
+        parameters: Fields of the run's config for the trackers.
+        folder: Folder of the run.
+        watch: Observer that everything is passed on to.
+        trackers: Trackers by name.
+    """
 
     def __init__(
         self, parameters: Mapping[str, Any], folder: RunFolder, watch: Watch, trackers: Mapping[str, Tracker]
@@ -138,23 +159,23 @@ class Tracked:
         self._each(lambda tracker: tracker.end(status))
 
     def started(self, done: int) -> None:
-        """The rounds that are done come from metrics.jsonl: what a tracker had when the run was killed is unknown."""
+        """Start the trackers, and log the finished rounds again: a kill may have kept a tracker from logging them."""
         self._each(lambda tracker: tracker.start(self._parameters, self._folder.path))
         for line in self._folder.lines("metrics.jsonl"):
             self._log(line)
-        self._watch.started(done)  # last: a display counts the seconds of the first round from here
+        self._watch.started(done)  # last, since a display measures the time of the first round from here
 
     def working(self, what: str, done: int, total: int) -> None:
-        """Of no interest to trackers."""
+        """Tell the other observer the progress within a round."""
         self._watch.working(what, done, total)
 
     def round(self, line: dict[str, Any]) -> None:
-        """To everybody."""
+        """Tell the other observer and the trackers that a round is finished."""
         self._watch.round(line)
         self._log(line)
 
     def stopping(self, round: int) -> None:
-        """Of no interest to trackers."""
+        """Tell the other observer that the run will stop."""
         self._watch.stopping(round)
 
     def _log(self, line: Line) -> None:
@@ -164,10 +185,10 @@ class Tracked:
         for name, tracker in [*self._trackers.items()]:
             try:
                 tell(tracker)
-            except Exception as error:  # of any kind: the server is gone, the disk is full
+            except Exception as error:  # trackers raise errors of all kinds, such as for a lost server or a full disk
                 del self._trackers[name]
                 reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
-                # Not warnings.warn, which adds a line of code, and ends the run where warnings are errors.
+                # warnings.warn would print a line of code, and would end the run where warnings are errors.
                 logging.getLogger(__name__).warning(
                     "kinfed: %s no longer follows %s; metrics.jsonl does (%s)",
                     name,
@@ -177,6 +198,6 @@ class Tracked:
 
 
 def _scalars(line: Line) -> dict[str, float]:
-    """What a round has of numbers, and how many clients took part and were refused."""
+    """Return the numbers of a round, with the numbers of clients that took part and that were refused."""
     numbers = {name: value for name, value in line.items() if isinstance(value, int | float) and name != "round"}
     return {**numbers, "clients": len(line["clients"]), "refused": len(line["refused"])}

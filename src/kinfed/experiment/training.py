@@ -1,4 +1,7 @@
-"""How source models are trained, checked before anything is loaded. Imports no torch, as the config."""
+"""The settings for the training of source models, checked before anything is loaded.
+
+Like the config, this module imports no torch, so that the command line can show its options at once.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from kinfed.errors import InputError, among
-from kinfed.experiment.config import available, one_line, plain_value
+from kinfed.experiment.device import available
+from kinfed.fields import one_line, plain_value
 
 __all__ = ["Training"]
 
 
 class Training(BaseModel):
-    """Source models for a pool: one a data set, each trained on all of it at one place."""
+    """The data sets and settings for the training of source models, one on each data set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -48,7 +52,7 @@ class Training(BaseModel):
     @field_validator("data", mode="before")
     @classmethod
     def _one_or_several(cls, data: Any) -> Any:
-        """One name is a tuple of one; paths are text."""
+        """Turn a name or a path, or a list of them, into a tuple of texts."""
         named = [data] if isinstance(data, str | Path) else data
         return tuple(str(n) if isinstance(n, Path) else n for n in named) if isinstance(named, list | tuple) else data
 
@@ -94,7 +98,7 @@ class Training(BaseModel):
     def _known_model(cls, model: str) -> str:
         from kinfed.models import ARCHITECTURES
 
-        among("model", model, [*ARCHITECTURES])  # not one of the user's own, which could not be read from a pool
+        among("model", model, [*ARCHITECTURES])  # a user's own architecture could not be read from a pool
         return model
 
     @field_validator("device")
@@ -104,10 +108,14 @@ class Training(BaseModel):
 
     @classmethod
     def checked(cls, fields: Mapping[str, Any]) -> Self:
-        """A Training of these fields.
+        """Make a Training of fields.
+
+        Args:
+            fields: Given fields by name; the others get their defaults.
 
         Raises:
-            InputError: One line that names the field, the value and what is allowed.
+            InputError: If a field is wrong. The message is one line that names the field, the value and what is
+                allowed.
         """
         for name in fields:
             among("field", name, [*cls.model_fields])
@@ -117,10 +125,10 @@ class Training(BaseModel):
             raise InputError(one_line(error)) from error
 
     def sources(self) -> dict[str, str]:
-        """The data set of each source, by the source's name.
+        """Return the data set of each source, by name of the source.
 
-        That is the data set's name, or the last part of a path; then the classes, if they are not all; then a number if
-        two would be called the same.
+        The name is that of the data set, or the last part of a path; then come the classes, if they are selected, and a
+        number if two sources would have the same name.
         """
         named: dict[str, str] = {}
         for data in self.data:
@@ -132,7 +140,7 @@ class Training(BaseModel):
         return named
 
     def of(self, data: str) -> dict[str, Any]:
-        """What the source of one data set comes out by, as JSON has it; where it is trained is no matter."""
+        """Return the settings that determine the source of one data set, as JSON values: all except the device."""
         return {"data": data} | self.model_dump(mode="json", exclude={"data", "device"})
 
 

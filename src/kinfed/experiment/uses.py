@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from kinfed.data.partitions import PARTITIONS
 from kinfed.errors import InputError
-from kinfed.experiment.config import EXECUTION, Config, model_shares, short
+from kinfed.experiment.config import EXECUTION, Config, model_shares
+from kinfed.fields import short
 from kinfed.labels import parse_label
 from kinfed.methods import Method
 from kinfed.methods.contrast import Contrast
 from kinfed.methods.crsm import CRSMMixing
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedcka import FedCKA
-from kinfed.methods.fedcrc import FedCRC
-from kinfed.methods.fedema import FedEMA
 from kinfed.methods.fedper import FedPer
-from kinfed.methods.fedvote import Vote
-from kinfed.methods.hetero_ssfl import HeteroSSFL
-from kinfed.methods.moon import MOON
 from kinfed.methods.scaffold import SCAFFOLD
 from kinfed.models import ALL, Model
 
-__all__ = ["NO_SETTING", "OF_CLIENTS", "OF_METHODS", "OWN", "Use", "overruled", "refuse_idle"]
+__all__ = ["NO_SETTING", "OF_CLIENTS", "OF_METHODS", "Use", "overruled", "refuse_idle"]
 
 
 @dataclass(frozen=True)
@@ -155,47 +151,6 @@ OF_METHODS: dict[str, Use] = {
 NO_SETTING = {*EXECUTION, "seed", "evaluate_every", "knn_every"}
 
 
-def _where(by: str, holds: Callable[[Any], bool], off: Any = None) -> Use:
-    """The use of a method's own field, by its others."""
-    return Use(by, lambda _, method: holds(method), off)
-
-
-_WITH_MU = _where("mu above 0", lambda method: method.mu > 0)
-_BY_VOTE = _where("a vote; source names what is transferred without one", lambda method: method.source is None)
-
-# A method's own fields that are read only beside certain others of them.
-OWN: dict[Any, dict[str, Use]] = {
-    CRSMMixing: {
-        "reach": _where("norm=distance", lambda method: method.norm == "distance"),
-        "temperature": _where("norm=softmax", lambda method: method.norm == "softmax"),
-        "gamma": _where("norm=power", lambda method: method.norm == "power"),
-        "k": _where("norm=topk", lambda method: method.norm == "topk"),
-        "samples": _where("a rep_source of the clients' own samples", lambda method: method.rep_source != "probe"),
-        "layers": _where(
-            "rep_source=probe with compared=representation or compared=change",
-            lambda method: method.rep_source == "probe" and "prediction" not in method.compared,
-            off="last",
-        ),
-    },
-    Contrast: {"prev_init": _WITH_MU},
-    MOON: {"tau": _WITH_MU},
-    FedCKA: {"layers": _WITH_MU, "tap": _WITH_MU, "metric": _WITH_MU},
-    SCAFFOLD: {
-        "denom": _where("mode=niid; without momentum both are the same", lambda method: method.mode == "niid")
-    },
-    FedCRC: {"kl": _where("tau below 1, where the global head moves", lambda method: method.tau < 1)},
-    FedEMA: {
-        "tau": _where("autoscale=true", lambda method: method.autoscale),
-        "scale": _where("autoscale=false", lambda method: not method.autoscale),
-    },
-    HeteroSSFL: {
-        **dict.fromkeys(("phi", "normalise_gram", "rad_full", "rad_every", "rad_bn", "start"), _WITH_MU),
-        "rad_batch": _where("mu above 0 with rad_full=false", lambda method: method.mu > 0 and not method.rad_full),
-    },
-    Vote: dict.fromkeys(("ballot", "measure", "taps", "images"), _BY_VOTE),
-}  # fmt: skip
-
-
 def refuse_idle_in(config: Config, models: Sequence[Model]) -> None:
     """Refuse what would do nothing to the models of a run: a mode of BatchNorm without any, a pooling that none has.
 
@@ -230,37 +185,24 @@ def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mappi
     """
     for name in given:
         if name in uses and getattr(configs[0], name) != uses[name].off:
-            read = any(
-                uses[name].reads(config, config.method(method)) for config in configs for method in config.methods
-            )
-            _refuse_unless(read, name, getattr(configs[0], name), uses[name])
+            pairs = [(config, config.method(label)) for config in configs for label in config.methods]
+            if not any(uses[name].reads(*pair) for pair in pairs):
+                _refuse(name, getattr(configs[0], name), uses[name].by)
     for named, own in given.get("settings", {}).items():
-        alike = [
-            (config, config.method(label))
+        methods = [
+            config.method(label)
             for config in configs
             for label in config.methods
             if named in (label, parse_label(label)[0])
         ]
-        for name in own if alike else ():
-            parts = [(config, _with_field(method, name)) for config, method in alike]
-            use, value = _own_use(parts[0][1], name), getattr(parts[0][1], name)
-            if use is not None and value != use.off:
-                _refuse_unless(any(use.reads(*both) for both in parts), f"{named}.{name}", value, use)
+        for name in own if methods else ():
+            if all(name in method.idle for method in methods):
+                method = methods[0] if hasattr(methods[0], name) else methods[0].unwrapped
+                _refuse(f"{named}.{name}", getattr(method, name), method.idle[name])
 
 
-def _refuse_unless(read: bool, name: str, value: Any, use: Use) -> None:
-    if not read:
-        raise InputError(f"{name}: {short(value)} would do nothing; it is of {use.by}")
-
-
-def _with_field(method: Method, name: str) -> Method:
-    """The method, or the one that it wraps, whichever has a field."""
-    return method if any(field.name == name for field in fields(method)) else method.unwrapped
-
-
-def _own_use(method: Method, name: str) -> Use | None:
-    """What reads a method's own field; None if everything does."""
-    return next((uses[name] for kind, uses in OWN.items() if isinstance(method, kind) and name in uses), None)
+def _refuse(name: str, value: Any, by: str) -> None:
+    raise InputError(f"{name}: {short(value)} would do nothing; it is of {by}")
 
 
 def overruled(given: Mapping[str, Any], configs: Sequence[Config], base: Sequence[Config]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A vote for a source model among the clients of a run, with the scores that no server would see (METHODS.md E)."""
+"""A vote for a source model by the clients of a run, with the scores that a server would not see (specification E)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kinfed.engine import ClientRuntime, RunFolder
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, read_toml
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import CONFIG
 from kinfed.experiment.run import Watcher, check_unchanged, nobody, open_sources, runtime_of
 from kinfed.experiment.run import run as run_config
@@ -32,13 +33,13 @@ VOTE = "vote.json"
 
 @dataclass(frozen=True)
 class Electorate:
-    """Who can vote: the clients of a run, each with the model that it trained in the last round.
+    """The clients that can vote: those of a run, each with the model that it trained in the last round.
 
     Attributes:
-        config: Of the run.
-        runtime: With the source models.
-        folder: Of the run.
-        ids: Those whose models were saved.
+        config: Config of the run.
+        runtime: Runtime of the run's clients, with the source models.
+        folder: Folder of the run.
+        ids: Numbers of the clients whose models were saved.
     """
 
     config: Config
@@ -48,11 +49,15 @@ class Electorate:
 
     @classmethod
     def of(cls, run: Path, pool: Path) -> Electorate:
-        """That of a run folder.
+        """Read the voters of a run folder.
+
+        Args:
+            run: Folder of the run.
+            pool: Folder of the source models.
 
         Raises:
-            InputError: If it is no finished run that saved its clients' models, the data have changed, or a source does
-                not take them.
+            InputError: If the folder holds no finished run that saved its clients' models, the data have changed, or a
+                source takes inputs of another shape.
         """
         if not (run / CONFIG).is_file():
             raise InputError(f"run: {str(run)!r} is no run folder")
@@ -67,21 +72,30 @@ class Electorate:
         check_unchanged(runtime, run)
         sources = open_sources(pool, runtime.federation.dataset.shape, config.device)
         ids = [int(path.stem.split("-")[1]) for path in saved]
-        # A run that had a vote needed its own sources to fit; here any will do.
+        # A method with a vote would check that the sources fit the model, which is not needed without a transfer.
         method = FedAvg() if isinstance(runtime.method, Vote) else runtime.method
         return cls(config, replace(runtime, method=method, sources=sources), RunFolder(run), ids)
 
     @property
     def names(self) -> list[str]:
-        """What the voters are called."""
+        """The names of the voters: those that the data give, or else their numbers."""
         names = self.runtime.federation.partition.names
         return [names[id] if names else str(id) for id in self.ids]
 
     def scores(self, rule: Vote, measures: Sequence[str]) -> dict[str, list[Tensor]]:
-        """Measure → P numbers a voter; every model sees a voter's images once, however many measures there are.
+        """Compute the similarity of every voter's model to each of the P sources.
+
+        Every model sees a voter's images once, whatever the number of measures.
+
+        Args:
+            rule: Rules of the vote: layers and images.
+            measures: Names of the measures.
+
+        Returns:
+            For each measure, a tensor (P) per voter.
 
         Raises:
-            InputError: If a measure cannot compare them.
+            InputError: If a measure cannot compare the models.
         """
         for model in self.runtime.models:
             rule.check_comparable(model, self.runtime.sources)
@@ -98,21 +112,21 @@ class Electorate:
         return told
 
     def about(self) -> dict[str, Any]:
-        """Where the voters' models come from."""
+        """Return the method and the main fields of the run that trained the voters' models."""
         fields = ("data", "partition", "rounds", "local_epochs", "seed")
         return {"method": self.config.methods[0]} | {name: getattr(self.config, name) for name in fields}
 
 
 @dataclass(frozen=True)
 class Debiased:
-    """What a vote would come to without the bias of its measure.
+    """The result of the same vote by a measure without bias.
 
     Attributes:
-        measure: Which has none.
-        scores: By it, clients × sources; None where it is not defined.
-        ranking: Names of the sources, who would win first.
-        images: How many each client looked at.
-        features: The most that were compared with these few images.
+        measure: Name of the unbiased measure.
+        scores: Scores, clients × sources; None where the measure is not defined.
+        ranking: Names of the sources, the winner first.
+        images: Number of images of each client.
+        features: Largest number of features among the compared layers.
     """
 
     measure: str
@@ -124,21 +138,21 @@ class Debiased:
 
 @dataclass(frozen=True)
 class Ballots:
-    """A vote: what clients would send, what it comes to, and the scores behind it.
+    """The result of a vote: the ballots, their count, and all scores.
 
     Attributes:
         sources: Names of the P source models.
-        clients: Who voted.
-        scores: Clients × sources, larger is more alike; None where a measure is not defined.
-        ballots: Indices of sources, a client's best choice first.
-        votes: How many ballots name each source.
-        points: Of Borda.
+        clients: Names of the clients.
+        scores: Scores, clients × sources; larger is more similar, None where the measure is not defined.
+        ballots: Indices of the sources that each client names, its first choice first; empty without a score.
+        votes: Number of ballots that name each source (P).
+        points: Borda points of each source (P).
         ranking: Names of the sources, the winner first.
-        measure: One of `kinfed.similarity.MEASURES`.
-        taps: Tap points that were compared.
-        images: At most so many of each client were looked at.
-        about: Where the clients' models come from.
-        debiased: If the measure is biased, the same vote by one that is not.
+        measure: Name of the measure, one of `kinfed.similarity.MEASURES`, or ``package.module:function``.
+        taps: Names of the layers that were compared.
+        images: Largest number of training images per client.
+        about: Method and main fields of the run that trained the clients' models.
+        debiased: Result of the same vote by an unbiased measure; None if ``measure`` has no such counterpart.
     """
 
     sources: list[str]
@@ -157,16 +171,16 @@ class Ballots:
 
 @own_settings()
 def vote(run: Path, pool: Path, rule: Vote, out: Path) -> Ballots:
-    """Let the clients of a run vote after its last round, by the rules of `Vote`, and write ``vote.json``.
+    """Let the clients of a run vote after its last round, and write ``vote.json``.
 
     Args:
         run: Folder of a run that saved its clients' models.
-        pool: Folder of source models.
-        rule: Measure, tap points, images, and how many sources a ballot names.
+        pool: Folder of the source models.
+        rule: Rules of the vote: measure, layers, images, and sources per ballot.
         out: Folder for the file.
 
     Raises:
-        InputError: See `Electorate`; and if nobody can vote.
+        InputError: If the clients cannot be read (see `Electorate.of`) or compared, or no client has a score.
     """
     voters = Electorate.of(run, pool)
     unbiased = MEASURES[rule.measure].counterpart
@@ -181,10 +195,19 @@ def vote(run: Path, pool: Path, rule: Vote, out: Path) -> Ballots:
 def train_and_vote(
     config: Config, pool: Path, rule: Vote, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False
 ) -> Ballots:
-    """Run FedAvg into a new folder, and then vote there; see `vote`.
+    """Run FedAvg in a new folder, and then let its clients vote; see `vote`.
+
+    Args:
+        config: Config of the run; must save the clients' models.
+        pool: Folder of the source models.
+        rule: Rules of the vote.
+        out: Folder for the run and the vote.
+        watcher: Observer of the run.
+        overwrite: Replace a run or comparison that the folder holds.
 
     Raises:
-        InputError: Before anything is trained, if the config does not fit the data or a source does not fit the config.
+        InputError: If the config does not fit the data, or a source does not fit the config; before anything is
+            trained.
     """
     runtime = runtime_of(config)
     sources = open_sources(pool, runtime.federation.dataset.shape, config.device)
@@ -194,12 +217,12 @@ def train_and_vote(
 
 
 def hold(voters: Electorate, rule: Vote, told: Mapping[str, Sequence[Tensor]]) -> Ballots:
-    """Ballots from scores, counted.
+    """Cast the ballots that follow from scores, and count them.
 
     Args:
-        voters: Who votes.
-        rule: By which measure, and how many sources a ballot names.
-        told: Scores by that measure and, if it is biased, by the one that is not; see `Electorate.scores`.
+        voters: Clients that vote.
+        rule: Rules of the vote: measure, and sources per ballot.
+        told: Scores by the measure and, if it is biased, by its unbiased counterpart; see `Electorate.scores`.
 
     Raises:
         InputError: If no client has a score.
@@ -238,11 +261,11 @@ def _debiased(voters: Electorate, rule: Vote, measure: str, told: Mapping[str, S
 
 
 def _counted(scores: Sequence[Tensor], rule: Vote) -> tuple[list[list[int]], Count]:
-    """A ballot a client, and what they come to."""
+    """Cast one ballot per client, and count them."""
     cast = [ballot(row, rule.ballot) for row in scores]
     return cast, count(dict(enumerate(cast)), len(scores[0]), rule.ballot)
 
 
 def _plain(scores: Sequence[Tensor]) -> list[list[float | None]]:
-    """As JSON has it; None where a score is not defined."""
+    """Turn scores into lists for JSON; None where a score is not defined."""
     return [[None if math.isnan(score) else score for score in row.tolist()] for row in scores]

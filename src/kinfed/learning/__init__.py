@@ -1,4 +1,4 @@
-"""What happens at one client: training in phases, frozen features, two views, evaluation."""
+"""Learning at one client: training in phases, features of frozen models, self-supervised learning, and evaluation."""
 
 from kinfed.learning.evaluation import NotFinite, class_overlap, correct, finite, over_clients, rank_correlation
 from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body

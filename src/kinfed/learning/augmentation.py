@@ -1,4 +1,4 @@
-"""Augmentation of whole batches, drawn per sample, on the device; nothing per sample runs in Python."""
+"""Augmentation of whole batches on the device, with independent draws for each sample."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MARGIN = 4
 
 
 def crop_and_flip(images: Tensor, stream: torch.Generator) -> Tensor:
-    """Pad by 4 black pixels, crop at random to the size before, and mirror half of the images (METHODS.md C).
+    """Pad images by 4 black pixels, crop them at random to their size, and mirror half of them (specification C).
 
     Args:
-        images: b×c×h×w, as stored.
-        stream: On the CPU; the offsets and the choice of whom to mirror are drawn for each image on its own.
+        images: Images as stored, not normalised, b×c×h×w.
+        stream: Random stream on the CPU; each image has its own offsets and its own choice of mirroring.
     """
     count, _, height, width = images.shape
     drawn = torch.randint(0, 2 * MARGIN + 1, (2, count, 1), generator=stream)
@@ -31,4 +31,4 @@ def crop_and_flip(images: Tensor, stream: torch.Generator) -> Tensor:
     image, row, column = (
         index.to(images.device) for index in (torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None])
     )
-    return padded[image, :, row, column].movedim(3, 1)  # the channels, sliced between indices, come last
+    return padded[image, :, row, column].movedim(3, 1)  # indexing put the channels last

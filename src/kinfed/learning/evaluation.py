@@ -1,4 +1,4 @@
-"""Accuracy, its spread over clients (METHODS.md G.1), and whether who is alike also holds the same classes."""
+"""Accuracy and its spread over clients (specification G.1), and the relation of similarity to common classes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ __all__ = ["NotFinite", "class_overlap", "correct", "finite", "over_clients", "r
 
 
 class NotFinite(ValueError):
-    """What a model says is NaN or infinite, and means nothing."""
+    """NaN or infinite outputs of a model."""
 
 
 def finite(outputs: Tensor, what: str) -> Tensor:
-    """The same outputs.
+    """Return a model's outputs unchanged if all are finite.
+
+    Args:
+        outputs: Outputs of any shape.
+        what: Name of the outputs for the message.
 
     Raises:
-        NotFinite: If they are not finite.
+        NotFinite: If an output is NaN or infinite.
+
+    >>> finite(torch.tensor([1.0, torch.nan]), "logits")
+    Traceback (most recent call last):
+    kinfed.learning.evaluation.NotFinite: its logits are not finite
     """
     if not outputs.isfinite().all():
         raise NotFinite(f"its {what} are not finite")
@@ -33,7 +41,7 @@ def finite(outputs: Tensor, what: str) -> Tensor:
 
 
 def correct(model: Model, samples: Samples) -> Tensor:
-    """Which of n labelled samples the model gets right, bool.
+    """Classify n labelled samples and return n booleans, True where the prediction is correct.
 
     Raises:
         NotFinite: If the model's outputs are not finite.
@@ -45,16 +53,20 @@ def correct(model: Model, samples: Samples) -> Tensor:
 
 
 def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> dict[str, float | None]:
-    """Means and spread of the clients' accuracies; clients without test samples (None) do not count.
+    """Means and spread of the clients' accuracies; clients without test samples are left out.
 
     Args:
-        accuracies: One a client, in [0, 1], or None.
-        sizes: Test samples of each client.
+        accuracies: Accuracy of each client in [0, 1], or None without test samples.
+        sizes: Number of test samples of each client.
 
     Returns:
-        ``acc_weighted`` by test samples, ``acc_mean`` over clients, ``acc_std`` over clients (population), and
-        ``acc_worst_tenth``, the mean of the tenth of the clients (one at least) that are served worst. All None
-        if there is no accuracy; the first also if no client has test samples of its own.
+        ``acc_weighted``, the mean weighted by test samples; ``acc_mean``, the mean over clients; ``acc_std``, the
+        population standard deviation over clients; and ``acc_worst_tenth``, the mean over the tenth of the clients (at
+        least one) with the lowest accuracies. All are None if there is no accuracy; the first also if no client has
+        test samples of its own.
+
+    >>> over_clients([0.5, 1.0, None], sizes=[30, 10, 0])
+    {'acc_weighted': 0.625, 'acc_mean': 0.75, 'acc_std': 0.25, 'acc_worst_tenth': 0.5}
     """
     tested = [(a, n) for a, n in zip(accuracies, sizes, strict=True) if a is not None]
     if not tested:
@@ -72,10 +84,17 @@ def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> di
 
 
 def class_overlap(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Cosine of the class counts of every two of N clients, N×N in [0, 1]: 1 for the same proportions, 0 for no class.
+    """Cosine of the class counts of every two of N clients, N×N in [0, 1].
+
+    It is 1 for equal class proportions and 0 without common classes.
 
     Args:
-        counts: Samples of each client and class, N×K.
+        counts: Number of samples of each client in each class, N×K.
+
+    >>> class_overlap(np.array([[2, 2], [5, 5], [0, 3]])).round(2)
+    array([[1.  , 1.  , 0.71],
+           [1.  , 1.  , 0.71],
+           [0.71, 0.71, 1.  ]])
     """
     directions = counts / np.linalg.norm(counts, axis=1, keepdims=True).clip(min=1)
     overlap: NDArray[np.float64] = directions @ directions.T
@@ -83,14 +102,18 @@ def class_overlap(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
-    """Spearman's rank correlation of two N×N matrices over the pairs of different clients that both know (not NaN).
+    """Spearman's rank correlation of two N×N matrices over all pairs of different clients with no NaN in either matrix.
 
-    None where there are fewer than three pairs, or one matrix has the same value for all.
+    None with fewer than three pairs, or if a matrix has the same value for all pairs.
+
+    >>> similarity = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.5], [0.1, 0.5, 1.0]])
+    >>> round(rank_correlation(similarity, similarity**2), 3)
+    1.0
     """
     from scipy.stats import rankdata
 
     pairs = np.triu_indices(len(one), 1)
-    values = np.stack([(matrix + matrix.T)[pairs] for matrix in (one, other)]).round(12)  # so that ties are ties
+    values = np.stack([(matrix + matrix.T)[pairs] for matrix in (one, other)]).round(12)  # rounding must not break ties
     known = values[:, ~np.isnan(values).any(axis=0)]
     if known.shape[1] < 3 or not np.ptp(known, axis=1).all():
         return None

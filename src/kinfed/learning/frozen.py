@@ -1,4 +1,4 @@
-"""What frozen models make of a client's samples: once a sample and round, not once a batch."""
+"""Outputs of frozen models for a client's samples, computed once in a round instead of in every batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kinfed.similarity.inputs import magnitude
 
 __all__ = ["activations", "features", "frozen_copy", "frozen_grams", "frozen_rows", "store", "with_frozen_body"]
 
-CHUNK = 128  # samples a forward pass: so few that the activations stay in the cache
+CHUNK = 128  # samples in a forward pass; with so few the activations stay in the cache
 
 Function = Callable[
     [Tensor], Sequence[Tensor]
@@ -27,18 +27,18 @@ Reader = Callable[[Batch], list[Tensor]]
 
 
 def features(model: Model, samples: Samples, tap: str = "body") -> Tensor:
-    """Activations of one tap point over all samples, n×…, in evaluation mode and without augmentation.
+    """Activations at one tap point for all samples, n×…, in evaluation mode and without augmentation.
 
     Args:
-        model: Left in evaluation mode.
+        model: Model to evaluate; it is left in evaluation mode.
         samples: n samples on the model's device.
-        tap: A tap point of the model; ``"body"`` is the representation n×d, ``"head"`` the logits n×classes.
+        tap: Tap point of the model; ``"body"`` gives the representations n×d, ``"head"`` the logits n×classes.
     """
     return activations(model, samples, [tap])[0]
 
 
 def activations(model: Model, samples: Samples, taps: Sequence[str]) -> list[Tensor]:
-    """The same of several tap points, in one pass."""
+    """Activations at several tap points for all samples, computed in one pass; see `features`."""
     model.eval()
     stored = store(lambda inputs: [*model.activations(inputs, taps).values()], samples)
     assert stored is not None
@@ -47,15 +47,15 @@ def activations(model: Model, samples: Samples, taps: Sequence[str]) -> list[Ten
 
 @torch.no_grad()
 def store(function: Function, samples: Samples, limit_mb: float | None = None) -> list[Tensor] | None:
-    """What a function of frozen models gives for all of n ≥ 1 samples, n×… each.
+    """Compute and store a function of frozen models for all samples.
 
     Args:
-        function: What is to be stored of each sample.
-        samples: On the models' device.
-        limit_mb: The most MiB that the results may take.
+        function: Function of normalised inputs, of one sample in each row.
+        samples: n ≥ 1 samples on the models' device.
+        limit_mb: Limit on the memory of the results, in MiB; None for no limit.
 
     Returns:
-        None, with a warning, if they would take more.
+        The results, n×… each. None, with a warning, if they exceed the limit.
     """
     stored: list[Tensor] = []
     for start in range(0, len(samples), CHUNK):
@@ -77,15 +77,15 @@ def store(function: Function, samples: Samples, limit_mb: float | None = None) -
 
 
 def with_frozen_body(model: Model, samples: Samples, sgd: SGD) -> tuple[Model, Samples]:
-    """What phases that train the head alone work on: the head, and the samples' representations, n×d.
+    """Replace a model with a frozen body by its head, and the samples by their representations, n×d.
 
-    The body runs once, however many phases follow; the head is the model's own, changed in place. Where augmentation
-    makes every batch new, or ``sgd.feature_cache_mb`` is too small, they are the model and the samples as they came.
+    The body then runs only once, for any number of phases that train the head alone. The head is the model's own, not a
+    copy. With augmentation, or if ``sgd.feature_cache_mb`` is too small, model and samples are returned unchanged.
 
     Args:
-        model: Left with only its head trainable.
-        samples: The client's, on the model's device.
-        sgd: How the client trains in this round.
+        model: Model of the client; only its head is left trainable.
+        samples: Samples of the client, on the model's device.
+        sgd: Training settings of the round.
     """
     model.freeze_all_but(HEAD)
     body = model.body
@@ -96,31 +96,31 @@ def with_frozen_body(model: Model, samples: Samples, sgd: SGD) -> tuple[Model, S
 
 
 def frozen_rows(function: Function, samples: Samples, sgd: SGD) -> Reader:
-    """Read a function of frozen models batch by batch, b×… each.
+    """Return a function that gives the outputs of frozen models for a batch, b×… each.
 
-    Each sample goes through the models once, and what a step reads is stored. Where augmentation makes every batch new,
-    or ``sgd.feature_cache_mb`` is too small, they run on every batch.
+    The outputs of all samples are computed once and stored. With augmentation, or if ``sgd.feature_cache_mb`` is too
+    small, they are computed for every batch.
 
     Args:
-        function: Of normalised inputs, row by row.
-        samples: The client's, on the models' device.
-        sgd: How the client trains in this round.
+        function: Function of normalised inputs, of one sample in each row.
+        samples: Samples of the client, on the models' device.
+        sgd: Training settings of the round.
     """
     return _reader(function, _stored(function, samples, sgd))
 
 
 def frozen_grams(function: Function, samples: Samples, sgd: SGD) -> Reader:
-    """The same for the linear Grams of a batch, b×b, of what a function gives, b×p.
+    """Return a function that gives the linear Grams, b×b, of outputs of frozen models for a batch; see `frozen_rows`.
 
-    Each is of rows minus some common row, not necessarily the batch's mean, and known up to a factor.
+    Each is the Gram of the rows minus some common row, not necessarily their mean, up to a factor.
     """
     stored = _stored(function, samples, sgd)
     if stored is None:
         read = _reader(function, None)
         return lambda batch: [gram_of(x) for x in read(batch)]
-    for x in stored:  # once, so that products of any rows keep their digits
+    for x in stored:  # centre and scale once, for precise products of any rows
         x.sub_(x.mean(dim=0)).div_(magnitude(x))
-    if len(samples) < sgd.epochs * sgd.batch_size:  # all pairs of samples are fewer than those of all batches
+    if len(samples) < sgd.epochs * sgd.batch_size:  # one Gram of all samples is cheaper than the Grams of all batches
         grams = [times_own_transpose(x) for x in stored]
         return lambda batch: [gram.index_select(0, batch.rows).index_select(1, batch.rows) for gram in grams]
     read = _reader(function, stored)
@@ -139,7 +139,7 @@ def _reader(function: Function, stored: list[Tensor] | None) -> Reader:
 
 
 def frozen_copy(model: Model, tensors: Mapping[str, Tensor]) -> Model:
-    """A model of the same architecture with tensors of its own, in evaluation mode; nothing of it is trained."""
+    """Copy a model, load tensors into the copy, and freeze it in evaluation mode."""
     frozen = copy.deepcopy(model)
     frozen.load(tensors)
     frozen.freeze_all_but(NOTHING)

@@ -1,4 +1,4 @@
-"""Settings of local training: how clients train in a round, in which phases, and what a step is given."""
+"""Settings of local training: SGD settings of a round, phases, and batches."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ __all__ = ["SGD", "Batch", "Phase"]
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """How clients train in one round: stochastic gradient descent with a fresh optimiser a phase.
+    """Settings of stochastic gradient descent at the clients in one round; each phase has a new optimiser.
 
     Attributes:
-        lr: Step size in this round.
+        lr: Learning rate of this round.
         epochs: Passes over the client's samples.
-        batch_size: Samples a step; the last batch of a pass may be smaller.
-        momentum: In [0, 1).
-        weight_decay: Times the weights, added to their gradients.
-        augment: What is done to the images of a batch.
-        feature_cache_mb: The most MiB of what frozen models make of a client's samples that are stored.
+        batch_size: Samples in a batch; the last batch of a pass may be smaller.
+        momentum: Momentum of the optimiser, in [0, 1).
+        weight_decay: Factor of the weights that is added to their gradients.
+        augment: Augmentation of the images of a batch.
+        feature_cache_mb: Limit on the stored outputs of frozen models for a client's samples, in MiB.
+
+    >>> SGD(lr=0.1, epochs=5).batch_size
+    50
     """
 
     lr: float
@@ -37,13 +40,16 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One stretch of local training.
+    """Phase of local training, in which one part of the model is trained.
 
     Attributes:
-        train: The part that is trained; the rest is frozen and in evaluation mode.
-        epochs: Passes over the data, if not the round's.
-        lr: Step size, if not the round's.
-        drop_last: Whether the last batch of a pass is left out if it is smaller than the others, and not the only one.
+        train: Part that is trained; the rest is frozen and in evaluation mode.
+        epochs: Passes over the data; None for those of the round.
+        lr: Learning rate; None for that of the round.
+        drop_last: True to skip the last batch of a pass if it is smaller than the others and not the only one.
+
+    >>> Phase(train=("head.",), epochs=10).lr is None
+    True
     """
 
     train: Part = ALL
@@ -54,12 +60,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step sees.
+    """Batch of b samples for one optimiser step.
 
     Attributes:
-        inputs: Normalised, b×c×h×w; in a phase whose body is frozen, the representations b×d.
-        labels: b; of unlabelled samples none, 0.
-        rows: Which of the client's samples these are, b.
+        inputs: Normalised inputs, b×c×h×w; in a phase with a frozen body, the representations, b×d.
+        labels: Labels, b; empty for unlabelled samples.
+        rows: Indices of the samples in the client's data, b.
     """
 
     inputs: Tensor

@@ -1,6 +1,6 @@
-"""What a frozen representation is worth: a linear probe, and a vote of the nearest neighbours (METHODS.md D.7).
+"""Evaluation of frozen representations by a linear probe and by nearest neighbours (specification D.7).
 
-Both take features that were read once (`kinfed.learning.features`), so no encoder is touched here.
+Both take features computed before, by `kinfed.learning.features`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kinfed.streams import seeded_globals
 
 __all__ = ["knn", "linear_probe"]
 
-CHUNK = 256  # test samples whose neighbours are looked for at once
+CHUNK = 256  # test samples for which neighbours are searched at once
 
 
 def linear_probe(
@@ -28,22 +28,27 @@ def linear_probe(
     lr: float = 3e-3,
     batch_size: int = 512,
 ) -> nn.Linear:
-    """A linear classifier of features, by Adam and cross-entropy, after its last epoch.
+    """Train a linear classifier of features by Adam and cross-entropy.
 
     Args:
-        features: n×d, n ≥ 1, to learn from.
-        labels: n, in 0..classes−1.
-        classes: Outputs of the classifier.
-        stream: On the CPU; its seed gives the initial weights, and it shuffles the samples once an epoch.
-        bias: Whether it has one.
-        hidden: Width of a linear layer in between, without anything after it (the paper's 1000); None leaves it out.
-            The two are one linear map, which is what is returned.
+        features: Training features, n×d, n ≥ 1.
+        labels: Labels, n integers in 0..classes−1.
+        classes: Number of outputs of the classifier.
+        stream: Random stream on the CPU; its seed gives the initial weights, and it shuffles the samples each epoch.
+        bias: True for a classifier with a bias.
+        hidden: Width of a linear layer before the classifier (1000 in the paper), without a nonlinearity; None for no
+            such layer. The product of both layers is returned.
         epochs: Passes over the features.
-        lr: Of Adam.
-        batch_size: Features a step; the last batch of a pass may be smaller.
+        lr: Learning rate of Adam.
+        batch_size: Samples in a batch; the last batch of a pass may be smaller.
 
     Returns:
-        d → classes, on the device of the features.
+        The classifier after the last epoch, d → classes, on the device of the features.
+
+    >>> features, labels = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
+    >>> probe = linear_probe(features, labels, classes=2, stream=torch.Generator().manual_seed(0), epochs=10, lr=1.0)
+    >>> probe(features).argmax(dim=1)
+    tensor([0, 1])
     """
     device, width = features.device, features.shape[1]
     with seeded_globals(stream):
@@ -62,7 +67,7 @@ def linear_probe(
 
 
 def _joined(first: nn.Linear, second: nn.Linear) -> nn.Linear:
-    """Two linear layers as one."""
+    """Join two linear layers into one."""
     joined: nn.Linear = nn.utils.skip_init(
         nn.Linear, first.in_features, second.out_features, bias=second.bias is not None, device=first.weight.device
     )
@@ -85,20 +90,27 @@ def knn(
     temperature: float = 0.1,
     top: int = 1,
 ) -> Tensor:
-    """Which of m samples a vote of the k training features nearest by cosine gets right, with weights ``e^{cos / t}``.
+    """Classify m test samples by a vote of the k training samples with the largest cosine.
+
+    The weight of a vote is ``e^{cos / t}``.
 
     Args:
-        train_features: n×d, n ≥ 1.
-        train_labels: n, in 0..classes−1.
-        test_features: m×d.
-        test_labels: m.
-        classes: How many there are.
-        k: Neighbours; all n if there are fewer.
-        temperature: t.
-        top: A sample counts as right if its class is among this many with most votes. A class without a vote never is.
+        train_features: Training features, n×d, n ≥ 1.
+        train_labels: Training labels, n integers in 0..classes−1.
+        test_features: Test features, m×d.
+        test_labels: Test labels, m.
+        classes: Number of classes.
+        k: Number of neighbours; all n if there are fewer.
+        temperature: Temperature t of the weights.
+        top: Number of classes with the largest votes among which the true class must be. A class without votes is never
+            among them.
 
     Returns:
-        Bool, m.
+        m booleans, True where the classification is correct.
+
+    >>> train, test = torch.eye(2), torch.tensor([[3.0, 1.0], [3.0, 1.0]])
+    >>> knn(train, torch.tensor([0, 1]), test, torch.tensor([0, 1]), classes=2)
+    tensor([ True, False])
     """
     known = functional.normalize(train_features, dim=1)
     right = []

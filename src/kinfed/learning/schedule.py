@@ -1,4 +1,4 @@
-"""The learning rate as a function of the round (METHODS.md 0.3)."""
+"""Learning rate as a function of the round (specification 0.3)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ __all__ = ["lr_factor", "parse_schedule"]
 
 
 def parse_schedule(schedule: str) -> tuple[tuple[float, float], ...] | None:
-    """The fractions of a ``step:`` schedule with their divisors, () for ``constant``, None for ``cosine``.
+    """Parse a schedule: (fraction, divisor) pairs for ``step:…``, () for ``constant``, None for ``cosine``.
 
     Raises:
-        ValueError: If it is none of these.
+        ValueError: If the schedule is none of these.
+
+    >>> parse_schedule("step:0.5:5,0.75")
+    ((0.5, 5.0), (0.75, 10.0))
     """
     if schedule in ("constant", "cosine"):
         return () if schedule == "constant" else None
@@ -32,16 +35,18 @@ def parse_schedule(schedule: str) -> tuple[tuple[float, float], ...] | None:
 
 
 def lr_factor(schedule: str, round: int, rounds: int) -> float:
-    """What the learning rate is multiplied by in one round.
+    """Factor of the learning rate in one round.
 
-    ``constant``: 1. ``step:0.5,0.75``: a tenth after each of these fractions of the rounds, rounded down;
-    ``step:0.5:5,0.75``: a fifth after the first.
-    ``cosine``: ½(1 + cos(π (round − 1) / rounds)).
+    ``constant``: 1. ``step:0.5,0.75``: divided by 10 after each of these fractions of the rounds, rounded down;
+    ``step:0.5:5,0.75``: divided by 5 after the first. ``cosine``: ½(1 + cos(π (round − 1) / rounds)).
 
     Args:
-        schedule: One of the three.
-        round: 1 to ``rounds``.
-        rounds: T.
+        schedule: Schedule in one of these forms.
+        round: Number of the round, 1 to ``rounds``.
+        rounds: Number of rounds of the run.
+
+    >>> [lr_factor("step:0.5", round, rounds=4) for round in (1, 2, 3, 4)]
+    [1.0, 1.0, 0.1, 0.1]
     """
     steps = parse_schedule(schedule)
     if steps is None:

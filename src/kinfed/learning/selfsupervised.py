@@ -1,4 +1,4 @@
-"""Learning without labels: BYOL and SimSiam (METHODS.md D.0), and how a collapse shows.
+"""Self-supervised learning by BYOL and SimSiam (specification D.0), and the detection of collapse.
 
 BYOL is Grill et al. 2020, https://arxiv.org/abs/2006.07733; SimSiam is Chen and He 2020,
 https://arxiv.org/abs/2011.10566.
@@ -22,26 +22,33 @@ __all__ = ["COLLAPSED", "byol_loss", "simsiam_loss", "spread", "train_siamese"]
 
 MOMENTUM = 0.99  # m of the target
 
-COLLAPSED = 0.1  # a `spread` below this: the network says nearly the same of every image
+COLLAPSED = 0.1  # with a `spread` below this, the outputs are nearly equal for all images
 
 
 def byol_loss(p: Tensor, z: Tensor) -> Tensor:
-    """``2 − 2 cos(p, z)``, mean over the batch, in [0, 4]; no gradient reaches z.
+    """BYOL's loss ``2 − 2 cos(p, z)``, a mean over the batch, in [0, 4]; no gradient reaches z.
 
     Args:
-        p: A predictor's outputs, b×d.
-        z: What they should be like, b×d.
+        p: Outputs of the predictor, b×d.
+        z: Targets of the outputs, b×d.
+
+    >>> byol_loss(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 3.0]]))
+    tensor(2.)
     """
     return 2 - 2 * _cosine(p, z)
 
 
 def simsiam_loss(p: Tensor, z: Tensor) -> Tensor:
-    """``− cos(p, z)``, mean over the batch, in [−1, 1]; no gradient reaches z."""
+    """SimSiam's loss ``− cos(p, z)``, a mean over the batch, in [−1, 1]; no gradient reaches z.
+
+    >>> simsiam_loss(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 0.0]]))
+    tensor(-1.)
+    """
     return -_cosine(p, z)
 
 
 def _cosine(p: Tensor, z: Tensor) -> Tensor:
-    """In float32 at least: in half precision the bound on a norm, 1e-12, is 0."""
+    """Mean cosine, at least in float32: in half precision the lower bound of a norm, 1e-12, would be 0."""
     wide = torch.promote_types(p.dtype, torch.float32)
     p, z = functional.normalize(p.to(wide), dim=1), functional.normalize(z.detach().to(wide), dim=1)
     return (p * z).sum(dim=1).mean()
@@ -49,13 +56,16 @@ def _cosine(p: Tensor, z: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spread(outputs: Tensor) -> Tensor:
-    """How far apart the directions of outputs b×d are: the standard deviation of what has norm 1, by dimension.
+    """Spread of the directions of outputs, b×d: the standard deviation of the outputs divided by their norms.
 
-    Its mean over the dimensions, relative to 1/√d, which evenly spread directions have (Chen and He 2020, section 4.1):
-    in [0, 1], 0 where all outputs point the same way.
+    It is a mean over the dimensions, relative to the 1/√d of evenly spread directions (Chen and He 2020, section 4.1),
+    in [0, 1]; 0 if all outputs have the same direction.
+
+    >>> spread(torch.tensor([[1.0, 2.0], [2.0, 4.0]]))
+    tensor(0.)
     """
     unit = functional.normalize(outputs.float(), dim=1)
-    unit = unit - unit[:1]  # so that equal outputs differ by exactly 0
+    unit = unit - unit[:1]  # makes the spread of equal outputs exactly 0
     relative: Tensor = unit.std(dim=0, correction=0).mean() * unit.shape[1] ** 0.5
     return relative
 
@@ -69,20 +79,20 @@ def train_siamese(
     *,
     term: Callable[[], Tensor | None] | None = None,
 ) -> tuple[Tally, float]:
-    """Train a network on two views of every image, in place; labels are not read.
+    """Train a network in place on two views of every image, without labels.
 
-    Whole batches only, as long as there is one (`Phase.drop_last`). The views take the place of ``sgd.augment``.
+    Smaller last batches are dropped, as by `Phase.drop_last`. The views replace ``sgd.augment``.
 
     Args:
-        online: ``q(o(x))``; its head is left alone.
-        target: ``ξ``, for BYOL: follows ``o`` after every step. None for SimSiam.
+        online: Online network ``q(o(x))``; its head is not trained.
+        target: Target network ``ξ`` of BYOL, which is updated after every step; None for SimSiam.
         samples: Images, on the networks' device.
-        sgd: Step size, epochs and batch size of the round.
-        stream: Shuffles the images and draws the views.
-        term: What is added to a step's loss, if anything.
+        sgd: Training settings of the round.
+        stream: Random stream that shuffles the images and draws the views.
+        term: Function that gives a term to add to the loss of a step, or None for no term.
 
     Returns:
-        What was done, and the mean `spread` of ``o``'s outputs over the last epoch; NaN if there was no step.
+        The tally of the training, and the mean `spread` of ``o``'s outputs over the last epoch; NaN without a step.
     """
     unlabelled = samples.without_labels()
     spreads: list[Tensor] = []

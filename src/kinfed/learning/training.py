@@ -1,4 +1,4 @@
-"""Local training: SGD in phases, each of which names what it trains; the rest is frozen."""
+"""Local training: SGD in phases, each of which trains one part of the model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ __all__ = ["AfterStep", "BeforeStep", "Loss", "Objective", "Tally", "cross_entro
 
 
 class Loss(NamedTuple):
-    """A loss in two parts, which are told apart.
+    """Loss in two parts, which are recorded separately.
 
     Attributes:
-        plain: What every method has: the cross-entropy, or without labels the self-supervised loss.
-        term: What the method adds to it, if anything.
+        plain: Cross-entropy, or the self-supervised loss for methods without labels.
+        term: Term that the method adds; None for no term.
+
+    >>> Loss(torch.tensor(2.0), term=torch.tensor(0.5)).total
+    tensor(2.5000)
     """
 
     plain: Tensor
@@ -36,21 +39,21 @@ class Loss(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        """What is minimised."""
+        """Sum of both parts, which is minimised."""
         return self.plain if self.term is None else self.plain + self.term
 
 
 Objective = Callable[[Model, Batch], Tensor | Loss]
-"""Loss of a batch, a mean over its samples; a tensor is all plain."""
+"""Function for the loss of a batch, a mean over its samples; a tensor is a loss without a term."""
 
 BeforeStep = Callable[[Tensors, Tensors], None]
-"""Changes the gradients, the second argument, in place; the first are the weights of the same names.
+"""Function called before an optimiser step with weights and gradients, by name; it may change the gradients in place.
 
-They are those of the trained parameters that have a gradient, in the model's order.
+Both are those of the trained parameters that have a gradient, in the model's order.
 """
 
 AfterStep = Callable[[Tensors], None]
-"""Changes the same weights in place."""
+"""Function called after an optimiser step with the same weights as `BeforeStep`; it may change them in place."""
 
 
 def cross_entropy(model: Model, batch: Batch) -> Tensor:
@@ -60,15 +63,15 @@ def cross_entropy(model: Model, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class Tally:
-    """What a phase did.
+    """Record of one phase of training.
 
     Attributes:
-        steps: Optimiser steps.
-        skipped: Samples in batches that were left out (a batch of one where BatchNorm needs two, or the phase's
-            ``drop_last``), over all epochs.
-        loss: Mean of the objective over the samples seen; NaN if there was no step.
-        plain: The same of the loss without the method's term.
-        term: The same of the term, which is 0 in steps that have none; None if no step had one.
+        steps: Number of optimiser steps.
+        skipped: Number of samples in skipped batches over all epochs: batches of one sample if BatchNorm needs two, and
+            those that ``drop_last`` of the phase drops.
+        loss: Mean loss over the samples seen; NaN without a step.
+        plain: Mean over the samples seen of the loss without the method's term; NaN without a step.
+        term: Mean over the samples seen of the method's term, 0 in steps without one; None if no step had one.
     """
 
     steps: int
@@ -90,22 +93,23 @@ def train(
     before_step: BeforeStep | None = None,
     after_step: AfterStep | None = None,
 ) -> Tally:
-    """Train one part of a model in place; of a part that is frozen for good no step is made.
+    """Train one part of a model in place; make no step if that part is permanently frozen.
 
     Args:
-        model: Changed in place; left with only the phase's part trainable.
-        samples: On the model's device; labelled, if the objective asks for labels.
-        phase: What is trained.
-        sgd: Step size, epochs and batch size of the round.
-        order: The stream that shuffles the samples, once an epoch, and augments them. What draws from the global
-            generator (dropout) draws from one that belongs to this stream, too.
-        objective: What is minimised.
-        read: The inputs of a batch, given its rows; if not given, these are normalised and augmented as ``sgd`` says.
-        before_step: Called before each optimiser step.
-        after_step: Called after it.
+        model: Model to train; only the part of the phase is left trainable.
+        samples: Samples on the model's device; labelled, if the objective needs labels.
+        phase: Phase, which names the part to train.
+        sgd: Training settings of the round.
+        order: Random stream that shuffles the samples in every epoch and augments them. Its seed also seeds the global
+            generators, from which dropout draws.
+        objective: Function for the loss of a batch.
+        read: Function that gives the inputs of a batch for the indices of its samples; None for the inputs of the
+            samples, normalised and augmented according to ``sgd``.
+        before_step: Function called before each optimiser step.
+        after_step: Function called after each optimiser step.
     """
     if read is None and not BODY[0].startswith(phase.train):
-        # A frozen body says the same of a sample in every epoch.
+        # A frozen body gives the same representations in every epoch.
         model, samples = with_frozen_body(model, samples, sgd)
     model.freeze_all_but(phase.train)
     if read is None:
@@ -159,11 +163,11 @@ def train(
     return Tally(len(losses), skipped, _mean(losses, seen), _mean(plains, seen), _mean(terms, seen) if terms else None)
 
 
-_Told = list[tuple[int, Tensor]]  # of each step: its samples, and a mean over them
+_Told = list[tuple[int, Tensor]]  # for each step: the number of its samples, and a mean over them
 
 
 def _mean(told: _Told, seen: int) -> float:
-    """Mean over all samples seen; in the end, so that no step waits for the device. NaN if there was no step."""
+    """Mean over all samples seen, NaN without a step; computed at the end, so that no step waits for the device."""
     if not told:
         return float("nan")
     counts, means = zip(*told, strict=True)
@@ -173,5 +177,5 @@ def _mean(told: _Told, seen: int) -> float:
 
 
 def _augmented(samples: Samples, stream: torch.Generator, rows: Tensor) -> Tensor:
-    """Some rows as `Samples.batch`, but augmented before they are normalised, so that the margin is black."""
+    """Compute the inputs of a batch, augmented before they are normalised, so that the padding is black."""
     return samples.normalise(crop_and_flip(samples.inputs.index_select(0, rows), stream))

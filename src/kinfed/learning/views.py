@@ -1,8 +1,7 @@
-"""Two views of every image of a batch: what self-supervised learning compares (METHODS.md D.0).
+"""Two random views of every image of a batch, for self-supervised learning (specification D.0).
 
-Drawn for each image on its own, computed for the whole batch at once, on the device; nothing per image runs in Python.
-The pixels are those of torchvision's ``RandomResizedCrop``, ``RandomHorizontalFlip``, ``ColorJitter`` and
-``RandomGrayscale`` with the same draws.
+Each image has its own draws; the whole batch is computed at once on the device. The pixels are those of torchvision's
+``RandomResizedCrop``, ``RandomHorizontalFlip``, ``ColorJitter`` and ``RandomGrayscale`` with the same draws.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ from kinfed.errors import InputError
 
 __all__ = ["Draw", "check_viewable", "draw", "two_views", "unnormalised", "view"]
 
-AREA = (0.08, 1.0)  # of a crop, as a fraction of the image's
-RATIO = (3 / 4, 4 / 3)  # of its width to its height
-TRIES = 10  # to draw a crop that fits; then it is the largest in the middle
-FLIPPED, JITTERED, GREYED = 0.5, 0.8, 0.2  # how many of the images, on average
-STRENGTH = 0.8  # brightness, contrast and saturation times 1 ± this
-TURN = 0.2  # hue plus or minus this, in turns
+AREA = (0.08, 1.0)  # area of a crop, as a fraction of the image's
+RATIO = (3 / 4, 4 / 3)  # width of a crop over its height
+TRIES = 10  # draws of a crop that fits; after these it is the largest one in the middle
+FLIPPED, JITTERED, GREYED = 0.5, 0.8, 0.2  # probability of each change
+STRENGTH = 0.8  # brightness, contrast and saturation are multiplied by up to 1 ± this
+TURN = 0.2  # largest change of the hue, in turns
 
-WEIGHTS = (0.2989, 0.587, 0.114)  # of red, green and blue in grey
+WEIGHTS = (0.2989, 0.587, 0.114)  # weights of red, green and blue in grey
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What is done to each of b images.
+    """Random changes of b images for one view.
 
     Attributes:
         top: First row of the crop, b, int64.
-        left: Its first column.
-        height: Its rows.
-        width: Its columns.
-        flipped: Whether it is mirrored, b, bool.
-        jittered: Whether its colours are changed.
-        order: In which order, b×4: 0 is brightness, 1 contrast, 2 saturation, 3 hue.
-        factors: By how much, b×4: three factors, and a part of a turn.
-        grey: Whether it loses its colours in the end, b, bool.
+        left: First column of the crop, b, int64.
+        height: Number of rows of the crop, b, int64.
+        width: Number of columns of the crop, b, int64.
+        flipped: True for images to mirror, b, bool.
+        jittered: True for images whose colours change, b, bool.
+        order: Order of the colour changes, b×4: 0 is brightness, 1 contrast, 2 saturation, 3 hue.
+        factors: Sizes of these changes, b×4: three factors, and the change of the hue in turns.
+        grey: True for images that become grey after all other changes, b, bool.
     """
 
     top: Tensor
@@ -58,7 +57,7 @@ class Draw:
 
 
 def draw(count: int, height: int, width: int, stream: torch.Generator) -> Draw:
-    """What is to be done to ``count`` images of a size; drawn and left on the CPU, so every device sees the same."""
+    """Draw the changes of ``count`` images of one size, on the CPU, so that they are the same for every device."""
     top, left, rows, columns = _crops(count, height, width, stream)
     chances = torch.rand(count, 3, generator=stream)
     spread = torch.tensor([STRENGTH, STRENGTH, STRENGTH, TURN])
@@ -77,7 +76,7 @@ def draw(count: int, height: int, width: int, stream: torch.Generator) -> Draw:
 
 
 def _crops(count: int, height: int, width: int, stream: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Top, left, height and width of random crops: the first of several tries that fits into the image."""
+    """Draw top, left, height and width of random crops: the first of several tries that fits into the image."""
     drawn = torch.rand(2, count, TRIES, generator=stream, dtype=torch.float64)
     area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * drawn[0])
     ratio = torch.exp(math.log(RATIO[0]) + (math.log(RATIO[1]) - math.log(RATIO[0])) * drawn[1])
@@ -101,17 +100,21 @@ def _crops(count: int, height: int, width: int, stream: torch.Generator) -> tupl
 
 
 def two_views(images: Tensor, stream: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two random views of every image.
+    """Make two random views of every image.
 
     Args:
-        images: b×c×h×w with 1 or 3 channels: uint8, or floats in [0, 1].
-        stream: On the CPU.
+        images: Images, b×c×h×w, with 1 or 3 channels: uint8, or floats in [0, 1].
+        stream: Random stream on the CPU.
 
     Returns:
-        Twice b×c×h×w, float32 in [0, 1], not normalised any further.
+        Two tensors b×c×h×w, float32 in [0, 1], not normalised.
 
     Raises:
-        InputError: If these are no such images.
+        InputError: If the inputs are not images with 1 or 3 channels.
+
+    >>> first, second = two_views(torch.zeros(5, 3, 8, 8), torch.Generator().manual_seed(0))
+    >>> first.shape
+    torch.Size([5, 3, 8, 8])
     """
     check_viewable(tuple(images.shape[1:]))
     count, _, height, width = images.shape
@@ -121,10 +124,15 @@ def two_views(images: Tensor, stream: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def check_viewable(shape: tuple[int, ...]) -> None:
-    """Refuse inputs of a shape that views are not made of.
+    """Refuse a shape of inputs that views cannot be made from.
+
+    Args:
+        shape: Shape of one input.
 
     Raises:
-        InputError: If they are no images c×h×w with 1 or 3 channels.
+        InputError: If it is not the shape of an image c×h×w with 1 or 3 channels.
+
+    >>> check_viewable((3, 32, 32))
     """
     if len(shape) != 3 or shape[0] not in (1, 3):
         told = "×".join(map(str, shape))
@@ -132,7 +140,7 @@ def check_viewable(shape: tuple[int, ...]) -> None:
 
 
 def view(images: Tensor, drawn: Draw) -> Tensor:
-    """One view of b images, b×c×h×w in [0, 1], c 1 or 3. What concerns colours leaves grey images alone."""
+    """Make one view of b images, b×c×h×w in [0, 1], with 1 or 3 channels; colour changes do not affect grey images."""
     seen = _cropped(images, drawn)
     colour = images.shape[1] == 3
     for place in range(4):
@@ -147,7 +155,7 @@ def view(images: Tensor, drawn: Draw) -> Tensor:
 
 
 def _cropped(images: Tensor, drawn: Draw) -> Tensor:
-    """The crops, mirrored or not, at the size of the images: bilinear, a crop's edge repeated beyond it."""
+    """Crop the images, mirror the flipped ones, and scale them bilinearly to the original size with repeated edges."""
     height, width = images.shape[2:]
     rows = _positions(drawn.top, drawn.height, height)
     columns = _positions(drawn.left, drawn.width, width)
@@ -158,7 +166,7 @@ def _cropped(images: Tensor, drawn: Draw) -> Tensor:
 
 
 def _positions(start: Tensor, extent: Tensor, size: int) -> Tensor:
-    """Where each of ``size`` pixels of a crop lies in the image, b×size, between the centres of its border pixels."""
+    """Positions in the image of ``size`` pixels of a crop, b×size, clamped to the centres of its border pixels."""
     within = (torch.arange(size, dtype=torch.float64) + 0.5) * extent[:, None] / size - 0.5
     return start[:, None] + torch.minimum(within.clamp(min=0), extent[:, None] - 1.0)
 
@@ -177,9 +185,9 @@ def _saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def _hue(images: Tensor, turn: Tensor) -> Tensor:
-    """Turn the hue; brightness and saturation, the largest value and the chroma, stay.
+    """Turn the hue, and keep brightness and saturation, that is the largest channel value and the chroma.
 
-    A channel is the largest value minus the chroma times how far, in sixths of a turn, the hue is from it.
+    A channel is the largest value minus the chroma times the distance of the hue from the channel, in sixths of a turn.
     """
     red, green, blue = images.unbind(dim=1)
     largest = images.amax(dim=1)
@@ -192,14 +200,14 @@ def _hue(images: Tensor, turn: Tensor) -> Tensor:
     made = torch.empty_like(images)
     for channel, offset in enumerate((5, 3, 1)):
         at = hue + offset
-        at -= (at / 6).floor_().mul_(6)  # as torch.remainder, which is ten times as slow
+        at -= (at / 6).floor_().mul_(6)  # equals torch.remainder, which is ten times slower
         away = torch.minimum(at, 4 - at).clamp_(0, 1)
         torch.addcmul(largest, chroma, away, value=-1, out=made[:, channel])
     return made
 
 
 def _grey(images: Tensor) -> Tensor:
-    """The luma of colour images, b×1×h×w."""
+    """Luma of colour images, b×1×h×w."""
     red, green, blue = images.split(1, dim=1)
     luma: Tensor = WEIGHTS[0] * red
     return luma.add_(green, alpha=WEIGHTS[1]).add_(blue, alpha=WEIGHTS[2])
@@ -209,7 +217,7 @@ CHANGES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (_brightness, _contras
 
 
 def unnormalised(samples: Samples) -> Samples:
-    """The same samples, read as an encoder that was trained on views knows them: in [0, 1], else untouched."""
+    """Replace the normalisation of samples by a scaling to [0, 1], as for an encoder that was trained on views."""
     channels = samples.inputs.shape[1]
     scale = 255.0 if samples.inputs.dtype == torch.uint8 else 1.0
     return replace(samples, normalise=Normalisation((0.0,) * channels, (scale,) * channels))

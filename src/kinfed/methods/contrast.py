@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -12,7 +13,7 @@ from annotated_types import Ge
 
 from kinfed.learning import Batch, Loss, Objective, cross_entropy
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, Memory, Message
+from kinfed.methods.method import Client, Memory, Message, unread
 from kinfed.models import Model, Tensors
 from kinfed.streams import seeded_globals
 
@@ -33,6 +34,12 @@ class Contrast(FedAvg):
 
     mu: Annotated[float, Ge(0)]
     prev_init: Literal["global", "random"] = "global"
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Fields that would do nothing: those of the term, if its weight is 0."""
+        reads = {"prev_init": ("mu above 0", self.mu > 0)}
+        return {**super().idle, **unread(reads)}
 
     @abstractmethod
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:

@@ -19,7 +19,7 @@ from kinfed.errors import InputError
 from kinfed.learning import activations, class_overlap, features, rank_correlation
 from kinfed.methods.aggregation import mix
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, Memory, Message, Requirements, Server, Serves, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Requirements, Server, Serves, State, unread
 from kinfed.methods.picture import Picture
 from kinfed.models import BODY, HEAD, Model, Part, Tensors, select
 from kinfed.similarity import MEASURES, BiasedSimilarityWarning, Gram, Measure, class_means, similarity_matrix
@@ -77,6 +77,22 @@ class CRSMMixing(FedAvg):
     k: Annotated[int, Ge(1)] = 3
     include_self: bool = True
     size_weights: bool = False
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Fields that would do nothing: those of another norm or source of representations."""
+        reads = {
+            "reach": ("norm=distance", self.norm == "distance"),
+            "temperature": ("norm=softmax", self.norm == "softmax"),
+            "gamma": ("norm=power", self.norm == "power"),
+            "k": ("norm=topk", self.norm == "topk"),
+            "samples": ("a rep_source of the clients' own samples", self.rep_source != "probe"),
+            "layers": (
+                "rep_source=probe with compared=representation or compared=change",
+                self.layers == "last" or (self.rep_source == "probe" and "prediction" not in self.compared),
+            ),
+        }
+        return {**super().idle, **unread(reads)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2112.00407
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 from kinfed.errors import InputError, among
 from kinfed.learning import Batch, Loss, Objective, cross_entropy, frozen_copy, frozen_grams, frozen_rows
 from kinfed.methods.contrast import Contrast
-from kinfed.methods.method import Client, Message
+from kinfed.methods.method import Client, Message, unread
 from kinfed.models import Model, Source, Tensors
 from kinfed.similarity import MEASURES, Kernel, Measure, cka_gap
 from kinfed.similarity.gram import unit_gram
@@ -46,6 +46,12 @@ class FedCKA(Contrast):
     layers: Annotated[int, Ge(1)] = 2
     tap: Literal["relu", "pool"] = "relu"
     metric: str = "linear"
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Fields that would do nothing: those of the term, if its weight is 0."""
+        reads = dict.fromkeys(("layers", "tap", "metric"), ("mu above 0", self.mu > 0))
+        return {**super().idle, **unread(reads)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kinfed.learning import Batch, Loss, Objective, Phase, frozen_copy, train, with_frozen_body
 from kinfed.methods.fedper import FedPer
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, Serves, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Server, Serves, State, unread
 from kinfed.models import ALL, BODY, HEAD, Model, Part, select
 
 __all__ = ["FedCRC"]
@@ -37,6 +37,12 @@ class FedCRC(FedPer):
 
     tau: Annotated[float, Ge(0), Le(1)] = 0.99
     kl: Literal["forward", "reverse"] = "forward"
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Fields that would do nothing: the direction of the KL divergence, if the global head never moves."""
+        reads = {"kl": ("tau below 1, where the global head moves", self.tau < 1)}
+        return {**super().idle, **unread(reads)}
 
     def phases(self) -> Sequence[Phase]:
         """Step 1: f under the frozen h_g."""

@@ -12,7 +12,7 @@ from typing import Annotated
 from annotated_types import Ge
 from torch import Tensor
 
-from kinfed.methods.method import Client, Memory, Message
+from kinfed.methods.method import Client, Memory, Message, unread
 from kinfed.methods.selfsupervised import SelfSupervised, copied, divergence, traced
 from kinfed.models import ONLINE, PREDICTOR, Siamese, Tensors, select
 
@@ -34,6 +34,12 @@ class FedEMA(SelfSupervised):
     autoscale: bool = True
     tau: Annotated[float, Ge(0)] = 0.7
     scale: Annotated[float, Ge(0)] = 1.0
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Fields that would do nothing: the scale or the threshold that sets it."""
+        reads = {"tau": ("autoscale=true", self.autoscale), "scale": ("autoscale=false", not self.autoscale)}
+        return {**super().idle, **unread(reads)}
 
     def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
         """With μ = min(λ d, 1): o, q ← μ own + (1 − μ) global. A client that was not here last round starts anew.

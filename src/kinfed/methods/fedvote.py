@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kinfed.errors import InputError, RunFailed
 from kinfed.learning import unnormalised
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Requirements, Server, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Requirements, Server, State, unread
 from kinfed.methods.picture import Picture
 from kinfed.methods.voting import Seen, ballot, bias, count, scores, seen
 from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
@@ -68,6 +68,13 @@ class Vote(Method):
     images: Annotated[int, Ge(4)] = 1000
     classifier: Literal["keep", "reinit", "source"] = "keep"
     source: str | None = None
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Fields that would do nothing: those of the vote, if a source is named."""
+        by = "a vote; source names what is transferred without one"
+        reads = dict.fromkeys(("ballot", "measure", "taps", "images"), (by, self.source is None))
+        return {**self.base.idle, **unread(reads)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ from torch import Tensor
 from kinfed.learning import unnormalised
 from kinfed.learning.frozen import store
 from kinfed.methods.local_ssl import LocalSSL
-from kinfed.methods.method import Client, ClientId, Memory, Message, Requirements, Server, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Requirements, Server, State, unread
 from kinfed.methods.selfsupervised import copied
 from kinfed.models import ONLINE, Siamese, Tensors
 from kinfed.similarity import Gram, cka
@@ -59,6 +59,14 @@ class HeteroSSFL(LocalSSL):
     rad_every: Annotated[int, Ge(1)] = 1
     rad_bn: Literal["eval", "train"] = "eval"
     start: Annotated[int, Ge(1), Le(2)] = 1
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Fields that would do nothing: those of the term, if its weight is 0."""
+        of_term = ("phi", "normalise_gram", "rad_full", "rad_every", "rad_bn", "start")
+        reads = dict.fromkeys(of_term, ("mu above 0", self.mu > 0))
+        batch = {"rad_batch": ("mu above 0 with rad_full=false", self.mu > 0 and not self.rad_full)}
+        return {**super().idle, **unread(reads | batch)}
 
     @property
     def requires(self) -> Requirements:

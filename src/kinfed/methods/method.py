@@ -102,6 +102,18 @@ class Server(Site):
     probe: Samples | None
 
 
+def unread(reads: Mapping[str, tuple[str, bool]]) -> dict[str, str]:
+    """Return the fields that nothing reads, for `Method.idle`.
+
+    >>> unread({"k": ("norm=topk", False), "gamma": ("norm=power", True)})
+    {'k': 'norm=topk'}
+
+    Args:
+        reads: For each field, what reads it and whether that is in use.
+    """
+    return {field: by for field, (by, in_use) in reads.items() if not in_use}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
     """Things that a method needs and a run must have.
@@ -162,6 +174,14 @@ class Method(ABC):
     def unwrapped(self) -> Method:
         """The method itself, or the one inside a wrapper such as `Vote`."""
         return self
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Fields of the method that would do nothing beside its others, each with what would read it.
+
+        A run that is given one of them is refused.
+        """
+        return {}
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:  # noqa: B027
         """Refuse models or data that the method cannot work with, before anything is done.

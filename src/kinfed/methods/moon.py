@@ -5,7 +5,7 @@ https://arxiv.org/abs/2103.16257
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from kinfed.learning import Batch, Loss, Objective, frozen_copy, frozen_rows
 from kinfed.methods.contrast import Contrast
-from kinfed.methods.method import Client, Message
+from kinfed.methods.method import Client, Message, unread
 from kinfed.models import Model, Tensors
 
 __all__ = ["MOON"]
@@ -32,6 +32,12 @@ class MOON(Contrast):
 
     mu: Annotated[float, Ge(0)] = 0.1
     tau: Annotated[float, Gt(0)] = 0.5
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Fields that would do nothing: those of the term, if its weight is 0."""
+        reads = {"tau": ("mu above 0", self.mu > 0)}
+        return {**super().idle, **unread(reads)}
 
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
         """CE + μ · mean −log(e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_p)/τ})), equation 3."""

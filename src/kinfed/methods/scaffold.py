@@ -14,7 +14,7 @@ from annotated_types import Gt
 
 from kinfed.methods.aggregation import weighted_mean
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State
+from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State, unread
 from kinfed.models import ALL, Tensors, select
 
 __all__ = ["SCAFFOLD"]
@@ -38,6 +38,12 @@ class SCAFFOLD(FedAvg):
     mode: Literal["niid", "paper"] = "niid"
     denom: Literal["effective", "steps"] = "effective"
     server_lr: Annotated[float, Gt(0)] = 1.0
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Fields that would do nothing: the denominator without momentum, where both are the same."""
+        reads = {"denom": ("mode=niid; without momentum both are the same", self.mode == "niid")}
+        return {**super().idle, **unread(reads)}
 
     def init(self, server: Server) -> State:
         """x⁰, and c = 0 for every parameter."""

@@ -1,4 +1,4 @@
-"""Models: a body up to the representation, a head, and points between that can be read. Nothing federated."""
+"""Models: a body that gives the representation, a head, and tap points whose activations can be read."""
 
 from kinfed.models.batchnorm import BatchNorm, set_batchnorm
 from kinfed.models.card import Card

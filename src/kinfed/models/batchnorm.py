@@ -1,4 +1,4 @@
-"""What BatchNorm layers become (METHODS.md 0.5)."""
+"""Replacement of BatchNorm layers (specification 0.5)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ GROUPS = 32  # Wu and He 2018
 def set_batchnorm(module: nn.Module, bn: BatchNorm) -> None:
     """Change the BatchNorm layers of a module in place.
 
-    ``track``: as they are; running statistics are updated in training, averaged at the server, used in evaluation.
-    ``batch``: without running statistics, as in FedBABU's code; an evaluation depends on which samples share a batch.
-    ``group``: GroupNorm of 32 groups (or the largest common divisor with the channels), which knows no batch.
+    ``track``: no change; running statistics are updated in training, averaged at the server, and used in evaluation.
+    ``batch``: no running statistics, as in FedBABU's code; an evaluation depends on which samples share a batch.
+    ``group``: GroupNorm of 32 groups (or their largest common divisor with the channels), independent of the batch.
+
+    >>> net = nn.Sequential(nn.BatchNorm2d(64))
+    >>> set_batchnorm(net, "group")
+    >>> type(net[0]).__name__, net[0].num_groups
+    ('GroupNorm', 32)
     """
     if bn == "track":
         return
-    instead: dict[nn.Module, nn.Module] = {}  # of a layer that is used in several places the same
+    instead: dict[nn.Module, nn.Module] = {}  # a layer that is used in several places gets one replacement
     for parent in [*module.modules()]:
         for name, layer in parent._modules.items():
             if isinstance(layer, nn.BatchNorm2d):

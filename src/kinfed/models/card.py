@@ -1,4 +1,4 @@
-"""The JSON beside a saved model: what it takes to build the model again and to use it."""
+"""Model cards: JSON files beside saved models, with everything needed to build and use the model again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kinfed.models.batchnorm import BatchNorm
 
 __all__ = ["LONGEST", "Card", "Recipe"]
 
-LARGEST = 2**40  # values in an input; more would only overflow somewhere
-LONGEST = 2**24  # bytes of a description; one of a million classes is shorter
+LARGEST = 2**40  # values in an input; a larger number would overflow later
+LONGEST = 2**24  # bytes of a card; a card with a million classes is shorter
 
 
 class _Normalisation(BaseModel):
@@ -27,14 +27,14 @@ class _Normalisation(BaseModel):
 
 
 class Recipe(BaseModel):
-    """What it takes to build a model again, as files say it.
+    """Description from which a saved model can be built again.
 
     Attributes:
-        architecture: One of `kinfed.models.ARCHITECTURES`, or of a user's own, which no file may import: its import
-            path, or ``<name>`` where it has none.
-        bn: What its BatchNorm layers are or became.
-        head: Name of the last linear layer in a module of the user's own.
-        shape: Of one input, (c, h, w) for images.
+        architecture: Name of one of `kinfed.models.ARCHITECTURES`. For a user's own architecture, which a file may not
+            import, its import path, or ``<name>`` if it has none.
+        bn: Treatment of the BatchNorm layers; see `set_batchnorm`.
+        head: Name of the last linear layer of a user's own module; None for kinfed's architectures.
+        shape: Shape of one input, (c, h, w) for images.
         classes: Names of the classes, in the order of the logits.
     """
 
@@ -54,10 +54,10 @@ class Recipe(BaseModel):
 
     @classmethod
     def checked(cls, about: Mapping[str, Any], path: Path) -> Self:
-        """What a file says, validated.
+        """Validate the description in a file.
 
         Raises:
-            InputError: If it is no recipe; the line names the file.
+            InputError: If it is not a valid recipe; the message names the file.
         """
         try:
             return cls.model_validate(about)
@@ -66,13 +66,17 @@ class Recipe(BaseModel):
 
 
 class Card(Recipe):
-    """What is needed of the JSON beside a model; the rest of it is for people.
+    """Card of a saved model: its recipe, and the other fields of its JSON file that kinfed reads.
 
     Attributes:
-        version: Of the file's form.
-        normalisation: Mean and standard deviation of the inputs, one a channel, on the scale of uint8.
-        data: What it was trained on, if that is told.
-        accuracy: Of its test, a fraction of 1, if it had one.
+        version: Version of the file format.
+        normalisation: Mean and standard deviation of the inputs for each channel, on the scale of uint8.
+        data: Name of the training data; None if not known.
+        accuracy: Test accuracy in [0, 1]; None without a test.
+
+    >>> fields = {"version": 1, "architecture": "mlp", "bn": "track", "shape": [1, 8, 8], "classes": ["cat", "dog"]}
+    >>> Card(**fields, normalisation={"mean": [127.5], "std": [64.0]}).classes
+    ('cat', 'dog')
     """
 
     version: Literal[1]
@@ -89,10 +93,10 @@ class Card(Recipe):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The card in a file.
+        """Read a card from a file.
 
         Raises:
-            InputError: If it is missing, damaged, or of another version.
+            InputError: If the file is missing, damaged, or of another version.
         """
         try:
             with path.open("rb") as file:
@@ -107,10 +111,10 @@ class Card(Recipe):
             raise _no_description(error, path) from error
 
     def check(self, about: Mapping[str, Any], path: Path) -> None:
-        """Refuse what a model's file says of itself if this card says something else.
+        """Refuse a model file whose own metadata contradict this card.
 
         Raises:
-            InputError: If they differ in what it takes to build the model.
+            InputError: If architecture, BatchNorm treatment, shape or classes differ.
         """
         told = self.model_dump(mode="json")
         for name in ("architecture", "bn", "shape", "classes"):
@@ -121,7 +125,7 @@ class Card(Recipe):
 
 
 def _no_description(error: ValidationError, path: Path) -> InputError:
-    """The first of pydantic's errors in one line."""
+    """Turn the first of pydantic's errors into an InputError of one line."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return InputError(f"{path}: is no description of a model: {where and f'{where}: '}{first['msg']}")

@@ -1,4 +1,4 @@
-"""The architectures by name, and how a model is built."""
+"""Architectures by name, and the construction of models."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from kinfed.streams import seeded_globals, torch_stream
 
 __all__ = ["ARCHITECTURES", "Architecture", "build", "suited"]
 
-UNTAPPED = ("pool", "flatten", "gap")  # stages whose outputs tell no more than those before or after them
+UNTAPPED = ("pool", "flatten", "gap")  # stages without a tap point: their outputs add nothing to their neighbours'
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to build a body.
+    """Architecture of kinfed, from which the body of a model is built.
 
     Attributes:
-        stages: Input shape, (c, h, w) → the body's stages by name.
-        smallest: Smallest height and width of an image; None where inputs need not be images.
-        summary: One line for people.
+        stages: Function of the input shape, such as (c, h, w), that gives the body's stages by name.
+        smallest: Smallest height and width of an image; None if inputs need not be images.
+        summary: Description in one line.
+
+    >>> ARCHITECTURES["resnet18"].smallest
+    8
     """
 
     stages: Callable[[tuple[int, ...]], dict[str, nn.Module]]
@@ -42,12 +45,12 @@ class Architecture:
 
 @dataclass(frozen=True)
 class OwnArchitecture:
-    """How to make a module that is not of kinfed.
+    """Architecture of a user's own.
 
     Attributes:
-        make: Input shape and number of classes → a module, or a `Model`.
-        summary: One line for people.
-        smallest: None; it is not known how small images may be.
+        make: Function of the input shape and the number of classes that gives a module or a `Model`.
+        summary: Description in one line.
+        smallest: Always None, since the smallest possible image is not known.
     """
 
     make: Maker
@@ -80,11 +83,15 @@ _OWN = {
     "vgg16_bn": Architecture(vgg16_bn, 32, "VGG-16 with BatchNorm, cut likewise"),
 }
 ARCHITECTURES: Registry[Architecture | OwnArchitecture] = Registry("model", _OWN, _fault, _from_elsewhere)
-"""The architectures by name; a user's own is ``package.module:function`` or an entry point in ``kinfed.models``."""
+"""Architectures by name; a user's own is ``package.module:function`` or an entry point in ``kinfed.models``."""
 
 
 def suited(shape: tuple[int, ...]) -> str:
-    """The name of the architecture that suits inputs of a shape where none is asked for."""
+    """Name of the default architecture for inputs of a shape.
+
+    >>> suited((3, 32, 32)), suited((20,))
+    ('cnn4', 'mlp')
+    """
     if len(shape) != 3 or min(shape[1:]) < 4:
         return "mlp"
     side = min(shape[1:])
@@ -101,22 +108,22 @@ def build(
     head: str | None = None,
     stream: tuple[str | int, ...] = ("model",),
 ) -> Model:
-    """Build a model with the initial weights that belong to a seed.
+    """Build a model with the initial weights of a seed.
 
     Args:
-        architecture: One of `ARCHITECTURES` by name; or what makes a module, or a `Model`, of the shape and the number
-            of classes: ``package.module:function``, a function, or a class. Or a module, which is copied, weights and
-            all.
-        shape: Of one input.
-        classes: Outputs of the head.
-        seed: Of the run.
-        bn: What BatchNorm layers become; see `set_batchnorm`.
-        head: Name of the last linear layer in a user's own module; if not given, that which is defined last.
-        stream: The seed's stream that the weights come from.
+        architecture: Name of one of `ARCHITECTURES`; or a function or class that makes a module or a `Model` from the
+            input shape and the number of classes, given itself or as ``package.module:function``; or a module, which is
+            copied with its weights.
+        shape: Shape of one input.
+        classes: Number of outputs of the head.
+        seed: Seed of the run.
+        bn: Treatment of BatchNorm layers; see `set_batchnorm`.
+        head: Name of the last linear layer of a user's own module; None for the one defined last.
+        stream: Address of the random stream of the initial weights; see `kinfed.streams`.
 
     Raises:
-        InputError: If inputs of this shape are too small for the architecture or no images, or a user's own module does
-            not give logits of these classes, does not end in its head, or has frozen a layer that ``bn`` replaces.
+        InputError: If the architecture needs images, or larger ones. Or if a user's own module does not give one logit
+            for each class, does not end in its head, or has frozen a layer that ``bn`` replaces.
 
     >>> build(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), (1, 8, 8), 10, seed=0).recipe
     {'architecture': '<Sequential>', 'bn': 'track'}
@@ -175,10 +182,10 @@ def _own(make: Maker, name: str, shape: tuple[int, ...], classes: int, head: str
 
 
 def _ending_in_its_head(module: nn.Module, shape: tuple[int, ...]) -> Model:
-    """The model whose head is the last linear layer that the module defines.
+    """Make a model whose head is the last linear layer that the module defines.
 
     Raises:
-        InputError: If the module's output is not that layer's: then the head has to be named.
+        InputError: If the module's output is not that of this layer, so that the head must be named.
     """
     linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
     inputs = torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape)
@@ -195,21 +202,21 @@ def _ending_in_its_head(module: nn.Module, shape: tuple[int, ...]) -> Model:
 def _alike(before: torch.Tensor, model: Model, inputs: torch.Tensor) -> bool:
     try:
         after = _evaluated(model, inputs)
-    except RuntimeError:  # what follows the layer does not take what goes into it
+    except RuntimeError:  # layers after the removed one cannot take its input
         return False
     return before.shape == after.shape and torch.allclose(before, after, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def _outputs(module: nn.Module, shape: tuple[int, ...]) -> torch.Size:
-    """Shape of what a module makes of two samples."""
+    """Shape of a module's outputs for two samples."""
     return _evaluated(module, torch.zeros(2, *shape)).shape
 
 
 @torch.no_grad()
 def _evaluated(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """What a module makes of inputs in evaluation mode; its modes are what they were.
+    """Compute a module's outputs in evaluation mode, and restore its modes.
 
-    What it draws from global generators is the same each time.
+    Draws from global generators are the same in each call.
     """
     modes = {part: part.training for part in module.modules()}
     with seeded_globals(torch_stream(0, "evaluated")):

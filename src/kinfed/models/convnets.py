@@ -1,7 +1,7 @@
-"""Small networks: the papers' two CNNs, one for 8×8 digits, and an MLP.
+"""Small networks: the papers' CNNs, a CNN for 8×8 digits, and an MLP.
 
-Each function gives the stages of a body for inputs of one shape. A convolution's tap is read after its ReLU and before
-pooling (METHODS.md B.5).
+Each function gives the stages of a body for inputs of one shape. The tap point of a convolution is after its ReLU and
+before pooling (specification B.5).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _dense(inputs: int, outputs: int) -> nn.Module:
 
 
 def tiny_cnn(shape: Shape) -> Stages:
-    """conv3×3(16)-pool, conv3×3(32)-pool, FC 64: for 8×8 digits."""
+    """CNN for 8×8 digits: conv3×3(16)-pool, conv3×3(32)-pool, FC 64."""
     channels, height, width = shape
     return {
         "conv1": _conv(channels, 16, 3, padding=1),
@@ -44,9 +44,9 @@ def tiny_cnn(shape: Shape) -> Stages:
 
 
 def small_cnn(shape: Shape) -> Stages:
-    """FedCKA's CNN (METHODS.md B.5): two 5×5 convolutions, FC 120 and 84, and MOON's projection 84 → 84 → 256.
+    """FedCKA's CNN (specification B.5): two 5×5 convolutions, FC 120 and 84, and MOON's projection 84 → 84 → 256.
 
-    The projection stays in the classifier. 151,802 parameters for CIFAR-10.
+    The projection stays part of the classifier. 151,802 parameters for CIFAR-10.
     """
     channels, *sides = shape
     height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
@@ -64,7 +64,7 @@ def small_cnn(shape: Shape) -> Stages:
 
 
 def cnn4(shape: Shape, width: int = 64) -> Stages:
-    """FedBABU's and FedCRC's CNN (METHODS.md C.6): four times conv3×3(64)-BatchNorm-ReLU-pool.
+    """FedBABU's and FedCRC's CNN (specification C.6): four times conv3×3(64)-BatchNorm-ReLU-pool.
 
     115,658 parameters for CIFAR-10.
     """
@@ -76,12 +76,12 @@ def cnn4(shape: Shape, width: int = 64) -> Stages:
 
 
 def cnn4_half(shape: Shape) -> Stages:
-    """The same with 32 filters, for clients that can run less; 30,186 parameters for CIFAR-10."""
+    """CNN `cnn4` with 32 filters, for clients with less computing power; 30,186 parameters for CIFAR-10."""
     return cnn4(shape, width=32)
 
 
 def mcmahan_cnn(shape: Shape) -> Stages:
-    """McMahan et al. 2017: conv5×5(32)-pool, conv5×5(64)-pool, FC 512; 1,663,370 parameters for MNIST."""
+    """CNN of McMahan et al. 2017: conv5×5(32)-pool, conv5×5(64)-pool, FC 512; 1,663,370 parameters for MNIST."""
     channels, height, width = shape
     return {
         "conv1": _conv(channels, 32, 5, padding=2),
@@ -94,5 +94,5 @@ def mcmahan_cnn(shape: Shape) -> Stages:
 
 
 def mlp(shape: Shape) -> Stages:
-    """Two hidden layers of 200 (McMahan et al. 2017); takes images and flat features."""
+    """MLP with two hidden layers of 200 (McMahan et al. 2017), for images and flat features."""
     return {"flatten": nn.Flatten(), "fc1": _dense(math.prod(shape), 200), "fc2": _dense(200, 200)}

@@ -1,4 +1,4 @@
-"""Modules that may draw random numbers when they run."""
+"""Detection of modules that may draw random numbers in a forward pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 __all__ = ["may_draw"]
 
-# Layers that draw nothing. A subclass of one may, so only these very types count.
+# Layers that draw nothing. Their subclasses may draw, so only these exact types count.
 KNOWN: tuple[type[nn.Module], ...] = (
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm,
@@ -18,7 +18,7 @@ KNOWN: tuple[type[nn.Module], ...] = (
 
 
 def may_draw(model: nn.Module) -> bool:
-    """Tell whether a forward pass may draw from global random generators: dropout does, and any unknown module may.
+    """Return True if a forward pass may draw from global random generators: dropout does, and unknown modules may.
 
     >>> may_draw(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), may_draw(nn.Sequential(nn.Dropout()))
     (False, True)

@@ -1,4 +1,4 @@
-"""A model: a body up to the representation, a head, and points between whose activations can be read."""
+"""Models made of a body, which gives the representation, and a head, with tap points for reading activations."""
 
 from __future__ import annotations
 
@@ -24,24 +24,28 @@ NOTHING: Part = ()
 
 
 def select(tensors: Mapping[str, Tensor], part: Part) -> Tensors:
-    """The tensors of one part of a model, by the prefixes of their names."""
+    """Select the tensors of one part of a model, by the prefixes of their names.
+
+    >>> [*select({"body.weight": torch.zeros(2), "head.bias": torch.zeros(2)}, HEAD)]
+    ['head.bias']
+    """
     return {name: tensor for name, tensor in tensors.items() if name.startswith(part)}
 
 
 class Parts(nn.Module):
-    """A module whose children are the parts by which tensors are named: what travels, is trained, or is kept.
+    """Module whose children are the parts that are sent, trained or kept; tensor names begin with their part.
 
-    What its maker froze is frozen for good: no phase of training moves it.
+    Parameters that were frozen when it was made stay frozen in every phase of training.
     """
 
     frozen: frozenset[str] = frozenset()
-    """Names of the parameters that came without gradient."""
+    """Names of the parameters that are permanently frozen."""
 
     still: frozenset[str] = frozenset()
-    """Names of the modules that came in evaluation mode, such as a BatchNorm whose statistics must not move."""
+    """Names of the modules that stay in evaluation mode, such as a BatchNorm with fixed statistics."""
 
     def keep_frozen(self) -> None:
-        """Note what is frozen now, which it then is for good."""
+        """Make all that is frozen now permanently frozen."""
         parameters = self.named_parameters(remove_duplicate=False)
         self.frozen = frozenset(name for name, parameter in parameters if not parameter.requires_grad)
         modules = self.named_modules(remove_duplicate=False)
@@ -49,15 +53,15 @@ class Parts(nn.Module):
 
     @property
     def frozen_layers(self) -> set[str]:
-        """Names of the modules whose own parameters or statistics are frozen for good, or some of them."""
+        """Names of the modules with parameters or statistics of their own that are permanently frozen."""
         return {*self.still, *(name.rpartition(".")[0] for name in self.frozen)}
 
     def trainable(self, part: Part) -> bool:
-        """Whether a part has a parameter that is not frozen for good."""
+        """Return True if a part has a parameter that is not permanently frozen."""
         return any(name.startswith(part) and name not in self.frozen for name, _ in self.named_parameters())
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of all modules but those that are in evaluation mode for good."""
+        """Set the mode of all modules except those that stay in evaluation mode."""
         super().train(mode)
         self._hold_still()
         return self
@@ -67,37 +71,35 @@ class Parts(nn.Module):
             self.get_submodule(name).training = False
 
     def named_tensors(self) -> Tensors:
-        """The parameters and buffers themselves, by name; one that is used in several places has the first name."""
+        """Parameters and buffers by name, not copied; one that is used in several places has its first name."""
         named = self.state_dict(keep_vars=True)
         names = {id(tensor): name for name, tensor in reversed(named.items())}
         return {name: tensor.detach() for name, tensor in named.items() if names[id(tensor)] == name}
 
     def tensors(self, part: Part = ALL) -> Tensors:
-        """A copy of the parameters and buffers of one part, by name, on the CPU: what travels and what is saved.
-
-        Contiguous, whatever the layout here.
-        """
+        """Copy the parameters and buffers of one part, by name, for sending and saving: contiguous and on the CPU."""
         plain = partial(Tensor.to, device="cpu", copy=True, memory_format=torch.contiguous_format)
         return {name: plain(tensor) for name, tensor in select(self.named_tensors(), part).items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the given tensors in, by name; the others stay as they are."""
+        """Copy the given tensors into the model, by name; the others do not change."""
         mine = self.named_tensors()
         with torch.no_grad():
             for name, tensor in tensors.items():
                 mine[name].copy_(tensor)
 
     def prefer_channels_last(self) -> None:
-        """Store the weights of convolutions in the layout that makes them fast, which their outputs then follow.
+        """Store the weights of convolutions channels last, which is faster; their outputs follow this layout.
 
-        Not on MPS, where backward passes of that layout have failed (pytorch/pytorch#140902, #188371).
+        Weights on MPS do not change: backward passes in this layout have failed there (pytorch/pytorch#140902,
+        #188371).
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d) and module.weight.device.type != "mps":
                 module.to(memory_format=torch.channels_last)
 
     def freeze_all_but(self, part: Part) -> None:
-        """Let only one part be trained; what is frozen is in evaluation mode, its BatchNorm statistics untouched."""
+        """Make only one part trainable; the rest is in evaluation mode, so its BatchNorm statistics do not change."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name.startswith(part) and name not in self.frozen)
         for name, child in self.named_children():
@@ -106,17 +108,17 @@ class Parts(nn.Module):
 
 
 class BeforeReLU(nn.Sequential):
-    """A stage whose ReLU comes after the pooling that follows; its tap is nevertheless read after a ReLU.
+    """Stage whose ReLU runs after the pooling that follows it; its tap point is read with a ReLU applied.
 
-    ReLU and max pooling commute, in values and gradients, and after pooling a quarter of the elements is left.
+    ReLU and max pooling commute, in values and gradients. After pooling, only a quarter of the elements is left.
     """
 
 
 class _Body(nn.Sequential):
-    """Stages that run on a copy of their input, which the first of them may change in place."""
+    """Sequence of stages; it copies its input, since the first stage may work in place."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Representations, n×d."""
+        """Compute the representations, n×d."""
         x = x.clone()
         for stage in self:
             x = stage(x)
@@ -124,21 +126,25 @@ class _Body(nn.Sequential):
 
 
 class Model(Parts):
-    """``head(body(x))``: the head is the last linear layer, the body everything before it.
+    """Model ``head(body(x))``: the head is the last linear layer, the body is everything before it.
 
     Args:
-        stages: The body's stages by name, run one after the other; the last one gives the representation, n×d. A module
-            may stand there several times.
-        head: Linear, d → classes, with weights of its own. Returns logits.
-        taps: Names of the stages whose outputs can be read, in order; ``"body"`` (the representation) and ``"head"``
-            (the logits) can be read in every model.
+        stages: Stages of the body by name, in order; the last one gives the representation, n×d. A module may occur
+            several times.
+        head: Linear layer, d → classes, with its own weights; it gives the logits.
+        taps: Names of the stages whose outputs can be read, in order. The tap points ``"body"`` (the representation)
+            and ``"head"`` (the logits) are added.
 
     Raises:
-        InputError: If the head's weights are used in the body, too.
+        InputError: If the body uses the head's weights.
+
+    >>> model = Model({"flatten": nn.Flatten(), "fc": nn.Linear(4, 3)}, nn.Linear(3, 2), taps=["fc"])
+    >>> model.activations(torch.zeros(5, 1, 2, 2), ["body", "head"])["head"].shape
+    torch.Size([5, 2])
     """
 
     recipe: Mapping[str, str]
-    """What `kinfed.models.build` made it of; empty if something else did."""
+    """Architecture and options that `kinfed.models.build` used; empty for a model made otherwise."""
 
     def __init__(self, stages: Mapping[str, nn.Module], head: nn.Linear, taps: Sequence[str]) -> None:
         super().__init__()
@@ -155,32 +161,32 @@ class Model(Parts):
 
     @property
     def stages(self) -> dict[str, nn.Module]:
-        """The body's stages by name; a module that runs several times stands here as often."""
+        """Stages of the body by name; a module that runs several times is listed as often."""
         return {name: stage for name, stage in self.body._modules.items() if stage is not None}
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The tap points, without ``"body"`` where that is a second name of the last stage."""
+        """Tap points, without ``"body"`` if the last stage is a tap point itself."""
         *_, last = self.stages
         return tuple(tap for tap in self.taps if tap != "body" or last not in self.taps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, n×classes."""
+        """Compute the logits, n×classes."""
         logits: Tensor = self.head(self.body(x))
         return logits
 
     def activations(self, x: Tensor, taps: Sequence[str]) -> Tensors:
-        """Outputs of the named tap points, running no further than the last of them.
+        """Compute the outputs at the named tap points, running no further than the last of them.
 
         Raises:
-            InputError: If a name is no tap point of this model; the message lists those it has.
+            InputError: If the model has no tap point of a name; the message lists its tap points.
         """
         readable = {*self.taps, *map(self.pooled, self.taps)}
         if unknown := [tap for tap in taps if tap not in readable]:
             raise InputError(f"tap: {unknown[0]!r} is no tap point of this model; it has {', '.join(self.taps)}")
         wanted = set(taps)
         read: Tensors = {}
-        x = x.clone()  # as of what is read, since a stage may change what it is given in place
+        x = x.clone()  # like the outputs that are read, since a stage may change its input in place
         for name, stage in self.stages.items():
             if wanted <= read.keys():
                 break
@@ -194,6 +200,6 @@ class Model(Parts):
         return {tap: read[tap] for tap in taps}
 
     def pooled(self, tap: str) -> str:
-        """The pooling stage that directly follows a tap point, or the tap point itself; `activations` reads both."""
+        """Name of the pooling stage directly after a tap point, else of the tap point; `activations` accepts both."""
         following = dict(itertools.pairwise(self.stages)).get(tap, tap)
         return following if following.startswith("pool") else tap

@@ -1,4 +1,4 @@
-"""A user's own architecture: any module that ends in a linear layer, or what makes one."""
+"""Architectures of a user's own: any module that ends in a linear layer, or a function that makes one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from kinfed.registry import import_path, imported
 __all__ = ["Maker", "factory", "from_module", "maker", "name_of"]
 
 Maker = Callable[[tuple[int, ...], int], nn.Module]
-"""A function, or a class, of the shape of one input and the number of classes, that makes a module."""
+"""Function or class that makes a module from the shape of one input and the number of classes."""
 
 
 def factory(name: str) -> Maker:
-    """The function that ``package.module:function`` means; the working directory is looked in too.
+    """Import the function at ``package.module:function``; the module may be in the working directory.
 
     Raises:
         InputError: If there is no such function.
+
+    >>> factory("torch.nn:Identity")((4,), 4)
+    Identity()
     """
     thing = imported(name, "model")
     if not callable(thing):
@@ -31,10 +34,10 @@ def factory(name: str) -> Maker:
 
 
 def maker(thing: nn.Module | Maker) -> Maker:
-    """The function that makes the module; of a ready module it makes copies, whose weights are the start weights.
+    """Return a function or class unchanged; for a module, return a function that copies it with its weights.
 
     Raises:
-        InputError: If it is none of these.
+        InputError: If the argument is none of these.
     """
     if isinstance(thing, nn.Module):
         return lambda shape, classes: copy.deepcopy(thing)
@@ -44,7 +47,7 @@ def maker(thing: nn.Module | Maker) -> Maker:
 
 
 def name_of(thing: Any) -> str:
-    """The import path of what makes a model, or ``<name>`` where it has none."""
+    """Import path of a function, class or module that makes a model, or ``<name>`` if it has none."""
     if path := import_path(thing):
         return path
     name = type(thing).__name__ if isinstance(thing, nn.Module) else getattr(thing, "__name__", type(thing).__name__)
@@ -52,15 +55,17 @@ def name_of(thing: Any) -> str:
 
 
 def from_module(module: nn.Module, head: str | None = None) -> Model:
-    """A `Model` of any module: its head is a linear layer of it, its body what comes before that.
+    """Make a `Model` from any module: one of its linear layers is the head, everything before it the body.
 
     Args:
-        module: Runs the head last and returns its output. Changed: the head's place is taken by an identity.
-        head: Name of the head, such as ``fc`` or ``classifier.6``; if not given, the last linear layer, in the order in
-            which they are defined.
+        module: Module that runs the head last and returns its output. It is changed: an identity replaces the head.
+        head: Name of the head, such as ``fc`` or ``classifier.6``; None for the linear layer defined last.
 
     Raises:
-        InputError: If there is no linear layer, or none of that name; the message lists those there are.
+        InputError: If there is no linear layer, or none of that name; the message lists the linear layers.
+
+    >>> from_module(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).head
+    Linear(in_features=3, out_features=2, bias=True)
     """
     linear = [name for name, child in module.named_modules() if name and isinstance(child, nn.Linear)]
     name = linear[-1] if head is None and linear else head

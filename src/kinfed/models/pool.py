@@ -1,4 +1,4 @@
-"""A pool of source models: a folder of safetensors files, each with a JSON beside it that says what it is."""
+"""Pools of source models: folders of safetensors files, each with a JSON file that describes it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Source", "open_pool"]
 
 @dataclass(frozen=True)
 class Source:
-    """One trained model.
+    """Trained source model.
 
     Attributes:
-        name: Of its files, without their endings.
-        model: On the CPU, in evaluation mode, no parameter of it trainable.
-        card: What is known of it: architecture, shape, classes, normalisation, and what else was told.
+        name: Name of its files, without their suffixes.
+        model: Frozen model, on the CPU and in evaluation mode.
+        card: Card of the model: architecture, shape, classes, normalisation, and training data and accuracy if known.
     """
 
     name: str
@@ -30,14 +30,13 @@ class Source:
 
 
 def open_pool(folder: Path) -> tuple[Source, ...]:
-    """The sources in a folder, by name: each ``NAME.safetensors`` with its ``NAME.json``.
+    """Open all source models in a folder, in the order of their names: ``NAME.safetensors`` with ``NAME.json``.
 
-    ``RUN/models`` of a run is such a folder. Architectures, shapes and classes may differ from one to the next.
+    The folder ``RUN/models`` of a run is a pool. Architectures, shapes and classes of the sources may differ.
 
     Raises:
-        InputError: If there is no such folder or no source in it, or one of them has no JSON, is damaged or a pickle,
-            is of an architecture that kinfed does not know, has a number that is not finite, or does not fit what its
-            JSON says.
+        InputError: If the folder is missing or has no source. Or if a source has no JSON file or contradicts it, is
+            damaged, is a pickle, is of an unknown architecture, or has a number that is not finite.
     """
     if not folder.is_dir():
         raise InputError(f"sources: {str(folder)!r} is no folder")

@@ -1,4 +1,4 @@
-"""ResNets of torchvision, with the stem that small images need."""
+"""ResNets of torchvision, with a smaller stem for small images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchvision import models as torchvision_models
 
 __all__ = ["SMALL_IMAGE", "resnet18", "resnet34", "resnet50"]
 
-SMALL_IMAGE = 64  # largest side that gets the small stem
+SMALL_IMAGE = 64  # largest height and width with the small stem
 
 Stages = dict[str, nn.Module]
 Shape = tuple[int, ...]
@@ -32,9 +32,9 @@ def resnet50(shape: Shape) -> Stages:
 
 
 def _stages(make: Callable[[], Any], shape: Shape) -> Stages:
-    """Images up to 64×64 get a 3×3 stem of stride 1 and no max pooling, larger ones the original stem.
+    """Stages of a ResNet: for images up to 64×64 with a 3×3 stem of stride 1 and no max pooling, else the original.
 
-    A block's tap is its output after the addition and the ReLU.
+    The tap point of a block is its output after the addition and the ReLU.
     """
     channels, *sides = shape
     net = make()
@@ -42,7 +42,7 @@ def _stages(make: Callable[[], Any], shape: Shape) -> Stages:
     if small or channels != 3:
         kernel, stride, padding = (3, 1, 1) if small else (7, 2, 3)
         net.conv1 = nn.Conv2d(channels, 64, kernel, stride=stride, padding=padding, bias=False)
-        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's own
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # as in torchvision
     stages: Stages = {"stem": nn.Sequential(net.conv1, net.bn1, net.relu)}
     if not small:
         stages["pool"] = net.maxpool

@@ -1,4 +1,4 @@
-"""Models on disk: those that runs have saved, and start weights. Nothing in a file is ever executed."""
+"""Reading of saved models and start weights; no code in a file is executed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from kinfed.streams import seeded_globals, torch_stream
 __all__ = ["load_weights", "open_saved", "refuse_pickle", "restored", "saved_about", "weights_for"]
 
 PICKLED = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
-COUNTS = "num_batches_tracked"  # BatchNorm's
-LARGEST_HEAD = 2**30  # bytes of a head that is in no file
+COUNTS = "num_batches_tracked"  # BatchNorm's buffer
+LARGEST_HEAD = 2**30  # bytes of a random head for a file without one
 
 
 def open_saved(path: Path) -> tuple[Model, tuple[int, ...], tuple[str, ...]]:
-    """A model that a run has saved: the model in evaluation mode, the shape of one input, and the class names.
+    """Open a model that a run has saved.
 
-    Where the file has the body alone, the head has random weights.
+    If the file has only the body, the head gets random weights.
+
+    Returns:
+        The model in evaluation mode, the shape of one input, and the names of the classes.
 
     Raises:
-        InputError: If the file is no such model, or one of a user's own architecture, which a file may not import.
+        InputError: If the file is not a saved model, or is of a user's own architecture, which a file may not import.
     """
     about = saved_about(path)
     recipe = None if about is None else Recipe.checked(about, path)
@@ -40,24 +43,24 @@ def open_saved(path: Path) -> tuple[Model, tuple[int, ...], tuple[str, ...]]:
 
 
 def restored(recipe: Recipe, path: Path, *, whole: bool = True) -> Model:
-    """The model of a known architecture with the tensors of a safetensors file, on the CPU and in evaluation mode.
+    """Build the model of a recipe with the tensors of a safetensors file, on the CPU and in evaluation mode.
 
-    Whatever the recipe says of shapes, no more memory is taken than the file has tensors for.
+    It takes no more memory than the tensors in the file, whatever shapes the recipe claims.
 
     Args:
-        recipe: How to build it.
-        path: The file.
-        whole: Whether the head must be there; else one that is not gets random weights.
+        recipe: Description of the model, with a known architecture.
+        path: File of the tensors.
+        whole: True if the file must contain the head; if False, a missing head gets random weights.
 
     Raises:
-        InputError: If the file does not fit the recipe, and as `weights_for`.
+        InputError: If the file does not fit the recipe, or `weights_for` refuses it.
     """
     try:
         with torch.device("meta"):  # without memory
             model = build(
                 recipe.architecture, recipe.shape, len(recipe.classes), seed=0, bn=recipe.bn, head=recipe.head
             )
-    except (InputError, RuntimeError) as error:  # the latter of sizes that no number holds
+    except (InputError, RuntimeError) as error:  # RuntimeError: sizes that overflow
         raise InputError(f"{path}: there is no model as it is described: {error}") from error
     tensors = weights_for(model, path)
     if not select(tensors, HEAD):
@@ -77,10 +80,10 @@ def _random_head(like: nn.Linear, path: Path) -> Tensors:
 
 
 def saved_about(path: Path) -> dict[str, Any] | None:
-    """What a safetensors file says of the model in it, or None if it holds no model.
+    """Read a safetensors file's description of the model in it; None if it holds no model.
 
     Raises:
-        InputError: If it cannot be read.
+        InputError: If the file cannot be read.
     """
     try:
         about = told_in(path)
@@ -90,28 +93,40 @@ def saved_about(path: Path) -> dict[str, Any] | None:
 
 
 def load_weights(model: Model, path: Path) -> None:
-    """Copy the tensors of a safetensors file into a model: all of them, or those of the body alone.
+    """Copy the tensors of a safetensors file into a model: those of the whole model, or of the body only.
 
     Raises:
-        InputError: As `weights_for`.
+        InputError: If `weights_for` refuses the file.
+
+    >>> import tempfile
+    >>> from safetensors.torch import save_file
+    >>> model = Model({"flatten": nn.Flatten()}, nn.Linear(4, 2), [])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file({"head.weight": torch.ones(2, 4), "head.bias": torch.zeros(2)}, f"{folder}/start.safetensors")
+    ...     load_weights(model, Path(folder, "start.safetensors"))
+    >>> model.head.weight.sum().item()
+    8.0
     """
     model.load(weights_for(model, path))
 
 
 def weights_for(model: Model, path: Path) -> Tensors:
-    """The tensors of a safetensors file for a model, named and typed as the model's: all, or those of the body alone.
+    """Read the tensors of a safetensors file for a model: those of the whole model, or of the body only.
 
-    A file in which no name starts with ``body.`` or ``head.`` has torchvision's names, where the architecture is one of
-    torchvision's; it may lack the counts of batches (``num_batches_tracked``), which are 0 then. No tensor is read
-    before all names and shapes fit.
+    A file without names that start with ``body.`` or ``head.`` has torchvision's names, if the architecture is one of
+    torchvision's. It may lack BatchNorm's ``num_batches_tracked``, which are then 0. All names and shapes are checked
+    before a tensor is read.
 
     Args:
-        model: Its own weights do not matter, and it may be without memory (on the device ``meta``).
-        path: The file.
+        model: Model that the tensors are for. Its weights are not used; it may be on the device ``meta``.
+        path: File to read.
+
+    Returns:
+        Tensors with the model's names and types.
 
     Raises:
-        InputError: If the file is a pickle, cannot be read or is damaged, lacks a tensor, has one of another name,
-            shape or kind, or a number that is not finite.
+        InputError: If the file is a pickle, is damaged or cannot be read, lacks a tensor, has a tensor of another name,
+            shape or type, or a number that is not finite.
     """
     refuse_pickle(path)
     try:
@@ -124,7 +139,7 @@ def weights_for(model: Model, path: Path) -> Tensors:
 
 
 def _fitting(model: Model, file: Any, path: Path) -> Tensors:
-    """The tensors of an open file, whose shapes are looked at before anything is read."""
+    """Read the tensors of an open file after checking all names and shapes."""
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
     mine = _by_their_names(model, [*shapes], path)
     for name, shape in shapes.items():
@@ -138,7 +153,7 @@ def _fitting(model: Model, file: Any, path: Path) -> Tensors:
 
 
 def _by_their_names(model: Model, names: Sequence[str], path: Path) -> dict[str, tuple[str, Tensor]]:
-    """The model's own names and tensors by those that they have in a file, whose names must be these."""
+    """Map the names in a file to the model's names and tensors; refuse missing and unknown names."""
     theirs = {} if any(name.startswith(ALL) for name in names) else torchvision_names(model)
     mine = {theirs.get(name, name): (name, tensor) for name, tensor in model.named_tensors().items()}
     body = {name for name, (ours, _) in mine.items() if ours.startswith(BODY)}
@@ -151,7 +166,7 @@ def _by_their_names(model: Model, names: Sequence[str], path: Path) -> dict[str,
 
 
 def _of_kind(tensors: Tensors, name: str, own: Tensor, path: Path) -> Tensor:
-    """A tensor of a file in the type that the model's has; a count of batches that it lacks is 0."""
+    """Convert a tensor of a file to the type of the model's; a missing ``num_batches_tracked`` is 0."""
     tensor = tensors.get(name)
     if tensor is None:
         return torch.zeros((), dtype=own.dtype)
@@ -164,10 +179,12 @@ def _of_kind(tensors: Tensors, name: str, own: Tensor, path: Path) -> Tensor:
 
 
 def refuse_pickle(path: Path) -> None:
-    """Refuse a file that is called as PyTorch calls its pickles, which can run code.
+    """Refuse a file with the suffix of a PyTorch pickle, which can run code.
 
     Raises:
-        InputError: If it is; the line says how to convert it.
+        InputError: If the suffix is one of these; the message says how to convert the file.
+
+    >>> refuse_pickle(Path("model.safetensors"))
     """
     if path.suffix.lower() in PICKLED:
         raise InputError(

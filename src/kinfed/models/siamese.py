@@ -1,4 +1,4 @@
-"""What self-supervised learning adds to a model: projector, predictor, and a target that follows (METHODS.md D.0)."""
+"""Networks of self-supervised learning: projector, predictor, and the target network (specification D.0)."""
 
 from __future__ import annotations
 
@@ -14,28 +14,32 @@ __all__ = ["ONLINE", "PREDICTOR", "PROJECTOR", "TARGET", "Siamese", "Target"]
 
 PROJECTOR: Part = ("projector.",)
 PREDICTOR: Part = ("predictor.",)
-ONLINE: Part = BODY + PROJECTOR + PREDICTOR  # what is trained; the head is not
+ONLINE: Part = BODY + PROJECTOR + PREDICTOR  # the trained part; the head is not trained
 TARGET: Part = ("target.",)
 
 
 def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Linear-BatchNorm-ReLU-Linear."""
+    """MLP of one hidden layer: Linear-BatchNorm-ReLU-Linear."""
     return nn.Sequential(
         nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs)
     )
 
 
 class Siamese(Model):
-    """A model with the online network ``q(o(x))`` on its body; its own head stays as it is.
+    """Online network ``q(o(x))`` of a model: ``o`` is its body with a projector, ``q`` the predictor.
 
-    The body is the model's, not a copy. ``o`` is body and projector, ``q`` the predictor.
+    Body and head are the model's own, not copies; the head is not used.
 
     Args:
-        model: Its body gives representations n×d.
-        seed: Of the run. The weights of projector and predictor come from its stream ``"siamese"``, so they are common
-            to all whose bodies have the same d.
-        hidden: Width of both between their layers.
-        out: Width of their outputs.
+        model: Model whose body gives representations n×d.
+        seed: Seed of the run. Its stream ``"siamese"`` gives the initial weights of projector and predictor, equal for
+            all bodies with the same d.
+        hidden: Width of the hidden layer of projector and predictor.
+        out: Width of the outputs of projector and predictor.
+
+    >>> model = Model({"flatten": nn.Flatten()}, nn.Linear(4, 2), [])
+    >>> Siamese(model, seed=0, hidden=16, out=8).project(torch.zeros(5, 1, 2, 2)).shape
+    torch.Size([5, 8])
     """
 
     def __init__(self, model: Model, seed: int, *, hidden: int, out: int) -> None:
@@ -48,16 +52,16 @@ class Siamese(Model):
         self.predictor = predictor.to(model.head.weight.device)
 
     def project(self, x: Tensor) -> Tensor:
-        """``o(x)``, n×out."""
+        """Compute the projections ``o(x)``, n×out."""
         projection: Tensor = self.projector(self.body(x))
         return projection
 
 
 class Target(Parts):
-    """``ξ``: a deep copy of the body and the projector, which no gradient reaches, and which follows them.
+    """Target network ``ξ``: a copy of body and projector that is updated by a moving average, without gradients.
 
-    It is in training mode: its BatchNorm uses the statistics of the batch, and keeps running ones of its own. What is
-    frozen in evaluation mode there is so here.
+    It is in training mode: its BatchNorm uses the statistics of the batch and keeps its own running statistics. Modules
+    that stay in evaluation mode in the online network do so here.
     """
 
     def __init__(self, online: Siamese) -> None:
@@ -70,12 +74,12 @@ class Target(Parts):
         self.train()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``ξ(x)``, n×out."""
+        """Compute the projections ``ξ(x)``, n×out."""
         projection: Tensor = self.target(x)
         return projection
 
     @torch.no_grad()
     def follow(self, online: Siamese, momentum: float) -> None:
-        """``ξ ← m ξ + (1 − m) o``: parameters only, the buffers of BatchNorm are the target's own."""
+        """Update the parameters, not BatchNorm's buffers, by the moving average ``ξ ← m ξ + (1 − m) o``."""
         leading = [*online.body.parameters(), *online.projector.parameters()]
         torch._foreach_lerp_([*self.parameters()], [p.detach() for p in leading], 1 - momentum)

@@ -1,4 +1,4 @@
-"""Named tensors on disk, as safetensors with what is said of them. Nothing in a file is ever executed."""
+"""Safetensors files of named tensors with metadata and a checksum; no code in a file is executed."""
 
 from __future__ import annotations
 
@@ -18,23 +18,29 @@ from kinfed.models.model import Tensors
 
 __all__ = ["apart", "checked", "checksum", "open_tensors", "opened", "read_tensors", "save_tensors", "told_in"]
 
-# The one entry of the metadata, whose order would not be the same in each process: a JSON list of a JSON text, what is
-# said, and the checksum of that and the tensors. Older files have an object here, with a checksum of the tensors alone.
+# The only metadata entry, since the order of several would differ between processes. It is a JSON list: the description
+# as a JSON text, and the checksum of text and tensors. Older files have an object with a checksum of the tensors only.
 ABOUT = "about"
-LONGEST = 2**26  # characters of it
+LONGEST = 2**26  # characters of the entry
 
 
 def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, lasting: bool = True) -> None:
-    """Write a safetensors file under its final name in one step. The folder is made, but not the one it lies in.
+    """Write a safetensors file atomically. Its folder is created if missing, but not the parents of the folder.
 
     Args:
-        path: Final name.
-        tensors: By name; any layout, and they may share memory.
-        about: Anything JSON; a number of NumPy's or torch's is written as the number that it is.
-        lasting: Whether it must be on the disk before this returns; if not, `kinfed.files.sync` does that later.
+        path: Final name of the file.
+        tensors: Tensors by name, in any layout; they may share memory.
+        about: Description of the tensors, in JSON types; numbers of NumPy and torch are converted.
+        lasting: True to flush the file to disk before returning; if False, `kinfed.files.sync` does it later.
 
     Raises:
-        NotSaved: If it cannot be written.
+        NotSaved: If the file cannot be written.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_tensors(Path(folder, "model.safetensors"), {"weight": torch.ones(2)}, {"round": 3})
+    ...     read_tensors(Path(folder, "model.safetensors"))
+    ({'weight': tensor([1., 1.])}, {'round': 3})
     """
     unfinished = unfinished_name(path)
     whole = apart(tensors)
@@ -50,10 +56,10 @@ def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, last
 
 
 def read_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Tensors and what the file says about them.
+    """Read a file that `save_tensors` wrote: its tensors and their description.
 
     Raises:
-        ValueError: If the file cannot be read, is none of ours, or was changed since it was written.
+        ValueError: If the file cannot be read, was not written by kinfed, or was changed since.
     """
     tensors, about = open_tensors(path)
     if about is None:
@@ -62,10 +68,10 @@ def read_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def open_tensors(path: Path) -> tuple[Tensors, dict[str, Any] | None]:
-    """The same of any safetensors file; None in place of what it says, where kinfed did not write it.
+    """Read the tensors of any safetensors file and their description; None for it if kinfed did not write the file.
 
     Raises:
-        ValueError: If the file cannot be read, or has a checksum of kinfed's and was changed since it was written.
+        ValueError: If the file cannot be read, or does not have the checksum that kinfed wrote into it.
     """
     with opened(path) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -74,10 +80,10 @@ def open_tensors(path: Path) -> tuple[Tensors, dict[str, Any] | None]:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A safetensors file that is being read.
+    """Open a safetensors file for reading.
 
     Raises:
-        ValueError: If it cannot be read.
+        ValueError: If the file cannot be read.
     """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -85,15 +91,15 @@ def opened(path: Path) -> Iterator[Any]:
     except ValueError:
         raise
     except (OSError, SafetensorError, TypeError, RuntimeError, AttributeError) as error:
-        # A type that torch does not know may be any of them.
+        # A type that torch does not know can raise any of these.
         raise ValueError(f"it cannot be read as safetensors: {error}") from error
 
 
 def checked(file: Any, tensors: Tensors) -> dict[str, Any] | None:
-    """What an open file says of all of its tensors; None where kinfed did not write it.
+    """Return the description in an open file after checking the checksum; None if kinfed did not write the file.
 
     Raises:
-        ValueError: If it has a checksum of kinfed's and was changed since it was written.
+        ValueError: If the tensors or their description do not have the checksum in the file.
     """
     match _parsed((file.metadata() or {}).get(ABOUT, "")):
         case [str(text), int(crc)]:
@@ -108,7 +114,7 @@ def checked(file: Any, tensors: Tensors) -> dict[str, Any] | None:
 
 
 def told_in(path: Path) -> dict[str, Any]:
-    """What a safetensors file says of its tensors, which are not read; empty if it says nothing.
+    """Read the description in a safetensors file without reading its tensors; empty if there is none.
 
     Raises:
         ValueError: If the file cannot be read.
@@ -120,7 +126,7 @@ def told_in(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """What a file says of itself; None where that is no JSON, or endless, since it is then of another program."""
+    """Parse a metadata entry; None if it is no JSON or too long, since another program wrote it then."""
     try:
         return json.loads(text) if len(text) <= LONGEST else None
     except (ValueError, RecursionError):
@@ -128,13 +134,18 @@ def _parsed(text: str) -> Any:
 
 
 def _crc(text: str, tensors: Mapping[str, Tensor]) -> int:
-    """CRC-32 of the text and of the tensors' names, types, shapes and bytes."""
+    """CRC-32 of the description and of the tensors' names, types, shapes and bytes."""
     forms = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in sorted(tensors.items())}
     return zlib.crc32(repr((text, forms)).encode(), checksum(tensors))
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> int:
-    """CRC-32 of names and bytes, in the order of the names."""
+    """CRC-32 of the tensors' names and bytes, in the order of the names.
+
+    >>> import torch
+    >>> checksum({"weight": torch.zeros(2)}) == checksum({"weight": torch.ones(2)})
+    False
+    """
     crc = 0
     for name in sorted(tensors):
         crc = zlib.crc32(name.encode(), crc)
@@ -147,7 +158,14 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def apart(tensors: Tensors) -> Tensors:
-    """The same values, contiguous and each in memory of its own, as safetensors wants them."""
+    """Make tensors contiguous and copy those that share memory, as safetensors requires.
+
+    >>> import torch
+    >>> shared = torch.zeros(2)
+    >>> tensors = apart({"a": shared, "b": shared})
+    >>> tensors["a"].data_ptr() == tensors["b"].data_ptr()
+    False
+    """
     seen: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

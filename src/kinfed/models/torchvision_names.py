@@ -1,4 +1,4 @@
-"""What torchvision calls the tensors of its architectures."""
+"""Torchvision's names of the tensors in its architectures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["torchvision_names"]
 
 
 def torchvision_names(model: Model) -> dict[str, str]:
-    """Torchvision's names of a model's tensors, by ours: ``body.stem.0.weight`` is ``conv1.weight``, and so on.
+    """Map the names of a model's tensors to torchvision's, such as ``body.stem.0.weight`` to ``conv1.weight``.
 
-    Empty if the architecture is none of torchvision's. Of a VGG for small images, which has no ``classifier.0`` and
-    ``classifier.3``, the head is called ``classifier``.
+    The map is empty if the architecture is not one of torchvision's. The head of a VGG for small images, which has no
+    ``classifier.0`` and ``classifier.3``, is named ``classifier``.
     """
     naming = NAMINGS.get(model.recipe.get("architecture", ""))
     tensors = {}
@@ -37,7 +37,7 @@ def _vgg(model: Model) -> dict[str, str]:
     stages = model.stages
     modules = {"body.fc1.0": "classifier.0", "body.fc2.0": "classifier.3"}
     modules["head"] = "classifier.6" if "fc2" in stages else "classifier"
-    position = 0  # in torchvision's ``features``, where a convolution's ReLU always stands before the pooling
+    position = 0  # in torchvision's ``features``, in which the ReLU of a convolution comes before the pooling
     for name, stage in stages.items():
         layers = [layer for layer in stage.children() if not isinstance(layer, nn.ReLU)]
         for i in range(len(layers)):

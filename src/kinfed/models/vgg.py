@@ -1,4 +1,4 @@
-"""VGG-16 of torchvision, with and without BatchNorm."""
+"""VGG-16 of torchvision, without and with BatchNorm."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def vgg16_bn(shape: Shape) -> Stages:
 
 
 def _stages(make: Callable[[], Any], shape: Shape) -> Stages:
-    """Images up to 64×64 go from the mean over positions to the head; larger ones keep the two layers of 4096 between.
+    """Stages of a VGG: for images up to 64×64 without the two layers of 4096 between pooling and head, else with them.
 
-    A convolution's tap is read after its ReLU.
+    The tap point of a convolution is after its ReLU.
     """
     channels, *sides = shape
     net = make()
     if channels != 3:
         net.features[0] = nn.Conv2d(channels, 64, 3, padding=1)
-        nn.init.kaiming_normal_(net.features[0].weight, mode="fan_out", nonlinearity="relu")  # as torchvision's own
+        nn.init.kaiming_normal_(net.features[0].weight, mode="fan_out", nonlinearity="relu")  # as in torchvision
         nn.init.zeros_(net.features[0].bias)
     stages: Stages = {}
     block, conv, pending = 1, 1, []

@@ -15,8 +15,9 @@ from kinfed.errors import plain
 from kinfed.report.folders import Run
 from kinfed.report.names import hypertext, labels
 from kinfed.report.picture import picture
+from kinfed.report.rows import in_rows
 from kinfed.report.style import styled
-from kinfed.report.table import Cell, Table, in_rows
+from kinfed.report.table import Cell, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

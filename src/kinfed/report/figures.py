@@ -1,4 +1,4 @@
-"""The report's interactive figures, and one picture of the main ones.
+"""Interactive figures of the report, and a PNG with the main ones.
 
 Letters: ``N`` clients, ``K`` classes.
 """
@@ -20,8 +20,8 @@ from kinfed.report.folders import Run
 from kinfed.report.matrices import draw_matrix
 from kinfed.report.names import hypertext, labels
 from kinfed.report.picture import picture
+from kinfed.report.rows import in_rows
 from kinfed.report.style import REFERENCES, colours, styled
-from kinfed.report.table import in_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,11 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = ["clients", "cost", "curves", "partition", "save_picture"]
 
-ROW = 60  # characters of the name of a row: it tells in which fields that differs from others
+ROW = 60  # longest name of a row, in characters: more than other names, since it has the fields that tell rows apart
 
 
 def mean_series(group: Sequence[Run], name: str) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
-    """Rounds in which every seed has a quantity, its mean over the seeds, and half its range over the seeds."""
+    """Compute the mean of a quantity over the seeds of one row, by round.
+
+    Args:
+        group: Runs of the row, one per seed.
+        name: Name of the quantity in ``metrics.jsonl``.
+
+    Returns:
+        The R rounds in which every seed has the quantity, its means (R), and half its ranges over the seeds (R).
+    """
     series = [dict(zip(*run.series(name), strict=True)) for run in group]
     rounds = sorted(set.intersection(*map(set, series)))
     values = np.array([[of_run[round] for round in rounds] for of_run in series])
@@ -41,7 +49,7 @@ def mean_series(group: Sequence[Run], name: str) -> tuple[list[int], NDArray[np.
 
 
 def _curve(group: Sequence[Run]) -> str:
-    """The accuracy that is known between rounds: of methods that read no labels, that of nearest neighbours."""
+    """Return the name of the accuracy by round: of nearest neighbours for methods that learn without labels."""
     unlabelled = all(not run.summary.get("supervised", True) for run in group)
     told = unlabelled and all(run.series("knn_acc_mean")[0] for run in group)
     return "knn_acc_mean" if told else "personal_acc_weighted"
@@ -55,13 +63,13 @@ def _curve_title(grouped: Mapping[str, Sequence[Run]]) -> str:
 
 
 def _names(grouped: Iterable[str]) -> dict[str, str]:
-    """What plotly is told to call each row."""
+    """Return the name of each row for plotly."""
     rows = [*grouped]
     return {row: hypertext(label) for row, label in zip(rows, labels(rows, ROW), strict=True)}
 
 
 def curves(runs: Sequence[Run]) -> go.Figure:
-    """Own-test accuracy and training loss by round; the legend switches methods off in both."""
+    """Draw own-test accuracy and training loss by round; the legend switches methods on and off in both."""
     grouped = in_rows(runs)
     colour, names = colours([*grouped]), _names(grouped)
     figure = make_subplots(cols=2, subplot_titles=(_curve_title(grouped), "Training loss"), horizontal_spacing=0.08)
@@ -96,7 +104,7 @@ def curves(runs: Sequence[Run]) -> go.Figure:
 
 
 def partition(run: Run) -> go.Figure:
-    """Training samples of each client (rows) and class (columns)."""
+    """Draw the number of training samples of each client (rows) and class (columns)."""
     counts = np.array(run.federation["train"])
     figure = go.Figure(
         go.Heatmap(
@@ -116,7 +124,7 @@ def partition(run: Run) -> go.Figure:
 
 
 def clients(runs: Sequence[Run]) -> go.Figure:
-    """Accuracy of every client by method, each client a point; the box holds the middle half."""
+    """Draw the own-test accuracy of every client by method; a point is a client, the box holds the middle half."""
     grouped = in_rows(runs)
     colour, names = colours([*grouped]), _names(grouped)
     figure = go.Figure()
@@ -143,7 +151,7 @@ def clients(runs: Sequence[Run]) -> go.Figure:
 
 
 def cost(runs: Sequence[Run]) -> go.Figure:
-    """Megabytes sent and seconds taken by method, means over the seeds."""
+    """Draw the megabytes sent and the seconds taken by each method, as means over the seeds."""
     grouped = in_rows(runs)
     names = _names(grouped)
     figure = make_subplots(cols=2, subplot_titles=("Megabytes sent, all rounds", "Seconds"), horizontal_spacing=0.12)
@@ -238,5 +246,5 @@ def _draw(runs: Sequence[Run], figure: Figure, panels: Sequence[Axes]) -> None:
 
 
 def _slope(run: Run) -> int:
-    """Degrees by which the names of classes are turned: only where they are long."""
+    """Return the rotation of the class names in degrees: 90 if a name is long, else 0."""
     return 0 if max(map(len, run.federation["classes"])) <= 2 else 90

@@ -16,13 +16,14 @@ RENAMED = {"personal": "accuracy"}
 
 
 def frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """Accuracies of every client in every round that has a test.
+    """Return the accuracies of every client in every evaluated round.
 
     Args:
-        runs: Those of a comparison, say.
+        runs: Runs of one or more methods and seeds.
 
     Returns:
-        A row for each method, seed, round and client; clients that took no part in training are numbered on.
+        One row for each method, seed, round and client. Accuracies are fractions of 1, and NaN where there is none. New
+        clients, which never train, are numbered after the others.
     """
     rows = [row for run in runs for line in run.lines for row in _rows(run, line)]
     columns = dict.fromkeys([*FIRST, *(name for row in rows for name in row)])
@@ -30,7 +31,7 @@ def frame(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _rows(run: Run, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rows of one round."""
+    """Yield the rows of one round; none if it was not evaluated."""
     told: dict[str, list[float | None]] = line["client_acc"]
     if not told:
         return

@@ -1,4 +1,4 @@
-"""Which layers of two models are alike: a table for the terminal, a picture, and the numbers as JSON."""
+"""The similarity of the layers of two models: a table for the terminal, a picture, and the numbers as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDER = {
 
 
 def provenance(result: LayerSimilarity) -> str:
-    """What the numbers depend on: examples and how they were matched, features, kernel, bandwidth, centring."""
+    """Describe how the numbers were computed: measure, examples and their matching, kernel, bandwidth, centring."""
     if result.kernel is None:
         how = f"{result.measure} of n = {result.n} examples, {ORDER[result.order]}"
         return f"{how}; maps are flattened to {result.flattening}. Larger is more alike."
@@ -40,11 +40,14 @@ def provenance(result: LayerSimilarity) -> str:
 
 
 def layer_table(result: LayerSimilarity, heading: str) -> Table:
-    """Layers of A in rows, of B in columns; d is a layer's number of features.
+    """Make the table of similarities: layers of A in rows, layers of B in columns.
 
     Args:
-        result: Of `kinfed.similarity.compare_layers`.
-        heading: Which of its ``matrices``.
+        result: Result of `kinfed.similarity.compare_layers`.
+        heading: Name of one of its ``matrices``.
+
+    Returns:
+        The table; its column ``d`` is the number of features of a layer of A.
     """
     table = Table(box=None, pad_edge=False)
     table.add_column(heading, no_wrap=True)
@@ -60,7 +63,7 @@ def layer_table(result: LayerSimilarity, heading: str) -> Table:
 
 
 def save_layers(result: LayerSimilarity, folder: Path) -> tuple[Path, Path]:
-    """Write ``similarity.json`` and ``similarity.png`` into a folder; returns their paths."""
+    """Write ``similarity.json`` and ``similarity.png`` into a folder, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     numbers, picture = folder / "similarity.json", folder / "similarity.png"
     numbers.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
@@ -76,7 +79,7 @@ def _save_picture(result: LayerSimilarity, path: Path) -> None:
 
 def _draw(result: LayerSimilarity, figure: Figure) -> None:
     rows, columns = labels(result.features_a), labels(result.features_b)
-    # CKA is a fraction of 1; of another measure it is not known what it can be.
+    # CKA is between 0 and 1; the range of another measure is not known.
     scale = {"vmin": 0, "vmax": 1} if result.kernel else {}
     axes = figure.subplots(1, len(result.matrices), squeeze=False)[0]
     for axis, (heading, matrix) in zip(axes, result.matrices.items(), strict=True):

@@ -1,4 +1,4 @@
-"""Names of clients, classes, sources and layers as figures show them: they come from data, and may be anything."""
+"""Names of clients, classes, sources and layers in figures. They come from data, and may contain anything."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ from kinfed.errors import plain
 
 __all__ = ["hypertext", "labels"]
 
-LONGEST = 24  # characters of a name in a figure
+LONGEST = 24  # longest name in a figure, in characters
 
 
 def labels(names: Iterable[object], longest: int = LONGEST) -> list[str]:
-    """A printable line each, not long, and each another one, since axes take equal names for one place."""
+    """Make printable, short and distinct labels of names; an axis would draw equal labels at the same place.
+
+    Args:
+        names: Names, in any order.
+        longest: Largest length of a label in characters, not counting the number that tells equal ones apart.
+
+    Returns:
+        A label for each name, in the same order.
+
+    >>> labels(["cat", "cat", "convolution"], 6)
+    ['cat', 'cat (2)', 'convo…']
+    """
     told: dict[str, None] = {}
     for name in names:
         line = plain(name) or "''"
@@ -27,5 +38,9 @@ def labels(names: Iterable[object], longest: int = LONGEST) -> list[str]:
 
 
 def hypertext(text: str) -> str:
-    """A text for a plotly figure, which takes what it shows for a kind of HTML."""
+    """Escape a text for a plotly figure, which interprets texts as HTML.
+
+    >>> hypertext("a < b")
+    'a &lt; b'
+    """
     return html.escape(plain(text), quote=False)

@@ -18,8 +18,12 @@ from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_ta
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship, save_kinship
 from kinfed.report.matrices import last_round, matrix_figure, shows_kinship
+from kinfed.report.notes import notes
+from kinfed.report.reached import target_table
 from kinfed.report.round_notes import note_curves, note_table
-from kinfed.report.table import NEW_CLIENTS, Cell, Table, in_rows, notes, setting, table, target_table, verdict
+from kinfed.report.rows import in_rows, setting
+from kinfed.report.table import NEW_CLIENTS, Cell, Table, table
+from kinfed.report.verdict import verdict
 
 __all__ = ["as_html", "write_report"]
 

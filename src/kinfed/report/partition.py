@@ -1,4 +1,4 @@
-"""Who gets what, before anything is trained: a table and a picture for the terminal, a PNG, JSON, and warnings.
+"""The samples of every client before anything is trained: tables for the terminal, a PNG, JSON, and warnings.
 
 Letters: ``N`` clients, the new ones last; ``K`` classes.
 """
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Holdings", "client_table", "save_holdings", "summary_table"]
 
-SHOWN_CLIENTS = 40  # lines in the terminal
-SHOWN_CELLS = 34  # columns of the terminal's picture; more classes are put together
-NAMED = 8  # clients that a warning names
+SHOWN_CLIENTS = 40  # largest number of clients in the terminal's table
+SHOWN_CELLS = 34  # characters for the classes in the terminal's table; neighbouring classes are merged to fit
+NAMED = 8  # largest number of names in a warning
 SHADES, PLAIN = "·░▒▓█", ".-+*#"
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """What every client of a federation holds.
+    """The numbers of samples of every client in a federation.
 
     Attributes:
         about: Data set, partition and seed, in words.
-        classes: K names.
-        names: N names: what the data call the clients, or their numbers; new clients are marked.
+        classes: Names of the K classes.
+        names: Names of the N clients: those that the data give, or else their numbers; new clients are marked.
         counts: Training samples of each client and class, N×K.
         tests: Test samples of each client and class, N×K.
-        new: How many clients, the last ones, are held back from training.
-        probe: Samples that the server holds.
-        unused: Samples that nobody holds.
-        left_out: What lies among the files of the data and is no part of them.
+        new: Number of new clients, which never train; they are the last ones.
+        probe: Number of public samples, which the server holds.
+        unused: Number of samples that nobody holds.
+        left_out: Names of files beside the data that were not read.
     """
 
     about: str
@@ -63,7 +63,7 @@ class Holdings:
 
     @classmethod
     def of(cls, federation: Federation, about: str) -> Holdings:
-        """What the clients and the new clients of a federation hold."""
+        """Count the samples of the clients and the new clients of a federation."""
         both = (federation.partition, federation.new_clients)
         named = federation.partition.names
         return cls(
@@ -83,7 +83,10 @@ class Holdings:
         )
 
     def measures(self) -> dict[str, NDArray[Any]]:
-        """Numbers of every client by name; skew is measured against the classes of those that train."""
+        """Compute the measures of every client by name; each is an array (N).
+
+        The total variation is the distance from the class shares of all clients that train, pooled.
+        """
         pooled = self.counts[: len(self.counts) - self.new].sum(axis=0)
         return {
             "training samples": self.counts.sum(axis=1),
@@ -94,12 +97,12 @@ class Holdings:
         }
 
     def untrained(self) -> NDArray[np.int64]:
-        """Test samples of each client whose classes it never trains on, N."""
+        """Count the test samples of each client that are of classes it has no training samples of (N)."""
         samples: NDArray[np.int64] = np.where(self.counts == 0, self.tests, 0).sum(axis=1)
         return samples
 
     def warnings(self, batch_size: int) -> list[str]:
-        """What will hurt, a line each."""
+        """List the weaknesses of the partition, one line each, such as clients without test samples."""
         sizes, tests, untrained = self.counts.sum(axis=1), self.tests.sum(), self.untrained()
         faults = (
             (self.tests.sum(axis=1) == 0, "without test samples, whose accuracy is n/a"),
@@ -129,7 +132,7 @@ class Holdings:
         return f"{len(ids):,} of {len(mask):,} ({listed})"
 
     def json(self, batch_size: int) -> dict[str, Any]:
-        """Everything as plain numbers and text."""
+        """Return the contents of ``partition.json``: all counts, measures and warnings."""
         measures = {name.replace(" ", "_"): values for name, values in self.measures().items()}
         untrained = self.untrained()
         return {
@@ -157,7 +160,7 @@ class Holdings:
 
 
 def summary_table(holdings: Holdings) -> Table:
-    """Smallest, median and largest of what clients have."""
+    """Make the table of the smallest, the median and the largest value of every measure over the clients."""
     table = Table(box=None, pad_edge=False)
     table.add_column(f"{len(holdings.names):,} clients", no_wrap=True)
     for heading in ("min", "median", "max"):
@@ -175,11 +178,11 @@ def summary_table(holdings: Holdings) -> Table:
 
 
 def client_table(holdings: Holdings, *, terminal: bool) -> Group:
-    """A line a client with a picture of its classes, for 40 clients at most.
+    """Make a table with one row per client, which pictures the client's classes; for 40 clients at most.
 
     Args:
-        holdings: What is shown.
-        terminal: Whether shades of colour can be shown; plain characters otherwise.
+        holdings: Samples of the clients.
+        terminal: True to use shades and colour, False to use plain ASCII characters.
     """
     cells = _cells(holdings.counts)
     wide = 2 if cells.shape[1] * 2 <= SHOWN_CELLS else 1
@@ -193,7 +196,7 @@ def client_table(holdings: Holdings, *, terminal: bool) -> Group:
     measures = holdings.measures()
     top = cells.max()
     for i, name in enumerate(holdings.names):
-        # A class that is there shows, however few its samples are.
+        # Rounded up, so that every class with samples is visible.
         levels = np.ceil(cells[i] / max(top, 1e-12) * (len(marks) - 1)).astype(int)
         table.add_row(
             Text(plain(name)),
@@ -208,7 +211,7 @@ def client_table(holdings: Holdings, *, terminal: bool) -> Group:
 
 
 def _cells(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Shares of a client's samples by class, or by neighbouring classes where there are many."""
+    """Compute the share of each client's samples by class, or by groups of neighbouring classes if there are many."""
     classes = counts.shape[1]
     width = -(-classes // SHOWN_CELLS)
     binned = np.add.reduceat(counts, np.arange(0, classes, width), axis=1)
@@ -217,10 +220,12 @@ def _cells(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def save_holdings(holdings: Holdings, federation: Federation, folder: Path, batch_size: int) -> Iterator[Path]:
-    """Write the numbers, the picture and the rows (``--partition file:…``) into a folder; yields their paths.
+    """Write ``partition.json``, ``partition.png`` and ``rows.json`` into a folder, and yield their paths.
+
+    ``rows.json`` lists the samples of every client; ``--partition file:PATH`` reads it.
 
     Raises:
-        NotSaved: If one cannot be written.
+        NotSaved: If a file cannot be written.
     """
     write_whole(folder / "partition.json", json.dumps(holdings.json(batch_size)) + "\n", lasting=False)
     yield folder / "partition.json"

@@ -1,4 +1,4 @@
-"""Pictures by matplotlib, in which every text is shown as it is."""
+"""Pictures by matplotlib, in which every text is shown literally."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["picture"]
 
 @contextlib.contextmanager
 def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure to draw into, which is written to a PNG at the end.
+    """Give a figure to draw into, and write it to a PNG on exit.
 
-    ``$`` begins no formula in it, and a character without a glyph, or too little room for a long name, is no reason to
-    say anything.
+    ``$`` is no start of a formula. Warnings about missing glyphs or too little room are silenced, since names come from
+    data.
 
     Args:
-        path: Of the PNG.
-        width: In inches.
-        height: In inches.
+        path: Path of the PNG.
+        width: Width in inches.
+        height: Height in inches.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg

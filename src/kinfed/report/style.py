@@ -1,4 +1,4 @@
-"""Looks that all figures share."""
+"""The style that all figures share: colours, fonts and margins."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ import plotly.graph_objects as go
 
 __all__ = ["REFERENCES", "colours", "styled"]
 
-# Okabe and Ito's colours, which people with every kind of colour vision tell apart; grey is for the references.
+# The colours of Okabe and Ito, which colour-blind people can tell apart, and more. Baselines are grey.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#44AA99", "#AA4499", "#999933")
 REFERENCES = {"local": "#555555", "central": "#999999", "local_ssl": "#777777", "central_byol": "#BBBBBB"}
 FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif"
 
 
 def colours(methods: Sequence[str]) -> dict[str, str]:
-    """One colour a method, the same in every figure."""
+    """Assign a colour to each method, the same in every figure."""
     federated = [method for method in methods if method not in REFERENCES]
     return REFERENCES | {method: PALETTE[i % len(PALETTE)] for i, method in enumerate(federated)}
 
 
 def styled(figure: go.Figure, **layout: Any) -> go.Figure:
-    """The figure in the report's looks."""
+    """Apply the report's style to a figure, and return the figure.
+
+    Args:
+        figure: Figure to change.
+        **layout: Further fields of plotly's layout.
+    """
     figure.update_layout(
         template="plotly_white",
         font={"family": FONT, "size": 13, "color": "#222"},

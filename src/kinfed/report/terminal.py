@@ -1,4 +1,4 @@
-"""The table in a terminal."""
+"""The results of runs as text for a terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,24 @@ from kinfed.errors import plain
 from kinfed.experiment.targets import targets
 from kinfed.report.ballots import outcomes, vote_table, voted, votes
 from kinfed.report.folders import read_runs
-from kinfed.report.table import NEW_CLIENTS, notes, setting, table, target_table, verdict
+from kinfed.report.notes import notes
+from kinfed.report.reached import target_table
+from kinfed.report.rows import setting
+from kinfed.report.table import NEW_CLIENTS, table
+from kinfed.report.verdict import verdict
 
 __all__ = ["show"]
 
-PLAIN_WIDTH = 120  # where the output is no terminal and has no width of its own
+PLAIN_WIDTH = 120  # width in characters where the output is no terminal
 
 
 def show(paths: Sequence[Path], console: Console | None = None) -> None:
-    """Print what was run, the table, which method serves these clients best, and what must be known of the numbers."""
+    """Print the setting, the tables, the best method, and notes on how to read the numbers.
+
+    Args:
+        paths: Run folders and comparison folders.
+        console: Console to print to; standard output if not given.
+    """
     runs = read_runs(paths)
     console = console or Console()
     if not console.is_terminal:
@@ -43,5 +52,5 @@ def show(paths: Sequence[Path], console: Console | None = None) -> None:
 
 
 def _say(console: Console, *lines: str) -> None:
-    """After an empty line, as they are: what is in brackets is no markup."""
+    """Print lines after an empty line, literally: brackets are no markup."""
     console.print("", *map(plain, lines), sep="\n", highlight=False, markup=False, emoji=False)

@@ -1,4 +1,4 @@
-"""Which rows of a table are equal, and which cannot be told apart by their seeds or test samples."""
+"""Ties in a table: rows that are equal, or whose difference may be chance given their seeds or test samples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ERRORS = 2  # standard errors within which a difference may be chance
 
 @dataclass(frozen=True)
 class Measured:
-    """An accuracy of one row.
+    """The accuracy of one row, with what its standard error follows from.
 
     Attributes:
-        by_seed: Of each seed.
-        samples: How many test samples it is of, in one seed.
-        digits: With how many decimals it is shown.
+        by_seed: Accuracy by seed, each in [0, 1].
+        samples: Number of test samples of one seed.
+        digits: Number of decimals that are shown.
     """
 
     by_seed: Mapping[int, float]
@@ -28,13 +28,14 @@ class Measured:
 
     @property
     def mean(self) -> float:
-        """Over the seeds, as it is shown."""
+        """The mean over the seeds, rounded as it is shown."""
         return round(statistics.fmean(self.by_seed.values()), self.digits)
 
     def differs(self, other: Measured) -> bool:
-        """Whether the difference is more than two standard errors: of the differences over the seeds that both have.
+        """Return True if two accuracies differ by more than two standard errors.
 
-        With less than two such seeds it is that of the difference of two shares of the test samples.
+        With two or more common seeds, it is the standard error of the mean difference over these seeds. With fewer, it
+        is the standard error of the difference between two proportions of test samples.
         """
         common = [seed for seed in self.by_seed if seed in other.by_seed]
         if len(common) > 1:
@@ -47,10 +48,16 @@ class Measured:
 
 
 def alike(rows: Mapping[str, Measured]) -> list[str]:
-    """The best row and those that are equal to it or cannot be told from it, the best first.
+    """Find the best row and the rows that are equal to it or do not differ from it significantly.
 
     Args:
-        rows: By name; not empty.
+        rows: Accuracies by name of the row; at least one.
+
+    Returns:
+        Names of these rows, the best first.
+
+    >>> alike({"a": Measured({0: 0.70}, 100), "b": Measured({0: 0.50}, 100), "c": Measured({0: 0.72}, 100)})
+    ['c', 'a']
     """
     order = sorted(rows, key=lambda row: -rows[row].mean)
     best = rows[order[0]]

@@ -1,4 +1,4 @@
-"""A vote for a source model: the ranking for the terminal, and the scores behind it as a picture."""
+"""The result of a vote for a source model: the ranking for the terminal, and a picture of the scores."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["provenance", "ranking_table", "save_picture"]
 
-MISLEADING = 0.1  # so far above the debiased value a mean score may be
-NUMBERED = 240  # cells that have room for their numbers
+MISLEADING = 0.1  # bias of a mean score above which a note warns
+NUMBERED = 240  # largest number of cells that show their scores as numbers
 
 
 def provenance(vote: Ballots) -> str:
-    """What the numbers depend on."""
+    """Describe how the scores were computed: clients, training, measure, layers and images; and their bias."""
     about, most = vote.about, max(map(len, vote.ballots))
     silent = sum(not cast for cast in vote.ballots)
     without = f" {silent} cast none: no source could be compared with what they had trained." if silent else ""
@@ -41,7 +41,7 @@ def provenance(vote: Ballots) -> str:
 
 
 def _bias(vote: Ballots) -> str:
-    """Whether the scores are high for want of images; the same numbers are in the table."""
+    """Return a note if a mean score is much higher than its debiased value, else an empty text."""
     if vote.debiased is None:
         return ""
     excess = _means(vote.scores) - _means(vote.debiased.scores)
@@ -57,7 +57,11 @@ def _bias(vote: Ballots) -> str:
 
 
 def _means(scores: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
-    """Mean score of each source over the clients that have one; NaN where none has."""
+    """Compute the mean score of each source over the clients that have one; NaN if none has.
+
+    Args:
+        scores: Scores, clients × sources; None where a score is not defined.
+    """
     told = np.array(scores, dtype=float)
     counts = (~np.isnan(told)).sum(axis=0)
     means: NDArray[np.float64] = np.where(counts, np.nansum(told, axis=0) / np.maximum(counts, 1), np.nan)
@@ -65,7 +69,10 @@ def _means(scores: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
 
 
 def ranking_table(vote: Ballots) -> Table:
-    """Sources, the winner first: votes, Borda points, the scores over the clients, and their mean without a bias."""
+    """Make the table of the sources, the winner first: votes, Borda points, and scores over the clients.
+
+    The scores are the mean, the lowest and the highest, and the mean of the debiased measure if there is one.
+    """
     table = Table(box=None, pad_edge=False)
     table.add_column("source", no_wrap=True)
     for heading in ("votes", "points", "mean score", "lowest", "highest", *(["debiased"] if vote.debiased else [])):
@@ -84,9 +91,17 @@ def ranking_table(vote: Ballots) -> Table:
 
 
 def save_picture(vote: Ballots, path: Path) -> Path:
-    """Sources (rows, the winner first) and clients (columns, like ballots together): scores, and each first choice.
+    """Write a PNG of the scores by source (rows) and client (columns), with the votes beside it.
 
-    Beside it the votes. Hatched is where a score is not defined.
+    The winner is the first row, and clients with similar ballots are side by side. Each client's first choice is
+    outlined; cells without a score are hatched.
+
+    Args:
+        vote: Result of the vote.
+        path: Path of the PNG.
+
+    Returns:
+        Path of the PNG.
     """
     with picture(path, 6 + min(_wide(vote) * len(vote.clients), 20), 1.8 + 0.28 * len(vote.sources)) as figure:
         _draw(vote, figure)
@@ -94,7 +109,7 @@ def save_picture(vote: Ballots, path: Path) -> Path:
 
 
 def _wide(vote: Ballots) -> float:
-    """Inches of a client."""
+    """Return the width of one client's column in inches."""
     return 0.5 if len(vote.clients) * len(vote.sources) <= NUMBERED else 0.16
 
 

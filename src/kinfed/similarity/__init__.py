@@ -1,7 +1,12 @@
-"""How alike two representations are. Knows nothing of federated learning; useful alone.
+"""Similarity measures of representations; usable without federated learning.
 
-Every measure returns a similarity, larger is more alike; distances are called so. `similarity.inputs` has the rules
-that all of them follow: what they take, in which precision they compute, what they do where nothing is defined.
+Every measure returns a similarity: the larger, the more similar. Distances are named as such. `similarity.inputs`
+states the rules that all measures follow: input types, precision, and undefined values.
+
+>>> import numpy as np
+>>> x = np.random.default_rng(0).normal(size=(100, 4))
+>>> round(cka(x, 2 * x + 1), 3)
+1.0
 """
 
 from kinfed.similarity.bias import BiasedSimilarityWarning

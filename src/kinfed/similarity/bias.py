@@ -1,4 +1,4 @@
-"""A warning where a biased similarity is high for want of examples, and not because two sides are alike."""
+"""Warning about a biased similarity that is high only because there are few examples."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from kinfed.similarity.inputs import precision, warn
 
 __all__ = ["BiasedSimilarityWarning", "unless_biased"]
 
-MISLEADING = 0.1  # so far above the debiased value a biased one may be
+MISLEADING = 0.1  # a biased value that exceeds the debiased one by more gives a warning
 
 
 class BiasedSimilarityWarning(RuntimeWarning):
-    """A similarity of more features than examples is far above its debiased value, as it is of unrelated sides."""
+    """A biased similarity far above its debiased value, with more features than examples."""
 
 
 class Alignments(Protocol):
-    """Biased similarities of all pairs of N sides, N×N, or of each with each of M others, N×M.
+    """Function for the biased similarities of all pairs of N sides, N×N, or of N sides with M others, N×M.
 
-    Whatever is ``apart`` comes after the N, and after the M.
+    The k sides in ``apart`` are appended to the N and to the M; they give k more rows and k more columns.
     """
 
     def __call__(self, xs: Sequence[Tensor], ys: Sequence[Tensor] | None, apart: Sequence[Tensor], /) -> Tensor: ...
@@ -38,19 +38,22 @@ def unless_biased(
     *,
     rows: int,
 ) -> Tensor:
-    """The alignments, with one warning that names the most biased pair if its bias misleads. In a loss there is none.
+    """Compute biased similarities and warn once, naming the most biased pair, if its bias misleads; never in a loss.
 
-    If the examples of a side were shuffled, it would come to ``c = s(x, I) s(I, y)`` on average, with examples in ``I``
-    that are all equally far apart; and the debiased value is about ``(s - c) / (1 - c)``. Of the pair that is named it
-    is computed.
+    After shuffling the examples of one side, the mean similarity of a pair is about ``c = s(x, I) s(I, y)``, where the
+    examples in ``I`` are all equally far apart. The debiased value is then about ``(s - c) / (1 - c)``. For the pair
+    in the warning it is computed exactly.
 
     Args:
-        name: Of the measure.
-        alignments: Each in [0, 1].
-        debiased: The value of a pair without the bias.
+        name: Name of the measure.
+        alignments: Function for the biased similarities, each in [0, 1].
+        debiased: Function for the debiased similarity of one pair.
         xs: N sides of the same n examples, n×p each.
-        ys: M others, if not all pairs of the N are wanted.
-        rows: n, or how many sums the examples were sketched into; a side of no more features is not warned of.
+        ys: M other sides; None for all pairs of the N.
+        rows: n, or the number of rows of the sketch; sides with at most so many features give no warning.
+
+    Returns:
+        N×N, or N×M.
     """
     others = xs if ys is None else ys
     p, q = (torch.tensor([x.shape[1] for x in side]) for side in (xs, others))

@@ -1,10 +1,10 @@
-"""Canonical correlations and what is made of them: mean CCA, SVCCA, PWCCA. No gradients.
+"""Canonical correlation analysis: mean CCA, SVCCA and PWCCA. They have no gradient.
 
-CCA compares the spaces that the features span, so any invertible linear map of a side changes nothing. The price is
-many examples: the fewer there are for the features, the nearer to 1 everything gets, whatever the data.
+CCA compares the spaces that the features span, so an invertible linear map of a side changes nothing. It needs many
+examples: with few examples per feature the value is near 1 for any data.
 
-Convolutional maps are compared place by place, (n·h·w)×c, if both sides have equal h and w, and by their spatial means,
-n×c, if not; `flatten` them beforehand to have it otherwise.
+Convolutional maps become (n·h·w)×c, each position an example, if both sides have equal h and w, and spatial means, n×c,
+if not. Call `flatten` first for another reading.
 """
 
 from __future__ import annotations
@@ -37,19 +37,25 @@ def cca(x: Tensor, y: Tensor, *, statistic: Literal["rho", "r2"] = "rho", allow_
     """Mean canonical correlation (Raghu et al. 2017; Kornblith et al. 2019, table 1).
 
     Args:
-        x: Activations, n×p, or maps (see the head of this file).
-        y: Activations of the same examples in the same order, n×q.
-        statistic: ``rho``, the mean of the correlations, or ``r2``, the mean of their squares. The mean is over as many
-            as there are, which is the smaller rank.
-        allow_degenerate: Go on where there are too few examples for the answer to mean anything.
+        x: Activations, n×p, or maps n×c×h×w. Each position of a map is an example if both sides have equal h and w;
+            otherwise the spatial mean is taken.
+        y: Activations of the same examples in the same order, n×q, or maps.
+        statistic: ``rho``, the mean of the correlations, or ``r2``, the mean of their squares. Their number is the
+            smaller rank.
+        allow_degenerate: True to compute the value even if there are too few examples for a meaningful one.
 
     Returns:
         A similarity in [0, 1], invariant to every invertible affine map of either side. NaN, with a warning, if a side
         is constant.
 
     Raises:
-        InputError: If n - 1 ≤ max(p, q), not counting features that are constant: the n - 1 dimensions left after
-            centring are then full, and the correlations 1 for any data.
+        InputError: If n - 1 ≤ max(p, q), not counting constant features. The features then span all n - 1 dimensions
+            left after centring, and the correlations are 1 for any data.
+
+    >>> import numpy as np
+    >>> x, noise = np.random.default_rng(0).normal(size=(2, 100, 3))
+    >>> round(cca(x, x @ [[1, 2, 0], [0, 1, 0], [0, 0, 5]]), 2), round(cca(x, noise), 2)
+    (1.0, 0.13)
     """
     return cca_of_sides(*_sides(x, y), statistic=statistic, allow_degenerate=allow_degenerate)
 
@@ -59,11 +65,11 @@ def svcca(x: Tensor, y: Tensor, *, variance: Fraction = 0.99, allow_degenerate: 
     """Mean canonical correlation of the leading singular directions (Raghu et al. 2017).
 
     Args:
-        x: Activations, n×p, or maps (see the head of this file).
-        y: Activations of the same examples in the same order, n×q.
-        variance: Of each side the fewest directions are kept whose *squared* singular values make up this fraction of
-            their sum (`kept_dimensions` tells how many).
-        allow_degenerate: As for `cca`.
+        x: Activations, n×p, or maps, read as in `cca`.
+        y: Activations of the same examples in the same order, n×q, or maps.
+        variance: Fraction of the sum of *squared* singular values that the kept directions of each side make up, in
+            (0, 1]. The fewest such directions are kept; `kept_dimensions` counts them.
+        allow_degenerate: True to compute the value even if there are too few examples for a meaningful one.
 
     Returns:
         A similarity in [0, 1], invariant to rotation, shift and isotropic scaling of either side. NaN, with a warning,
@@ -71,42 +77,57 @@ def svcca(x: Tensor, y: Tensor, *, variance: Fraction = 0.99, allow_degenerate: 
 
     Raises:
         InputError: If n - 1 is at most the number of directions kept of a side.
+
+    >>> import numpy as np
+    >>> x, noise = np.random.default_rng(0).normal(size=(2, 100, 3))
+    >>> round(svcca(x, 2 * x + 1), 2), round(svcca(x, noise), 2)
+    (1.0, 0.13)
     """
     return svcca_of_sides(*_sides(x, y), variance=variance, allow_degenerate=allow_degenerate)
 
 
 @measure(gradient=False, as_they_came=True)
 def pwcca(x: Tensor, y: Tensor, *, symmetric: bool = False, allow_degenerate: bool = False) -> Tensor:
-    """Canonical correlations weighted by how much of ``x`` they account for (Morcos et al. 2018).
+    """Mean canonical correlation, weighted by the share of ``x`` that each accounts for (Morcos et al. 2018).
 
-    ``Σ α_i ρ_i``, with ``α_i`` in proportion to ``Σ_j |<h_i, x_j>|`` for the canonical variates ``h_i`` of ``x`` and
-    its centred features ``x_j``.
+    The mean is ``Σ α_i ρ_i``. The weight ``α_i`` is proportional to ``Σ_j |<h_i, x_j>|``, with the canonical variates
+    ``h_i`` of ``x`` and its centred features ``x_j``.
 
     Args:
-        x: Activations, n×p, or maps (see the head of this file). Its features give the weights: not symmetric.
-        y: Activations of the same examples in the same order, n×q.
-        symmetric: Take the mean over both orders.
-        allow_degenerate: As for `cca`.
+        x: Activations, n×p, or maps, read as in `cca`. They give the weights, so the measure is not symmetric.
+        y: Activations of the same examples in the same order, n×q, or maps.
+        symmetric: True for the mean of the values in both orders.
+        allow_degenerate: True to compute the value even if there are too few examples for a meaningful one.
 
     Returns:
-        A similarity in [0, 1], invariant to every invertible affine map of ``y``, of ``x`` to shift and isotropic
+        A similarity in [0, 1]. Invariant to every invertible affine map of ``y``; for ``x`` to shift and isotropic
         scaling only. NaN, with a warning, if a side is constant.
 
     Raises:
-        InputError: As for `cca`.
+        InputError: If n - 1 ≤ max(p, q), not counting constant features.
+
+    >>> import numpy as np
+    >>> x, noise = np.random.default_rng(0).normal(size=(2, 100, 3))
+    >>> round(pwcca(x, 2 * x + 1), 2), round(pwcca(x, noise), 2)
+    (1.0, 0.13)
     """
     return pwcca_of_sides(*_sides(x, y), symmetric=symmetric, allow_degenerate=allow_degenerate)
 
 
 def canonical_correlations(x: Array, y: Array) -> Any:
-    """All canonical correlations, largest first, each in [0, 1]; as many as the smaller rank.
+    """All canonical correlations, largest first; as many as the smaller rank.
 
     Args:
-        x: Activations, n×p, or maps (see the head of this file).
-        y: Activations of the same examples in the same order, n×q.
+        x: Activations, n×p, or maps, read as in `cca`.
+        y: Activations of the same examples in the same order, n×q, or maps.
 
     Returns:
-        A vector; a tensor if a side is one, an array if not.
+        A vector of values in [0, 1]: a tensor if a side is a tensor, otherwise an array.
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(100, 3))
+    >>> canonical_correlations(x, x[:, :2]).round(3)
+    array([1., 1.])
     """
     given = {side: tensor(f"canonical_correlations: {side}", of) for side, of in (("x", x), ("y", y))}
     refuse_gradient("canonical_correlations", given)
@@ -118,7 +139,16 @@ def canonical_correlations(x: Array, y: Array) -> Any:
 
 
 def kept_dimensions(x: Array, variance: float = 0.99) -> int:
-    """How many singular directions of ``x``, n×p or maps read place by place, `svcca` keeps."""
+    """Number of singular directions that `svcca` keeps.
+
+    Args:
+        x: Activations, n×p, or maps, of which each position is an example.
+        variance: Fraction of the sum of squared singular values, in (0, 1].
+
+    >>> import numpy as np
+    >>> kept_dimensions(np.random.default_rng(0).normal(size=(100, 3)) * [100, 10, 1])
+    1
+    """
     check_option("variance", variance, Fraction)
     given = tensor("kept_dimensions: x", x)
     refuse_non_finite("kept_dimensions", {"x": given})
@@ -126,14 +156,14 @@ def kept_dimensions(x: Array, variance: float = 0.99) -> int:
 
 
 class Side(NamedTuple):
-    """What CCA needs of a centred side, n×p: its singular value decomposition without what is rounding.
+    """Singular value decomposition of a centred side, n×p, without the singular values that are only rounding.
 
     Attributes:
         left: Left singular vectors, n×rank.
         values: Singular values, largest first.
         right: Right singular vectors, rank×p.
-        features: How many of the p are not constant.
-        rounding: To which fraction of their sum the squares of the singular values are known.
+        features: Number of features that are not constant, at most p.
+        rounding: Relative error of the sum of the squared singular values.
     """
 
     left: Tensor
@@ -144,14 +174,14 @@ class Side(NamedTuple):
 
 
 def side(x: Tensor, how: Literal["spatial", "gap"] = "spatial") -> Side:
-    """From activations in the precision that they came in, n×p or maps."""
+    """Decompose activations, n×p or maps, given in their original precision."""
     eps, x = rounding(x), flatten(x.detach().double(), how)
     x = x / magnitude(x)
     change = centred(x)
     varying = change.any(dim=0)
     left, values, right = torch.linalg.svd(change, full_matrices=False)
-    # As ranks are commonly counted (numpy.linalg.matrix_rank), in the precision of the input. But many examples, or
-    # half precision, must not make rounding of what is plainly none; and entries were rounded with their means.
+    # The tolerance of numpy.linalg.matrix_rank, in the precision of the input. It is bounded, since with many examples
+    # or in half precision it would drop signal. And entries were rounded before their means were subtracted.
     common = min(max(x.shape) * eps, eps**0.5) * values[0]
     kept = values > torch.maximum(common, eps * torch.linalg.matrix_norm(x[:, varying]))
     known = 4 * (eps + max(x.shape) * rounding(x))
@@ -161,21 +191,21 @@ def side(x: Tensor, how: Literal["spatial", "gap"] = "spatial") -> Side:
 def cca_of_sides(
     a: Side, b: Side, *, statistic: Literal["rho", "r2"] = "rho", allow_degenerate: bool = False
 ) -> Tensor:
-    """`cca` of two sides that are decomposed already."""
+    """Compute `cca` of two decomposed sides."""
     _check_examples("cca", len(a.left), a.features, b.features, allow_degenerate)
     correlations = _correlations(a.left, b.left)
     return (correlations if statistic == "rho" else correlations.square()).mean()
 
 
 def svcca_of_sides(a: Side, b: Side, *, variance: float = 0.99, allow_degenerate: bool = False) -> Tensor:
-    """`svcca` of two sides that are decomposed already."""
+    """Compute `svcca` of two decomposed sides."""
     kept = [of.left[:, : _leading(of, variance)] for of in (a, b)]
     _check_examples("svcca", len(a.left), kept[0].shape[1], kept[1].shape[1], allow_degenerate)
     return _correlations(*kept).mean()
 
 
 def pwcca_of_sides(a: Side, b: Side, *, symmetric: bool = False, allow_degenerate: bool = False) -> Tensor:
-    """`pwcca` of two sides that are decomposed already."""
+    """Compute `pwcca` of two decomposed sides."""
     _check_examples("pwcca", len(a.left), a.features, b.features, allow_degenerate)
     if symmetric:
         return (_projection_weighted(a, b) + _projection_weighted(b, a)) / 2
@@ -183,7 +213,7 @@ def pwcca_of_sides(a: Side, b: Side, *, symmetric: bool = False, allow_degenerat
 
 
 def _sides(x: Tensor, y: Tensor) -> tuple[Side, Side]:
-    """Both sides place by place where the places correspond, and by their spatial means where not."""
+    """Decompose both sides: by position if their positions correspond, as spatial means if not."""
     by_place = x.ndim == y.ndim and x.shape[2:] == y.shape[2:]
     how: Literal["spatial", "gap"] = "spatial" if by_place else "gap"
     return side(x, how), side(y, how)
@@ -198,9 +228,9 @@ def _check_examples(name: str, n: int, p: int, q: int, allow_degenerate: bool) -
 
 
 def _leading(side: Side, variance: float) -> int:
-    """The least k whose first k squared singular values make up the fraction ``variance`` of their sum."""
+    """Smallest k for which the k largest squared singular values make up the fraction ``variance`` of their sum."""
     shares = side.values.square().cumsum(dim=0)
-    # A share that is met but for rounding is met.
+    # A share that is too small only by rounding counts as reached.
     short = shares < (variance - side.rounding) * shares[-1:]
     return int(short.sum()) + len(shares[:1])
 

@@ -1,4 +1,4 @@
-"""Centred kernel alignment (Kornblith et al. 2019, https://arxiv.org/abs/1905.00414), of a pair and of many.
+"""Centred kernel alignment (Kornblith et al. 2019, https://arxiv.org/abs/1905.00414) of one pair and of many.
 
 Letters: ``n`` examples, ``p`` features, ``N`` representations.
 """
@@ -36,7 +36,7 @@ from kinfed.similarity.options import Positive, checked
 
 __all__ = ["cka", "cka_gap"]
 
-# Entries of the activations worked on at a time (they should stay in the cache), and of the Grams held at a time.
+# Limits on the entries of activations processed at once (they should fit the cache) and of Grams held at once.
 CHUNK_ENTRIES = 2**18
 BLOCK_ENTRIES = 2**25
 
@@ -101,33 +101,39 @@ def cka(
     debiased: bool = False,
     center: bool = True,
 ) -> Tensor | float:
-    """Centred kernel alignment of two representations of the same ``n`` examples, row by row.
+    """Centred kernel alignment of two representations of the same ``n`` examples; differentiable.
 
-    ``<K, L> / (|K| |L|)`` for the centred Grams ``K`` of ``x`` and ``L`` of ``y`` (Frobenius); differentiable.
+    It is ``<K, L> / (|K| |L|)`` with the centred Grams ``K`` of ``x`` and ``L`` of ``y`` and Frobenius norms.
 
-    Biased CKA of *unrelated* representations is far from 0 unless n is much larger than p; the debiased one is 0 on
-    average. ``docs/similarity.md`` shows by how much. Where p or q exceeds n and the value misleads, a
-    `BiasedSimilarityWarning` says what the debiased one is; in a loss, and of Grams, there is none.
+    Biased CKA of *unrelated* representations is far above 0 unless n is much larger than p (``docs/similarity.md`` has
+    numbers); debiased CKA is 0 on average. If p or q exceeds n and the value misleads, a `BiasedSimilarityWarning`
+    gives the debiased value. There is no warning in a loss, nor for a `Gram`.
 
     Args:
-        x: Activations, n×p or n×c×h×w (flattened to n×(c·h·w)), or a `Gram` of them: computed once, a frozen side
-            costs nothing a step.
-        y: Activations of the same examples in the same order, n×q; q may differ from p. Or a `Gram`.
-        kernel: ``linear``, or ``rbf`` with ``exp(-d² / (2 f² median(d²)))``. Like the arguments below, for the sides
-            that are activations: a `Gram` is taken as it is.
+        x: Activations, n×p or n×c×h×w (flattened to n×(c·h·w)), or their `Gram`, which saves its computation in every
+            step if the side is frozen.
+        y: Activations of the same examples in the same order, n×q; q may differ from p. Or their `Gram`.
+        kernel: ``linear``, or ``rbf``: ``exp(-d² / (2 f² median(d²)))``. This and the arguments below apply to
+            activations; a `Gram` is used unchanged.
         bandwidth: The ``f`` of the RBF kernel, as a fraction of the median distance. The median is over all n² squared
-            distances, as in the authors' notebook, and a constant to the gradient.
-        debiased: Take the ratio of the unbiased estimates of HSIC (Song et al. 2012); n ≥ 4.
-        center: ``False`` leaves the centring out (linear kernel): the formula as some federated papers print it, which
-            on features that are not centred mostly compares their means. Debiased CKA is centred in any case.
+            distances, as in the authors' notebook; no gradient passes through it.
+        debiased: True for the ratio of unbiased estimates of HSIC (Song et al. 2012); needs n ≥ 4.
+        center: False to leave out the centring (linear kernel only), as some federated papers print the formula.
+            Without it, features that are not centred are compared mostly by their means. Debiased CKA is always
+            centred.
 
     Returns:
-        A number in [0, 1], 1 is alike; debiased in (-1, 1]. Invariant to rotation, shift and isotropic scaling of
-        either side. NaN, with a warning, if a side is constant; in a loss, 0 without a gradient. A tensor if a side is
-        one or a gradient is wanted, a float if not.
+        A similarity in [0, 1]; debiased in (-1, 1]. Invariant to rotation, shift and isotropic scaling of either side.
+        NaN, with a warning, if a side is constant; in a loss, 0 without a gradient. A tensor if a side is a tensor or
+        needs a gradient, otherwise a float.
 
     Raises:
-        InputError: If the two sides have different numbers of rows, or one is not finite.
+        InputError: If the sides have different numbers of rows, or one is not finite.
+
+    >>> import numpy as np
+    >>> x, noise = np.random.default_rng(0).normal(size=(2, 100, 8))
+    >>> round(cka(x, 2 * x + 1), 3), round(cka(x, noise), 3), round(cka(x, noise, debiased=True), 3)
+    (1.0, 0.068, -0.005)
     """
     given = {"x": x, "y": y}
     grams = [side for side in given.values() if isinstance(side, Gram)]
@@ -169,20 +175,27 @@ def cka(
 def cka_gap(
     x: Tensor, gap: Tensor, *, kernel: Kernel = "linear", bandwidth: Positive = 0.5, debiased: bool = False
 ) -> Tensor:
-    """``cka(x, p) - cka(x, g)`` with two sides that are not trained, from one Gram of ``x``; for a loss.
+    """Difference of two CKAs of ``x`` with frozen sides ``p`` and ``g``, from one Gram of ``x``; for a loss.
+
+    It is ``cka(x, p) - cka(x, g)``.
 
     Args:
         x: Activations, n×p or n×c×h×w.
-        gap: ``p.unit - g.unit`` of the Grams of the two sides, n×n: CKA is linear in them.
-        kernel: Of ``x``, like the arguments below; see `cka`.
-        bandwidth: Of the RBF kernel.
-        debiased: As the two Grams are.
+        gap: ``p.unit - g.unit``, the difference of the frozen sides' Grams, n×n. CKA is linear in them.
+        kernel: Kernel of the Gram of ``x``, ``linear`` or ``rbf``; see `cka`.
+        bandwidth: Bandwidth of the RBF kernel, as a fraction of the median distance.
+        debiased: True if the two Grams are debiased.
 
     Returns:
-        A number in [-2, 2], 0 without a gradient if ``x`` is constant.
+        A number in [-2, 2]; 0 without a gradient if ``x`` is constant.
 
     Raises:
-        InputError: If ``gap`` wants a gradient; it is of sides that are not trained.
+        InputError: If ``gap`` needs a gradient.
+
+    >>> x = torch.eye(4)[:, :2]
+    >>> p, g = Gram.of_features(x), Gram.of_features(torch.eye(4)[:, 1:])
+    >>> round(cka_gap(x, p.unit - g.unit).item(), 3) == round(1 - cka(x, g).item(), 3)
+    True
     """
     refuse_gradient("cka_gap", {"gap": gap})
     difference: Tensor
@@ -206,7 +219,7 @@ def alignments(
     debiased: bool = False,
     center: bool = True,
 ) -> Tensor:
-    """`alignment_matrix` for whoever asked for a measure of this name: told of a bias that misleads."""
+    """Compute `alignment_matrix`, with a warning under the given name of the measure if a bias misleads."""
     options: dict[str, Any] = {"kernel": kernel, "bandwidth": bandwidth, "center": center}
     if debiased:
         return alignment_matrix(xs, ys, debiased=True, **options)
@@ -230,13 +243,13 @@ def alignment_matrix(
     debiased: bool = False,
     center: bool = True,
 ) -> Tensor:
-    """CKA of every pair of ``N`` matrices with the same rows, N×N, or of each with each of ``M`` others, N×M.
+    """CKA of every pair of ``N`` matrices with the same rows, N×N, or of the ``N`` with ``M`` others, N×M.
 
-    NaN, or 0 in a loss, where it is not defined.
+    Undefined values are NaN, in a loss 0.
     """
     n = len(xs[0])
     own, others = ([x.shape[1] for x in side] for side in (xs, ys or []))
-    # Multiplications: one Gram each and their inner products, or one product of features a pair.
+    # Count the multiplications: one product of features for each pair, or one Gram for each side and inner products.
     if ys is None:
         by_features, alignments = n * sum(own) ** 2 / 2, len(xs) ** 2
     else:
@@ -249,18 +262,18 @@ def alignment_matrix(
         else:
             matrix = _by_grams(xs, ys, kernel, bandwidth, debiased=debiased, center=center)
     if ys is None:
-        # Of two equal sums a product of matrices may round one up and one down.
+        # A matrix product may round the two equal sums of a pair differently.
         matrix = (matrix + matrix.T) / 2
     matrix = matrix.clamp(-1 if debiased else 0, 1)
     if ys is not None:
         return matrix
     diagonal = matrix.diagonal()
-    # A thing is like itself exactly, rounding or not.
+    # Rounding must not make the similarity with itself differ from 1.
     return matrix.diagonal_scatter(torch.where(diagonal.isnan() | (diagonal == 0), diagonal, 1))
 
 
 def _by_features(xs: Sequence[Tensor], ys: Sequence[Tensor] | None, *, debiased: bool, center: bool) -> Tensor:
-    """Linear CKA without a Gram over examples: ``<X Xᵀ, Y Yᵀ> = |Xᵀ Y|²``."""
+    """Linear CKA without n×n Grams, since ``<X Xᵀ, Y Yᵀ> = |Xᵀ Y|²``."""
     n = len(xs[0])
     sides = [*xs, *(ys or [])]
     sides, live = one_precision(*sides)
@@ -270,9 +283,9 @@ def _by_features(xs: Sequence[Tensor], ys: Sequence[Tensor] | None, *, debiased:
     alike = sides[0].new_zeros(len(sides), len(sides))
     for i, x in enumerate(sides):
         for j, y in enumerate(sides[: i + 1]):
-            # With others given, the pairs within either side are not wanted.
+            # With other sides given, pairs among the N or among the M are not needed.
             if ys is None or i == j or j < len(xs) <= i:
-                # |Xᵀ X| = |X Xᵀ|: the smaller of the two.
+                # |Xᵀ X| = |X Xᵀ|; compute the smaller matrix.
                 product = x @ x.mT if i == j and n < x.shape[1] else x.mT @ y
                 alike[i, j] = alike[j, i] = product.square().sum()
     inner = alike
@@ -282,7 +295,7 @@ def _by_features(xs: Sequence[Tensor], ys: Sequence[Tensor] | None, *, debiased:
         squares = torch.stack([x.square().sum(dim=1) for x in sides])
         totals = squares.sum(dim=1)
         inner = alike - n / (n - 2) * squares @ squares.T + totals[:, None] * totals / ((n - 1) * (n - 2))
-    # A difference of large numbers: what is left below their rounding is none.
+    # A small difference of large numbers is rounding only.
     own, whole = inner.diagonal(), alike.diagonal()
     undefined = own <= 16 * n * torch.finfo(own.dtype).eps * whole
     norms = torch.where(undefined, 1, own).sqrt()
@@ -299,21 +312,21 @@ def _by_grams(
     debiased: bool,
     center: bool,
 ) -> Tensor:
-    """CKA as inner products of unit Grams: one product of two matrices with a Gram in each row.
+    """CKA as inner products of unit Grams: one product of two matrices with one Gram in each row.
 
-    Blocks of representations bound the memory: where more than one is needed, a block's Grams are made again for each
-    other block.
+    Representations are processed in blocks to bound the memory. With several blocks, the Grams of a block are computed
+    again for each other block.
     """
     n = len(xs[0])
     others = xs if ys is None else ys
     dtype, live = precision(*xs, *others)
     upper = torch.triu_indices(n, n, device=xs[0].device)
     position = upper[0] * n + upper[1]
-    # Off the diagonal every entry stands for two.
+    # Each entry above the diagonal also counts for the one below it.
     weight = (1 + (upper[0] != upper[1])).to(dtype).sqrt()
 
     def rows(block: Sequence[Tensor]) -> Tensor:
-        """Unit Grams without their lower triangles, one a row, so that inner products stay what they are."""
+        """Upper triangles of the unit Grams, one in each row, weighted to keep the inner products."""
         return torch.cat(
             [
                 unit(gram_of(chunk, kernel, bandwidth, debiased=debiased, center=center), undefined_value(live))
@@ -328,7 +341,7 @@ def _by_grams(
     matrix = xs[0].new_empty(len(xs), len(others), dtype=dtype)
     for i in range(0, len(xs), size):
         block = rows(xs[i : i + size])
-        # Of all pairs of one side the lower blocks are enough.
+        # The matrix of all pairs is symmetric: its lower blocks are enough.
         for j in range(0, i + 1 if ys is None else len(others), size):
             other = block if ys is None and i == j else rows(others[j : j + size])
             product = block @ other.T
@@ -339,7 +352,7 @@ def _by_grams(
 
 
 def _chunks(xs: Sequence[Tensor], dtype: torch.dtype, live: bool) -> Iterator[Tensor]:
-    """Neighbours of one shape and precision, stacked and converted, as long as they are small."""
+    """Stack and convert neighbouring matrices of equal shape and precision, up to a limited size."""
     start = 0
     while start < len(xs):
         first = xs[start]

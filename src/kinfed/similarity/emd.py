@@ -1,4 +1,4 @@
-"""Earth mover's distance between two clouds of activations (METHODS.md A.9)."""
+"""Earth mover's distance between two sets of activations (specification A.9)."""
 
 from __future__ import annotations
 
@@ -11,31 +11,42 @@ from kinfed.streams import numpy_stream
 
 __all__ = ["emd", "emd_distance"]
 
-# The assignment takes time in the cube of the rows: a second or so for this many.
+# The time of the assignment grows with the cube of the rows; for so many it is about a second.
 MOST_ROWS = 1000
 
 
 @measure(same_width=True)
 def emd(x: Tensor, y: Tensor, *, seed: int = 0) -> Tensor:
-    """Minus the earth mover's distance, a similarity ≤ 0; arguments and properties as for `emd_distance`."""
+    """Negative earth mover's distance, a similarity ≤ 0; see `emd_distance` for arguments and properties.
+
+    >>> import numpy as np
+    >>> x = np.arange(6.0).reshape(3, 2)
+    >>> emd(x, x[::-1] + [3, 4])
+    -5.0
+    """
     return -_matched_distance(x, y, seed)
 
 
 @measure(same_width=True)
 def emd_distance(x: Tensor, y: Tensor, *, seed: int = 0) -> Tensor:
-    """Mean Euclidean distance between the rows of ``x`` and the rows of ``y``, matched so that it is least.
+    """Mean Euclidean distance between matched rows of ``x`` and ``y``, for the matching that makes it smallest.
 
-    The only measure here to which the order of the rows says nothing. Features must correspond, so models from
-    different initialisations are not comparable. Differentiable, with the matching held fixed.
+    No other paired measure here ignores the order of the rows. Features must correspond, so models from different
+    initialisations are not comparable. Differentiable, with the matching held fixed.
 
     Args:
         x: Activations, n×p or n×c×h×w (flattened).
         y: Activations of the same shape.
-        seed: Of more than 1000 rows, 1000 are drawn: the same of both sides.
+        seed: Seed of the draw of 1000 rows, the same for both sides, if there are more.
 
     Returns:
-        A distance ≥ 0, in the unit of the activations. Invariant to permuting the rows of a side, and to one rotation
-        or shift of both sides.
+        A distance ≥ 0, in the unit of the activations. Invariant to permuting the rows of a side, and to a common
+        rotation or shift of both sides.
+
+    >>> import numpy as np
+    >>> x = np.arange(6.0).reshape(3, 2)
+    >>> emd_distance(x, x[::-1] + [3, 4])
+    5.0
     """
     return _matched_distance(x, y, seed)
 
@@ -46,6 +57,6 @@ def _matched_distance(x: Tensor, y: Tensor, seed: int) -> Tensor:
         x, y = x[drawn], y[drawn]
     with torch.no_grad():
         _, match = scipy.optimize.linear_sum_assignment(torch.cdist(x, y).cpu().numpy())
-    # Again from the differences: cdist goes by products, which lose the digits of small distances.
+    # Compute the distances again from differences: cdist uses products, which are imprecise for small distances.
     matched: Tensor = torch.linalg.vector_norm(x - y[torch.from_numpy(match).to(y.device)], dim=1)
     return matched.mean()

@@ -1,6 +1,6 @@
 """Gram matrices of representations: centred, of norm 1, and cheap to differentiate.
 
-Letters: ``n`` examples, ``p`` features; a leading ``…`` is any number of batch dimensions.
+Letters: ``n`` examples, ``p`` features. A leading ``…`` stands for any number of batch dimensions.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ __all__ = ["Gram", "Kernel", "median_square_distance"]
 
 Kernel = Literal["linear", "rbf"]
 
-# Has no public name for tensors in the usual layout; `torch.compile` calls it so.
+# oneDNN's product has no public name for tensors in the usual layout; `torch.compile` uses this one.
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @dataclass(frozen=True)
 class Gram:
-    """A side of a CKA computed once: its centred Gram matrix, divided by its Frobenius norm.
+    """Centred Gram matrix of one side of a CKA, divided by its Frobenius norm; computed once for many comparisons.
 
     Attributes:
-        unit: n×n, norm 1; all 0 if the side is constant.
-        debiased: Whether it is centred for the debiased CKA.
+        unit: The matrix, n×n, of norm 1; all 0 if the side is constant.
+        debiased: True if it is centred for debiased CKA.
+
+    >>> import numpy as np
+    >>> frozen = Gram.of_features(np.eye(4))
+    >>> round(frozen.unit.norm().item(), 3), frozen.debiased
+    (1.0, False)
     """
 
     unit: Tensor
@@ -47,14 +52,14 @@ class Gram:
         debiased: bool = False,
         center: bool = True,
     ) -> Gram:
-        """From activations, n×p or n×c×h×w; for the other arguments see `cka`."""
+        """Compute a Gram from activations, n×p or n×c×h×w; for the other arguments see `kinfed.similarity.cka`."""
         gram = gram_of_features(x, kernel, bandwidth, debiased=debiased, center=center)
         return cls(unit(gram, 0.0), debiased)
 
     @classmethod
     @checked
     def of_matrix(cls, matrix: Array, *, debiased: bool = False) -> Gram:
-        """From a Gram matrix, n×n, centred or not: a mean of several, or a batch's rows and columns of a large one."""
+        """Make a Gram from a Gram matrix, n×n, centred or not, such as a mean of several or a part of a larger one."""
         given = tensor("a Gram matrix", matrix)
         if given.ndim != 2 or given.shape[0] != given.shape[1]:
             raise InputError(f"a Gram matrix is square, got shape {tuple(given.shape)}")
@@ -63,10 +68,10 @@ class Gram:
 
 
 class _LinearGram(torch.autograd.Function):
-    """``X Xᵀ`` of centred ``X``, for functions of it that no scaling changes.
+    """Gram ``X Xᵀ`` of centred ``X``, for functions that no scaling changes.
 
-    Centring and the two products of the derivative cost one product here: the derivative is symmetric, and it is
-    centred where it is small (n×n).
+    The derivative takes one product instead of a centring and two products: it is symmetric, and it is centred while it
+    is small (n×n).
     """
 
     @staticmethod
@@ -97,9 +102,9 @@ class _LinearGram(torch.autograd.Function):
 
 
 class Alignment(torch.autograd.Function):
-    """``<K, U> / |K|`` of a centred Gram ``K`` and a unit Gram ``U``; 0 if K is 0.
+    """Alignment ``<K, U> / |K|`` of a centred Gram ``K`` with a unit Gram ``U``; 0 if K is 0.
 
-    One step instead of many small ones, which a loss would pay for at every batch.
+    One autograd step replaces many small ones, which a loss would pay for in every batch.
     """
 
     @staticmethod
@@ -120,17 +125,17 @@ class Alignment(torch.autograd.Function):
 
 
 class LinearGap(torch.autograd.Function):
-    """``<K, D> / |K|`` of the centred linear Gram K of X and a centred D, a difference of unit Grams; 0 if K is 0.
+    """Product ``<K, D> / |K|`` of the centred linear Gram K of X with a difference D of unit Grams; 0 if K is 0.
 
-    `_LinearGram` and `Alignment` in one. X is not centred but K, which is small (n×n), and the derivative in K is
-    centred as it is.
+    It does the work of `_LinearGram` and `Alignment` in one step. It centres K, which is small (n×n), instead of X. The
+    derivative with respect to K is centred already.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gap: Tensor) -> Tensor:
         ctx.scale = 1.0
         gram, kept = _recentred(times_own_transpose(x))
-        if not kept:  # rows that are nearly equal, very large or very small: their products have too few digits
+        if not kept:  # products of nearly equal, very large or very small rows have too few digits
             x = centred(x)
             ctx.scale = magnitude(x)
             x = x / ctx.scale
@@ -150,7 +155,7 @@ class LinearGap(torch.autograd.Function):
 
 
 def _recentred(product: Tensor) -> tuple[Tensor, bool]:
-    """``X Xᵀ``, n×n, of X minus its column means, and whether single precision holds it well."""
+    """Centre ``X Xᵀ``, n×n, as if X had been centred; also return True if single precision is enough for it."""
     means = product.mean(dim=0)
     gram = product - means - (means - means.mean())[:, None]
     before, after = torch.linalg.vector_norm(product).item(), torch.linalg.vector_norm(gram).item()
@@ -158,13 +163,13 @@ def _recentred(product: Tensor) -> tuple[Tensor, bool]:
 
 
 def _keeps_its_digits(gram: Tensor) -> bool:
-    """Whether a Gram's entries are of a size whose squares and fourth roots single precision can hold."""
+    """Return True if single precision can hold the squares and fourth roots of a Gram's entries."""
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
     return bool(((trace > 1e-12) & (trace < 1e12)).all())
 
 
 def times_own_transpose(x: Tensor) -> Tensor:
-    """``X Xᵀ`` by strips of rows, which leave out most of the lower triangle and copy it: down to 5/8 of the work."""
+    """Compute ``X Xᵀ`` in strips of rows and copy most of the lower triangle; this saves up to 3/8 of the work."""
     n = x.shape[-2]
     gram = x.new_empty(*x.shape[:-1], n)
     height = max(64 if _by_onednn(x) else 32, -(-n // 4))
@@ -176,7 +181,7 @@ def times_own_transpose(x: Tensor) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """``A B``. In float32 on the CPU by oneDNN, which uses all of an AMD processor, and MKL (``@``) half of it."""
+    """Compute ``A B``, in float32 on the CPU by oneDNN: MKL (``@``) reaches half of its speed on AMD processors."""
     if not (_by_onednn(a) and b.ndim == 2):
         return a @ b
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.mT, None, "none", [], "")
@@ -184,19 +189,19 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _by_onednn(x: Tensor) -> bool:
-    """Whether it is of use here; rows that are not next to each other take it a thousand times as long."""
+    """Return True if oneDNN is faster for ``x``; it is a thousand times slower for rows that are not contiguous."""
     return ONEDNN and x.ndim == 2 and x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
 
 
 def unit_gram(gram: Tensor, kernel: Kernel, bandwidth: float, *, debiased: bool) -> Tensor:
-    """Linear Grams (…×n×n, centred somewhere, up to a factor) as what `Gram.unit` is, in their own precision."""
+    """Turn linear Grams (…×n×n, of rows minus any common row, up to a factor) into unit Grams, in their precision."""
     if kernel == "rbf":
         gram = rbf(gram, bandwidth)
     return unit(centred_gram(gram, debiased), 0.0)
 
 
 def gram_of_features(x: Array, kernel: Kernel, bandwidth: float, *, debiased: bool, center: bool) -> Tensor:
-    """`gram_of` activations as a user has them."""
+    """Compute `gram_of` for activations as a user gives them: arrays or tensors, n×p or n×c×h×w."""
     (rows,), _ = one_precision(flatten(tensor("activations", x)))
     with full_precision(rows):
         return gram_of(rows, kernel, bandwidth, debiased=debiased, center=center)
@@ -205,10 +210,10 @@ def gram_of_features(x: Array, kernel: Kernel, bandwidth: float, *, debiased: bo
 def gram_of(
     x: Tensor, kernel: Kernel = "linear", bandwidth: float = 0.5, *, debiased: bool = False, center: bool = True
 ) -> Tensor:
-    """Centred Gram of ``x`` (…×n×p), …×n×n, up to a factor; all 0 where it is not defined."""
+    """Centred Gram of ``x`` (…×n×p), …×n×n, up to a factor; all 0 if undefined."""
     if kernel == "linear":
         gram = _linear(x, center or debiased)
-        # Centred features have a centred Gram already.
+        # The Gram of centred features is centred, unless it is to be debiased.
         return centred_gram(gram, debiased=True) if debiased else gram
     if not center:
         raise InputError("center=False is for the linear kernel")
@@ -221,31 +226,31 @@ def _linear(x: Tensor, center: bool = True) -> Tensor:
 
 
 def rbf(gram: Tensor, bandwidth: float) -> Tensor:
-    """``exp(-d² / (2 f² median(d²))) - 1`` from a linear Gram (…×n×n), with f the ``bandwidth``.
+    """RBF Gram minus 1 from a linear Gram (…×n×n): ``exp(-d² / (2 f² median(d²))) - 1``, with f the ``bandwidth``.
 
-    Centring removes any constant, and without the 1 a wide kernel keeps its digits.
+    Centring removes any constant, and subtracting 1 keeps the digits of a wide kernel.
     """
     distances = square_distances(gram)
     median = median_of_entries(distances.detach())
     largest = gram.detach().diagonal(dim1=-2, dim2=-1).amax(dim=-1)[..., None, None]
-    # Where more than half of the distances are 0, or what rounding leaves of 0, no bandwidth is defined: all 0.
+    # If more than half of the distances are 0, up to rounding, the bandwidth is undefined, and the Gram is 0.
     none = median <= 16 * torch.finfo(gram.dtype).eps * largest
     exponent = distances / (2 * bandwidth**2 * torch.where(none, torch.inf, median))
     return torch.expm1(-exponent)
 
 
 def square_distances(gram: Tensor) -> Tensor:
-    """Squared Euclidean distances between the rows behind a linear Gram, …×n×n."""
+    """Squared Euclidean distances between the rows of the features, …×n×n, from their linear Gram."""
     squares = gram.diagonal(dim1=-2, dim2=-1)
     return (squares[..., :, None] + squares[..., None, :] - 2 * gram).clamp_min(0)
 
 
 def median_of_entries(matrices: Tensor) -> Tensor:
-    """Median of all entries of each matrix (…×n×n), …×1×1; the mean of the middle two if their number is even."""
+    """Median of all entries of each matrix (…×n×n), …×1×1; the mean of the middle two for an even number."""
     count = matrices.shape[-2] * matrices.shape[-1]
     if count == 1:
         return matrices
-    # The middle two, or the middle one and its successor. torch.median would take the lower one, torch.quantile sorts.
+    # torch.median would take the lower of the middle two, and torch.quantile sorts everything.
     lower_half = matrices.flatten(-2).topk(count // 2 + 1, largest=False, sorted=False).values
     upper, lower = lower_half.topk(2).values.unbind(dim=-1)
     middle: Tensor = (upper + lower) / 2 if count % 2 == 0 else upper
@@ -253,7 +258,12 @@ def median_of_entries(matrices: Tensor) -> Tensor:
 
 
 def median_square_distance(x: Array) -> float:
-    """Median of all n² squared distances between rows of ``x``, the zeros of the diagonal included (METHODS.md A.2)."""
+    """Median of all n² squared distances between rows of ``x``, with the zeros of the diagonal (specification A.2).
+
+    >>> import numpy as np
+    >>> round(median_square_distance(np.array([[0.0], [1.0], [3.0]])), 3)
+    1.0
+    """
     with torch.no_grad():
         (rows,), _ = one_precision(flatten(tensor("activations", x)))
     rows = centred(rows)
@@ -261,10 +271,10 @@ def median_square_distance(x: Array) -> float:
 
 
 def centred_gram(gram: Tensor, debiased: bool) -> Tensor:
-    """A Gram (…×n×n) without what its rows and columns have in common; exactly 0 if nothing else is left.
+    """Subtract the row and column means of a Gram (…×n×n); exactly 0 if only rounding is left.
 
-    Debiased is the U-centring of Székely and Rizzo 2014: the diagonal is left out, and the inner product of two such
-    matrices over n(n-3) is the unbiased estimate HSIC₁ of Song et al. 2012.
+    With ``debiased``, this is the U-centring of Székely and Rizzo 2014, which leaves out the diagonal. The inner
+    product of two such matrices, divided by n(n-3), is the unbiased estimate HSIC₁ of Song et al. 2012.
 
     Raises:
         InputError: If ``debiased`` and n < 4.
@@ -281,7 +291,7 @@ def centred_gram(gram: Tensor, debiased: bool) -> Tensor:
         rows, columns = hollow.sum(dim=-1, keepdim=True), hollow.sum(dim=-2, keepdim=True)
         result = hollow - (rows + columns) / (n - 2) + rows.sum(dim=-2, keepdim=True) / ((n - 1) * (n - 2))
         result = result.masked_fill(diagonal, 0)
-    # What is left of a Gram that is all row and column effects (equidistant rows, say) is rounding, not signal.
+    # For a Gram of row and column effects only, such as that of equidistant rows, the rest is rounding.
     rounding = 16 * n * torch.finfo(gram.dtype).eps
     norm, norm_before = (torch.linalg.matrix_norm(k.detach(), keepdim=True) for k in (result, gram))
     return torch.where(norm <= rounding * norm_before, 0, result)

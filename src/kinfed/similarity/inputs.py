@@ -1,15 +1,14 @@
-"""What every measure does with its two sides before its formula, and with the number after it.
+"""Rules that all measures follow for their two sides and for their result.
 
-- NumPy arrays and torch tensors, on any device, and what NumPy makes an array of, such as a list or a data frame. The
-  answer comes back as a Python float, or as a tensor on that device where a side is a tensor.
-- What would have to be guessed is refused in one line: masked, complex, sparse or missing numbers, text, no examples.
-- Everything is computed in float64. The exception is a side that a gradient is wanted for: then in its own
-  precision, half precision in float32, whatever autocast says. That is the one rule about precision. What is rounding,
-  and not signal, is judged by the precision that a side came in.
+- A side is a NumPy array, a torch tensor on any device, or anything that NumPy turns into an array, such as a list or a
+  data frame. The result is a Python float, or a tensor on the same device if a side is a tensor.
+- Ambiguous input is refused with a message of one line: masked, complex, sparse or missing numbers, text, no examples.
+- Computations are in float64. If a side needs a gradient, they are in its own precision, or in float32 if that is
+  half precision, regardless of autocast. The original precision of a side decides which differences are rounding.
 - A convolutional map n×c×h×w becomes n×(c·h·w), unless the measure says otherwise; a vector becomes n×1.
-- A number that is not defined (0/0) is NaN, with one warning that names the side. As a term of a loss, that is where a
-  gradient is wanted, a measure whose term vanishes gives 0 and no gradient, and does not warn.
-- A measure that has no gradient refuses a side that wants one, rather than lose it without a word.
+- An undefined value (0/0) is NaN, with one warning that names the side. In a loss, that is where a gradient is needed,
+  it is 0 without a gradient and without a warning.
+- A measure without a gradient refuses a side that needs one.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ P = ParamSpec("P")
 
 
 class UndefinedSimilarityWarning(RuntimeWarning):
-    """A similarity, or a part of it, is 0/0, for instance because a side is constant."""
+    """A similarity, or a part of it, that is 0/0, for instance because a side is constant."""
 
 
 class Comparison(Protocol[P]):
-    """A function of two representations: a tensor among them, a 0-dimensional tensor out; arrays in, a float out."""
+    """Function of two representations; returns a 0-dimensional tensor if one is a tensor, a float for two arrays."""
 
     @overload
     def __call__(self, x: Tensor, y: Array, *args: P.args, **kwargs: P.kwargs) -> Tensor: ...
@@ -53,13 +52,13 @@ class Comparison(Protocol[P]):
 def measure(
     *, paired: bool = True, same_width: bool = False, gradient: bool = True, as_they_came: bool = False
 ) -> Callable[[Callable[Concatenate[Tensor, Tensor, P], Tensor]], Comparison[P]]:
-    """Turn a formula on two n×p tensors into a measure, by the rules at the top of this file.
+    """Turn a formula on two n×p tensors into a measure that follows the rules of this module.
 
     Args:
-        paired: Row r of both sides is the same example, so both need the same number of rows.
-        same_width: Feature c of both sides is the same feature, so both need the same number of them.
-        gradient: There is a gradient; without one a side that wants one is refused.
-        as_they_came: The sides are handed on in the precision and, if they are maps, in the shape that they came in.
+        paired: True if row r of both sides is the same example, so that both need equally many rows.
+        same_width: True if column c of both sides is the same feature, so that both need equally many columns.
+        gradient: True if the formula has a gradient; if not, a side that needs one is refused.
+        as_they_came: True if the formula takes the sides in their original precision and shape.
     """
 
     def decorate(formula: Callable[Concatenate[Tensor, Tensor, P], Tensor]) -> Comparison[P]:
@@ -93,16 +92,16 @@ def measure(
 
 
 def tensor(what: str, given: Any) -> Tensor:
-    """Real numbers with an axis of examples as a dense tensor, in the memory that they have where that is possible.
+    """Convert real numbers with an axis of examples to a dense tensor, without a copy if possible.
 
-    Floating-point numbers stay in their precision; whole ones become float64.
+    Floating-point numbers keep their precision; integers become float64.
 
     Args:
-        what: What they are called where they are refused.
-        given: A tensor, an array, or what NumPy makes an array of.
+        what: Name of the numbers in error messages.
+        given: A tensor, an array, or anything that NumPy turns into an array.
 
     Raises:
-        InputError: If they are not such numbers; in one line.
+        InputError: If these are not real numbers in a dense array, or there is no example or no feature.
     """
     x = given if isinstance(given, Tensor) else _from_numpy(what, given)
     if x.layout != torch.strided or x.is_complex() or x.is_quantized or x.is_nested or x.is_meta:
@@ -123,17 +122,17 @@ def _from_numpy(what: str, given: Any) -> Tensor:
         raise InputError(f"{what} is no array of numbers: {error}") from error
     if array.dtype.kind not in "fiub":
         raise InputError(f"{what} is {type(given).__name__} of {array.dtype}; it takes real numbers in a dense array")
-    # torch has neither long doubles nor every kind of whole numbers
+    # torch has neither long doubles nor all integer types.
     usual = array.dtype.kind == "f" and array.dtype.itemsize <= 8
-    # from_numpy refuses negative strides and foreign byte order, and warns of read-only memory: those get a copy.
+    # from_numpy refuses negative strides and foreign byte order, and warns about read-only memory: copy these.
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("=") if usual else np.float64, ("C", "W")))
 
 
 def several(what: str, given: Any) -> list[Any]:
-    """Several representations, one by one.
+    """List several representations.
 
     Raises:
-        InputError: If there is none, or but one, whose rows would be taken for representations.
+        InputError: If there is none, or a single matrix, whose rows would be taken for representations.
     """
     if isinstance(given, str) or not (isinstance(given, Sequence) or getattr(given, "ndim", 0) > 2):
         got = f"one of shape {tuple(given.shape)}" if hasattr(given, "shape") else f"a {type(given).__name__}"
@@ -144,43 +143,43 @@ def several(what: str, given: Any) -> list[Any]:
 
 
 def precision(*sides: Tensor) -> tuple[torch.dtype, bool]:
-    """What to compute in, and whether a gradient is wanted."""
+    """Return the precision to compute in, and True if a side needs a gradient."""
     wanted = [x.dtype for x in sides if x.requires_grad and torch.is_grad_enabled()]
     own_is_single = bool(wanted) and torch.float64 not in wanted
     return torch.float32 if own_is_single else torch.float64, bool(wanted)
 
 
 def one_precision(*sides: Tensor) -> tuple[list[Tensor], bool]:
-    """All sides, n×p, in the precision to compute in, and whether a gradient is wanted (else they are cut off)."""
+    """Convert all sides, n×p, to the precision to compute in; also return True if a gradient is needed, else detach."""
     dtype, live = precision(*sides)
     return [x.to(dtype) if live else exact(x.detach()) for x in sides], live
 
 
 def exact(x: Tensor) -> Tensor:
-    """``x`` (…×n×p) in float64; a matrix whose rows differ by no more than its own precision has equal ones."""
+    """Convert ``x`` (…×n×p) to float64; rows of a matrix that differ only by its original rounding become equal."""
     double, same = x.double(), constant(x)
     return torch.where(same[..., None, None], double[..., :1, :], double) if same.any() else double
 
 
 def constant(x: Tensor) -> Tensor:
-    """Whether the rows of each matrix in ``x`` (…×n×p) are equal, but for the rounding of the precision it came in."""
-    # Nearly always the first two rows tell.
+    """Return True for each matrix in ``x`` (…×n×p) whose rows are equal up to rounding in the original precision."""
+    # The first two rows nearly always decide.
     alike = like_the_first(x[..., :2, :]).flatten(-2).all(dim=-1)
     return like_the_first(x).flatten(-2).all(dim=-1) if alike.any() else alike
 
 
 def like_the_first(x: Tensor) -> Tensor:
-    """Which entries of ``x`` (…×n×p) are that of the first row, but for the rounding of the precision it came in."""
+    """Mark the entries of ``x`` (…×n×p) that equal those of the first row up to rounding in the original precision."""
     return torch.isclose(x.double(), x[..., :1, :].double(), rtol=2 * rounding(x), atol=0)
 
 
 def rounding(x: Tensor) -> float:
-    """The distance from 1 to the next number in the precision that ``x`` came in."""
+    """Distance from 1 to the next larger number in the precision of ``x``."""
     return torch.finfo(x.dtype).eps
 
 
 def full_precision(x: Tensor) -> torch.autocast:
-    """A block in which autocast leaves products on the device of ``x`` alone."""
+    """Context in which autocast does not change products on the device of ``x``."""
     return torch.autocast(x.device.type, enabled=False)
 
 
@@ -189,19 +188,22 @@ def flatten(x: Tensor, how: Flattening = "full") -> Tensor: ...
 @overload
 def flatten(x: NDArray[Any], how: Flattening = "full") -> NDArray[Any]: ...
 def flatten(x: Array, how: Flattening = "full") -> Array:
-    """Make a matrix, examples × features, of activations.
+    """Turn activations into a matrix, examples × features.
 
     Args:
         x: Activations, n, n×p, or n×c×h×w; a tensor or an array.
-        how: Of a map, ``full`` makes n×(c·h·w); ``spatial`` makes (n·h·w)×c, every place an example; ``gap`` makes n×c,
-            the mean over all places. Without effect on one and two dimensions.
+        how: Form of a map: ``full`` for n×(c·h·w); ``spatial`` for (n·h·w)×c, each position an example; ``gap`` for
+            n×c, the mean over all positions. Without effect on one and two dimensions.
 
     Returns:
-        Of the kind that ``x`` is.
+        A tensor if ``x`` is a tensor, otherwise an array.
 
     Raises:
-        InputError: If there are no examples or no features, or, but for ``full``, three dimensions: tokens have their
-            features last, and maps have them first.
+        InputError: If there are no examples or no features. Also for three dimensions, except with ``full``: tokens
+            have their features last, maps have them first.
+
+    >>> flatten(np.zeros((5, 3, 4, 4))).shape, flatten(np.zeros((5, 3, 4, 4)), "gap").shape
+    ((5, 48), (5, 3))
     """
     check_option("how", how, Flattening)
     activations = tensor("flatten: x", x)
@@ -220,7 +222,7 @@ def flatten(x: Array, how: Flattening = "full") -> Array:
 
 
 def refuse_gradient(name: str, sides: Mapping[str, Tensor]) -> None:
-    """Raise an InputError if a side wants a gradient from a measure that has none."""
+    """Raise an InputError if a side needs a gradient from a measure that has none."""
     for side, x in sides.items():
         if x.requires_grad and torch.is_grad_enabled():
             raise InputError(
@@ -229,7 +231,7 @@ def refuse_gradient(name: str, sides: Mapping[str, Tensor]) -> None:
 
 
 def refuse_non_finite(name: str, sides: Mapping[str, Tensor]) -> None:
-    """Raise an InputError that names the first place where a side is NaN or infinite."""
+    """Raise an InputError that names the first position where a side is NaN or infinite."""
     for side, x in sides.items():
         if not x.isfinite().all():
             places = (~x.isfinite()).nonzero()
@@ -239,7 +241,7 @@ def refuse_non_finite(name: str, sides: Mapping[str, Tensor]) -> None:
 
 
 def warn_undefined(name: str, sides: Mapping[str, Tensor]) -> None:
-    """One warning that says of which sides, n×… each, a similarity is not defined, and why."""
+    """Warn once that a similarity is undefined, naming the sides, n×… each, that cause it and the reason."""
     reasons = ", ".join(f"{side} {_why_undefined(x)}" for side, x in sides.items() if _why_undefined(x))
     what = reasons or f"0/0 for {' or '.join(sides)}, though not constant"
     warn(f"{name} is not defined, NaN: {what}", UndefinedSimilarityWarning)
@@ -252,7 +254,7 @@ def _why_undefined(x: Tensor) -> str:
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warn where the user's code called into this package."""
+    """Issue a warning at the line of the user's code that called this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals["__name__"].startswith(__package__ or ""):
         frame, level = frame.f_back, level + 1
@@ -260,33 +262,33 @@ def warn(text: str, category: type[Warning]) -> None:
 
 
 def centred(x: Tensor) -> Tensor:
-    """``x`` (…×n×p) minus its column means; exactly 0 where a column is constant."""
-    # The first row goes first: a mean of equal numbers is rounded, a difference of equal numbers is not.
+    """Subtract the column means from ``x`` (…×n×p); constant columns become exactly 0."""
+    # Subtract the first row before: the mean of equal numbers is rounded, their difference is not.
     x = x - x[..., :1, :]
     return x - x.mean(dim=-2, keepdim=True)
 
 
 def magnitude(x: Tensor) -> Tensor:
-    """Largest absolute entry of each matrix in ``x`` (…×n×p), …×1×1, 1 if all are 0; a constant to autograd."""
+    """Largest absolute entry of each matrix in ``x`` (…×n×p), …×1×1, or 1 if all are 0; a constant for autograd."""
     x = x.detach()
     largest = torch.maximum(x.amax(dim=(-2, -1), keepdim=True), -x.amin(dim=(-2, -1), keepdim=True))
     return torch.where(largest == 0, 1, largest)
 
 
 def undefined_value(live: bool) -> float:
-    """What stands for 0/0: NaN, in a loss 0."""
+    """Value that replaces 0/0: NaN, or 0 in a loss."""
     return 0.0 if live else torch.nan
 
 
 def unit(x: Tensor, undefined: float) -> Tensor:
-    """Each matrix in ``x`` (…×n×p) over its Frobenius norm; one that is all 0 is filled with ``undefined``."""
+    """Divide each matrix in ``x`` (…×n×p) by its Frobenius norm; fill one that is all 0 with ``undefined``."""
     norm = torch.linalg.matrix_norm(x, keepdim=True)
     zero = norm == 0
     return torch.where(zero, undefined, x / torch.where(zero, 1, norm))
 
 
 def same_rows(name: str, sides: Sequence[Tensor]) -> int:
-    """The number of rows that all sides have; an InputError if they differ."""
+    """Return the common number of rows of all sides; raise an InputError if they differ."""
     counts = [len(x) for x in sides]
     if len(set(counts)) > 1:
         raise InputError(f"{name} compares the same examples, but the numbers of rows differ: {counts}")
@@ -294,6 +296,6 @@ def same_rows(name: str, sides: Sequence[Tensor]) -> int:
 
 
 def same_features(name: str, x: Tensor, y: Tensor) -> None:
-    """An InputError if the sides have different numbers of columns."""
+    """Raise an InputError if the sides have different numbers of columns."""
     if x.shape[1] != y.shape[1]:
         raise InputError(f"{name} compares the same features: x has {x.shape[1]}, y has {y.shape[1]}")

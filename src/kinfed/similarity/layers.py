@@ -1,4 +1,4 @@
-"""Two files of activations, layer by layer: what is read, and which layers are alike."""
+"""Activations of two models: reading them from files, and comparing them layer by layer."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from kinfed.similarity.options import Positive, checked
 __all__ = ["Ids", "LayerSimilarity", "compare_layers", "load_activations", "load_ids"]
 
 CENTRING = "column means of the features; debiased: U-centred Gram"
-IDS = "ids"  # the array in a file that is no layer, but names the examples
+IDS = "ids"  # name of the array in a file that holds the ids of the examples
 BROKEN = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, safetensors.SafetensorError)
 Ids = Sequence[int] | Sequence[str] | Array
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSimilarity:
-    """Similarity of every layer of ``a`` with every layer of ``b``, and all that the numbers depend on.
+    """Similarity of every layer of model ``a`` with every layer of model ``b``, and the settings that it depends on.
 
     Attributes:
         values: Similarity by the measure, layers of a × layers of b.
-        biased: CKA, likewise, in [0, 1]; None by another measure.
-        debiased: Debiased CKA, likewise, in (-1, 1]; None by another measure.
+        biased: Biased CKA, layers of a × layers of b, in [0, 1]; None for other measures.
+        debiased: Debiased CKA, layers of a × layers of b, in (-1, 1]; None for other measures.
         n: Number of examples.
-        features_a: Features of each layer of a after flattening, by name, in the order of the rows.
-        features_b: Those of b, in the order of the columns.
-        kernel: ``linear`` or ``rbf``; None if the measure is no CKA.
-        bandwidth: Bandwidth of the RBF kernel, as a fraction of the median distance; None if there is none.
-        sigma_a: Resulting width σ of ``exp(-d² / (2 σ²))`` for each layer of a; empty if linear.
-        sigma_b: Those of b.
-        order: ``ids``: the examples of b were put in the order of a's by their ids. ``trusted``: without ids, row r of
-            both was taken to be the same example.
-        centring: How the Grams were centred; None if the measure is no CKA.
-        flattening: What became of convolutional maps.
+        features_a: Number of features of each layer of a after flattening, by name, in the order of the rows.
+        features_b: Number of features of each layer of b, in the order of the columns.
+        kernel: Kernel of the Grams, ``linear`` or ``rbf``; None for other measures than CKA.
+        bandwidth: Bandwidth of the RBF kernel, as a fraction of the median distance; None without an RBF kernel.
+        sigma_a: Width σ of the kernel ``exp(-d² / (2 σ²))`` for each layer of a; empty without an RBF kernel.
+        sigma_b: Width σ for each layer of b.
+        order: ``ids`` if the examples of b were matched with those of a by their ids; ``trusted`` without ids, if row
+            r of both was assumed to be the same example.
+        centring: Centring of the Grams, in words; None for other measures than CKA.
+        flattening: Shape that convolutional maps were flattened to.
         measure: Name of the measure.
     """
 
@@ -70,13 +70,13 @@ class LayerSimilarity:
 
     @property
     def matrices(self) -> dict[str, NDArray[np.float64]]:
-        """The matrices to show, by their headings: CKA as it is and debiased, or one of another measure."""
+        """Matrices to show, by heading: biased and debiased CKA, or the one of another measure."""
         both = {"biased CKA": self.biased, "debiased CKA": self.debiased}
         told = {heading: matrix for heading, matrix in both.items() if matrix is not None}
         return told or {self.measure: self.values}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON has it; what is not defined is None."""
+        """Convert all attributes to JSON types; undefined values become None."""
         matrices = {
             name: [[None if np.isnan(value) else float(value) for value in row] for row in matrix]
             for name, matrix in vars(self).items()
@@ -95,19 +95,24 @@ def compare_layers(
     kernel: Kernel = "linear",
     bandwidth: Positive = 0.5,
 ) -> LayerSimilarity:
-    """Similarity of every pair of layers of two models; CKA biased and debiased.
+    """Compute the similarity of every pair of layers of two models, for CKA both biased and debiased.
 
     Args:
-        a: Activations of each layer by name, n×p or n×c×h×w, n ≥ 4.
-        b: Those of the other model, for the same n examples; in the same order, if there are no ids.
-        measure: One of `MEASURES` that needs no labels, by name, a `Measure`, or a function of two representations.
-        ids: What the examples of a and those of b are called, by row; whole numbers or texts, each once.
-        kernel: As in `cka`, which this and the next argument are of.
-        bandwidth: As in `cka`.
+        a: Activations of each layer of the first model, by name, n×p or n×c×h×w, n ≥ 4.
+        b: Activations of each layer of the second model, for the same n examples; in the same order, unless there are
+            ids.
+        measure: Name of one of `MEASURES` that needs no labels, a `Measure`, or a function of two representations.
+        ids: Ids of the examples of a and of b, one for each row; unique integers or strings.
+        kernel: Kernel of CKA, ``linear`` or ``rbf``.
+        bandwidth: Bandwidth of the RBF kernel, as a fraction of the median distance.
 
     Raises:
-        InputError: If the numbers of examples differ or are less than 4, a side has no layer, the ids of the two are
-            not the same, or the measure refuses a pair.
+        InputError: If the numbers of examples differ or are below 4, a model has no layer, the two do not have the same
+            ids, or the measure refuses a pair.
+
+    >>> x = np.random.default_rng(0).normal(size=(50, 2, 4))
+    >>> compare_layers({"conv": x[:, 0]}, {"conv": 2 * x[:, 0], "fc": x[:, 1]}).values.round(2)
+    array([[1.  , 0.09]])
     """
     by = as_measure(measure)
     if by.needs_labels:
@@ -154,14 +159,14 @@ def compare_layers(
 
 
 def _layers(side: str, given: Mapping[str, Array]) -> dict[str, Tensor]:
-    """Those of a side as matrices."""
+    """Convert the layers of a model to matrices."""
     if not isinstance(given, Mapping) or not given:
         raise InputError(f"compare_layers: {side} needs at least one layer, by name; got {type(given).__name__}")
     return {name: flatten(tensor(f"compare_layers: layer {name!r} of {side}", x).detach()) for name, x in given.items()}
 
 
 def _checked_ids(what: str, given: Ids) -> list[Any]:
-    """One id an example, whole numbers or texts."""
+    """Return the ids as a list; refuse all but unique integers or strings, one for each example."""
     array = np.asarray(given.cpu() if isinstance(given, Tensor) else given)
     if array.ndim != 1 or array.dtype.kind not in "iuU":
         raise InputError(f"{what}: a whole number or a text an example; got {array.dtype} of shape {array.shape}")
@@ -173,7 +178,7 @@ def _checked_ids(what: str, given: Ids) -> list[Any]:
 
 
 def _matched(ids: Mapping[str, list[Any]], layers: Mapping[str, Mapping[str, Tensor]]) -> list[int]:
-    """The rows of b in the order of a's."""
+    """Rows of b in the order of the examples of a."""
     for side, of in layers.items():
         for name, x in of.items():
             if len(x) != len(ids[side]):
@@ -187,17 +192,23 @@ def _matched(ids: Mapping[str, list[Any]], layers: Mapping[str, Mapping[str, Ten
 
 
 def load_activations(path: str | Path, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """Activations by layer name from a ``.npy``, ``.npz`` or ``.safetensors`` file. Nothing in it is ever executed.
+    """Read activations by layer name from a ``.npy``, ``.npz`` or ``.safetensors`` file; no code in it is executed.
 
-    An array called ``ids`` in one of the latter two is no layer; `load_ids` reads it.
+    In ``.npz`` and ``.safetensors`` files, an array named ``ids`` is not a layer; `load_ids` reads it.
 
     Args:
-        path: The file; the one array of a ``.npy`` is called by the file's name without suffix.
-        layers: The layers wanted, in that order; all if not given. No other layer's data are read.
+        path: File to read. The array of a ``.npy`` file gets the file's name without suffix.
+        layers: Names of the layers to read, in this order; None for all. Other layers are not read.
 
     Raises:
-        InputError: In one line, if the file is missing, not what its suffix says, empty, has not the layer asked for
-            (the line lists those that it has), or has a layer that is not an array of numbers with an axis of examples.
+        InputError: If the file is missing, empty or not of the format that its suffix names, lacks a layer (the message
+            lists its layers), or has a layer that is not an array of numbers with an axis of examples.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/model.npz", conv1=np.zeros((5, 3)))
+    ...     load_activations(f"{folder}/model.npz")["conv1"].shape
+    torch.Size([5, 3])
     """
     path = Path(path)
     with _opened(path) as (names, read):
@@ -211,10 +222,17 @@ def load_activations(path: str | Path, layers: Sequence[str] | None = None) -> d
 
 
 def load_ids(path: str | Path) -> list[Any] | None:
-    """What the examples of a ``.npz`` or ``.safetensors`` file are called: its array ``ids``, or None without one.
+    """Read the ids of the examples, the array ``ids`` of a ``.npz`` or ``.safetensors`` file; None without one.
 
     Raises:
-        InputError: In one line, as of `load_activations`; or if they are neither whole numbers nor texts, each once.
+        InputError: If the file is missing or not of the format that its suffix names, or the ids are not unique
+            integers or strings.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/model.npz", conv1=np.zeros((2, 3)), ids=["cat.png", "dog.png"])
+    ...     load_ids(f"{folder}/model.npz")
+    ['cat.png', 'dog.png']
     """
     path = Path(path)
     with _opened(path) as (names, read):
@@ -223,7 +241,7 @@ def load_ids(path: str | Path) -> list[Any] | None:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[Sequence[str], Callable[[str], Array]]]:
-    """The names of the arrays in a file, and what reads one of them. Whatever goes wrong is one line."""
+    """Open a file and give the names of its arrays and a function that reads one; any failure is an InputError."""
     if path.suffix not in {".npy", ".npz", ".safetensors"}:
         raise InputError(f"{path}: activations are .npy, .npz or .safetensors files")
     if not path.is_file():
@@ -239,7 +257,7 @@ def _opened(path: Path) -> Iterator[tuple[Sequence[str], Callable[[str], Array]]
                 yield file.keys(), file.get_tensor
     except InputError:
         raise
-    # RuntimeError: an encrypted archive or an unknown compression; MemoryError: a header that claims too much
+    # RuntimeError: an encrypted archive or an unknown compression. MemoryError: a header that claims too much.
     except (*BROKEN, RuntimeError, MemoryError) as error:
         raise InputError(f"{path}: not a {path.suffix} file of plain arrays ({error})") from error
 

@@ -38,13 +38,13 @@ from kinfed.similarity.unpaired import class_mean, feature_cov
 
 __all__ = ["similarity_matrix"]
 
-# What is made of two sides that are decomposed already.
+# Functions of two decomposed sides, so that each side is decomposed only once.
 _OF_SIDES: dict[Callable[..., Any], Callable[..., Tensor]] = {
     cca: cca_of_sides,
     svcca: svcca_of_sides,
     pwcca: pwcca_of_sides,
 }
-_OF_ALL = (cka, sketched_cka, class_mean, feature_cov)  # which take all pairs at once
+_OF_ALL = (cka, sketched_cka, class_mean, feature_cov)  # computed for all pairs at once
 
 
 def similarity_matrix(
@@ -54,29 +54,37 @@ def similarity_matrix(
     against: Sequence[Array] | Sequence[Gram] | None = None,
     **options: Any,
 ) -> Any:
-    """Similarity of every pair of ``N`` representations, or of each of them with each of ``M`` others.
+    """Compute the similarity of every pair of ``N`` representations, or of the ``N`` with ``M`` others.
 
-    CKA, linear, RBF or sketched, `feature_cov` and `class_mean` take one normalised Gram each and one matrix product in
-    all, in bounded memory; the CCA family a decomposition each; the other measures a call a pair.
+    Linear, RBF and sketched CKA, `feature_cov` and `class_mean` compute one normalised Gram for each representation and
+    one matrix product, in bounded memory. The CCA family decomposes each representation once. The other measures
+    compute each pair separately.
 
     Args:
-        representations: N activations, each n×p (p may differ) or n×c×h×w, of the same examples in the same order; for
-            ``feature_cov`` of any examples, for ``class_mean`` matrices of `class_means`. For ``cka`` also a `Gram` of
-            each, which takes n×n however many features there are; they are taken as they are.
-        metric: One of `MEASURES` by name, a `Measure`, or a function of two representations (see `Measure.of`).
-        against: M others, likewise; Grams if the representations are Grams.
-        **options: Keywords of that measure; for ``cka`` those are ``kernel``, ``bandwidth``, ``debiased`` and
+        representations: N activations, each n×p (p may differ) or n×c×h×w, of the same examples in the same order. For
+            ``feature_cov`` the examples may differ; for ``class_mean`` they are matrices of `class_means`. For ``cka``
+            also N `Gram` objects, each n×n whatever the number of features.
+        metric: Name of one of `MEASURES`, a `Measure`, or a function of two representations (see `Measure.of`).
+        against: M other representations; Gram objects if the N are.
+        **options: Keywords of the measure; for ``cka`` these are ``kernel``, ``bandwidth``, ``debiased`` and
             ``center``.
 
     Returns:
-        N×N, a tensor if a representation is one, an array if not; symmetric if the measure is; in ``pwcca`` the row
-        gives the weights. With ``against``, N×M. The row or column of a representation that is constant or not finite
-        is NaN, with one warning that names all such.
+        Similarities, N×N, or N×M with ``against``; a tensor if a representation is a tensor, otherwise an array. For
+        ``pwcca`` the row gives the weights. Rows and columns of representations that are constant or not finite are
+        NaN, with one warning that names them.
 
     Raises:
-        InputError: If the metric is not known, there is no representation, or the measure refuses a pair; then the
-            message names the pair.
+        InputError: If the metric is not known, there is no representation, or the measure refuses a pair, which the
+            message names.
         TypeError: If the measure has no such option.
+
+    >>> import numpy as np
+    >>> x, y = np.random.default_rng(0).normal(size=(2, 100, 3))
+    >>> similarity_matrix([x, 2 * x, y]).round(2)
+    array([[1.  , 1.  , 0.02],
+           [1.  , 1.  , 0.02],
+           [0.02, 0.02, 1.  ]])
     """
     measure = as_measure(metric, "metric")
     keywords = inspect.signature(measure.function).parameters.values()
@@ -110,12 +118,12 @@ def similarity_matrix(
 
 
 def _all_nan(names: Iterable[str], matrix: Tensor) -> list[str]:
-    """Whose rows are NaN throughout."""
+    """Names of the rows that are all NaN."""
     return [name for name, undefined in zip(names, matrix.isnan().all(dim=1).tolist(), strict=True) if undefined]
 
 
 def _of_units(rows: Sequence[Tensor], columns: Sequence[Tensor] | None) -> Tensor:
-    """CKA from unit Grams; NaN beside one that is all 0."""
+    """CKA from unit Grams; NaN for a Gram that is all 0."""
     units = torch.stack([*rows, *(columns or [])]).flatten(1)
     one, other = units[: len(rows)], units if columns is None else units[len(rows) :]
     matrix = (one @ other.T).clamp(-1, 1)
@@ -127,9 +135,9 @@ def _of_units(rows: Sequence[Tensor], columns: Sequence[Tensor] | None) -> Tenso
 def _of_activations(
     measure: Measure, rows: Sequence[Tensor], columns: Sequence[Tensor] | None, options: dict[str, Any]
 ) -> Tensor:
-    """The matrix of a measure, from what belongs to a side computed once where that is possible."""
+    """Matrix of a measure from activations; work that concerns one side alone is done once if possible."""
     every = [*rows, *(columns or [])]
-    # A map is read place by place or as its means; which, a pair decides, unless all have the same places.
+    # The reading of a map, by position or as means, depends on the pair, unless all maps have the same h and w.
     function = measure.function
     if function in _OF_SIDES and len({x.shape[2:] for x in every}) == 1:
         of_sides = functools.partial(_OF_SIDES[function], **options)
@@ -144,7 +152,7 @@ def _of_activations(
         return alignments(measure.name, xs, ys, **options)
     if function is feature_cov:
         others = xs if ys is None else ys
-        # All are of one width if none differs from the first of the other side.
+        # All have one width if none differs from the first of the other side.
         for i, j in [*((0, j) for j in range(len(others))), *((i, 0) for i in range(len(xs)))]:
             with _naming(i, j):
                 same_features(measure.name, xs[i], others[j])
@@ -153,7 +161,7 @@ def _of_activations(
 
 
 def _features(xs: Sequence[Tensor]) -> list[Tensor]:
-    """The centred features as rows, so that an alignment is one of covariances."""
+    """Transpose the centred features, so that their alignment is that of the covariances."""
     return [centred(exact(x)).T for x in xs]
 
 
@@ -165,7 +173,7 @@ def _pair_by_pair(
     symmetric: bool = True,
     prepare: Callable[[Tensor], Any] = lambda x: x,
 ) -> Tensor:
-    """The measure of every pair, each side prepared; NaN beside a side that is not finite, which it would refuse."""
+    """Apply a measure to every pair of prepared sides; NaN for sides that are not finite, which it would refuse."""
     symmetric = symmetric and columns is None
     sides = [*rows, *(columns or [])]
     ready = [prepare(x) if x.isfinite().all() else None for x in sides]
@@ -173,7 +181,7 @@ def _pair_by_pair(
     shape = len(rows), len(others)
     matrix = torch.full(shape, torch.nan, dtype=precision(*sides)[0], device=sides[0].device)
     with warnings.catch_warnings():
-        # One warning for all is given by `similarity_matrix`.
+        # `similarity_matrix` gives one warning for all pairs.
         warnings.simplefilter("ignore", UndefinedSimilarityWarning)
         for i, x in enumerate(ready[: len(rows)]):
             for j, y in enumerate(others[: i + 1] if symmetric else others):
@@ -187,7 +195,7 @@ def _pair_by_pair(
 
 @contextlib.contextmanager
 def _naming(i: int, j: int) -> Iterator[None]:
-    """A block whose error says of which pair it is."""
+    """Add the pair to the message of an InputError in the block."""
     try:
         yield
     except InputError as error:

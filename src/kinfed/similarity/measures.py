@@ -1,4 +1,4 @@
-"""The similarity measures by name, and what each asks of the two sides."""
+"""Similarity measures by name, with their requirements on the two sides."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ __all__ = ["MEASURES", "METRICS", "Measure", "as_measure"]
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A similarity of two representations, a number that is larger the more alike they are, and what it asks of them.
+    """Similarity measure of two representations, the larger the more similar, with its requirements on them.
 
     Attributes:
-        name: Its name, for messages and tables.
-        function: The formula, ``(x, y, **options)``; `Measure.of` makes one of a plain function.
+        name: Name for messages and tables.
+        function: Formula, called as ``(x, y, **options)``; `Measure.of` makes one from a plain function.
         options: Keywords that the function is called with.
         paired: True if row r of both sides is the same example, so that both need the same number of rows.
         same_width: True if column c of both sides is the same feature, so that both need the same number of columns.
         needs_labels: True if the sides are `class_means`, which are made with labels.
         differentiable: True if it has a gradient.
-        symmetric: True if exchanging the sides changes nothing.
-        debiased: True if it is 0 on average for unrelated representations, however few examples there are.
-        counterpart: Name of the same measure without its bias; None if it has no known bias, or none is known.
-        least_examples: Fewest examples that it takes.
+        symmetric: True if exchanging the sides does not change the value.
+        debiased: True if it is 0 on average for unrelated representations, for any number of examples.
+        counterpart: Name of the debiased version of the measure; None if there is none.
+        least_examples: Smallest number of examples that it accepts.
         of_grams: True if it can be computed from the `Gram` of each side.
 
     >>> MEASURES["debiased_cka"].least_examples
@@ -61,18 +61,18 @@ class Measure:
     of_grams: bool = False
 
     def __call__(self, x: Any, y: Any, **options: Any) -> Any:
-        """Similarity of two representations: a tensor if one of them is a tensor, a float if not."""
+        """Compute the similarity of two representations: a tensor if one of them is a tensor, otherwise a float."""
         return self.function(x, y, **{**self.options, **options})
 
     @classmethod
     def of(cls, function: Callable[..., Any], *, name: str | None = None, **about: Any) -> Self:
-        """The measure that a plain function is; what it is given is checked before, as for kinfed's own.
+        """Make a measure from a plain function; its input is checked as for kinfed's own measures.
 
         Args:
-            function: ``(x, y) -> number``. It gets float64 matrices, examples × features, as NumPy arrays; as torch
-                tensors if the measure is ``differentiable``, and then in single precision where a loss is.
-            name: Its name; if not given, that of the function.
-            **about: The other attributes, as far as they differ from the defaults.
+            function: Function ``(x, y) -> number`` of two float64 NumPy arrays, examples × features. If the measure is
+                ``differentiable``, they are torch tensors, in a loss of single precision possibly float32.
+            name: Name of the measure; None for the name of the function.
+            **about: Other attributes that differ from the defaults.
 
         >>> import numpy as np
         >>> overlap = Measure.of(lambda x, y: (x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()), name="overlap")
@@ -141,21 +141,25 @@ def _from_elsewhere(name: str, thing: Any) -> Measure:
 
 _OWN = _measures()
 MEASURES = Registry("measure", _OWN, _fault, _from_elsewhere)
-"""The measures by name; one of a user's own is ``package.module:function`` or an entry point in ``kinfed.measures``."""
+"""Measures by name; a user's own is ``package.module:function`` or an entry point in ``kinfed.measures``."""
 
 METRICS = tuple(name for name, one in _OWN.items() if not one.options)
-"""The names that are functions of `kinfed.similarity`, too."""
+"""Names of the measures that are also functions of `kinfed.similarity`."""
 
 
 def as_measure(given: str | Measure | Callable[..., Any], what: str = "measure") -> Measure:
-    """The measure that is meant by a name, a measure or a function.
+    """Find a measure by name, or make one from a function.
 
     Args:
-        given: One of these.
-        what: Name of the argument, for the message.
+        given: Name of one of `MEASURES`, a `Measure`, which is returned unchanged, or a function of two
+            representations.
+        what: Name of the argument for error messages.
 
     Raises:
-        InputError: If there is none of that name, or what is given is none of these.
+        InputError: If there is no measure of this name, or the argument is none of these.
+
+    >>> as_measure("cka").counterpart
+    'debiased_cka'
     """
     if isinstance(given, Measure):
         return given

@@ -1,4 +1,4 @@
-"""CKA over a data set too large for one Gram (Nguyen et al. 2021, https://arxiv.org/abs/2010.15327)."""
+"""CKA over data sets that are too large for one Gram (Nguyen et al. 2021, https://arxiv.org/abs/2010.15327)."""
 
 from __future__ import annotations
 
@@ -29,26 +29,25 @@ __all__ = ["minibatch_cka"]
 
 
 class minibatch_cka:
-    """Debiased CKA of every layer of one model with every layer of another, batch by batch.
+    """Debiased CKA of every layer of one model with every layer of another, accumulated over batches.
 
-    The unbiased HSICs are summed over the batches and the ratio is taken at the end: the batches average out, where a
-    mean of ratios would not. Memory is one batch, whatever the data set. The value depends on the batch size a little,
-    and not on the number of layers.
+    The unbiased HSICs are summed over the batches, and the ratio is taken at the end, since a mean of ratios would be
+    biased. The memory is that of one batch. The value depends slightly on the batch size.
 
     Args:
-        kernel: As in `cka`.
-        bandwidth: As in `cka`; the median is that of each batch.
+        kernel: Kernel of the Grams, ``linear`` or ``rbf``.
+        bandwidth: Bandwidth of the RBF kernel, as a fraction of the median distance in each batch.
 
     Attributes:
-        batches: How many batches are in.
-        left_out: How many had fewer than 4 examples, too few for an unbiased HSIC.
+        batches: Number of batches added.
+        left_out: Number of batches left out, since they had fewer than the 4 examples that an unbiased HSIC needs.
 
-    Example::
-
-        pooled = minibatch_cka()
-        for xs, ys in activations:
-            pooled.update(xs, ys)
-        pooled.compute()
+    >>> import numpy as np
+    >>> pooled = minibatch_cka()
+    >>> for x in np.random.default_rng(0).normal(size=(5, 20, 4)):
+    ...     pooled.update([x], [2 * x, x[:, :2]])  # one layer of the first model, two of the second
+    >>> pooled.compute().round(2)
+    array([[1.  , 0.58]])
     """
 
     @checked
@@ -65,11 +64,11 @@ class minibatch_cka:
         """Add a batch.
 
         Args:
-            xs: Activations of the first model, one n×p or n×c×h×w a layer; the same layers in every batch.
-            ys: Those of the second model, for the same n examples in the same order.
+            xs: Activations of the first model, n×p or n×c×h×w for each layer; the same layers in every batch.
+            ys: Activations of the second model for the same n examples in the same order.
 
         Raises:
-            InputError: If the numbers of rows differ, the layers are not as many as before, or one is not finite.
+            InputError: If the numbers of rows differ, the number of layers changes, or a layer is not finite.
         """
         models = {"xs": several("minibatch_cka: xs", xs), "ys": several("minibatch_cka: ys", ys)}
         named = {f"layer {i} of {side}": layer for side, given in models.items() for i, layer in enumerate(given)}
@@ -90,14 +89,15 @@ class minibatch_cka:
         self._as_tensor = any(isinstance(layer, Tensor) for layer in named.values())
 
     def compute(self) -> Any:
-        """CKA of the batches so far.
+        """Compute the CKA over the batches added so far.
 
         Returns:
-            layers×layers, float64, of the kind that the activations are (tensor or array); in (-1, 1]. The row or
-            column of a layer that was constant in every batch is NaN, with one warning that names it.
+            Debiased CKA in (-1, 1], layers of the first model × layers of the second, float64; a tensor if the
+            activations are tensors, otherwise an array. The row or column of a layer that was constant in every batch
+            is NaN, with one warning that names it.
 
         Raises:
-            InputError: If no batch is in.
+            InputError: If no batch was added.
         """
         if not self.batches:
             raise InputError(f"minibatch_cka: no batch yet ({self.left_out} left out)")
@@ -114,9 +114,9 @@ class minibatch_cka:
         return matrix if self._as_tensor else matrix.numpy()
 
     def _hsic_factor(self, x: Tensor) -> Tensor:
-        """Matrix whose inner product with another layer's is their HSIC₁ in this batch, n×n."""
+        """Matrix, n×n, whose inner product with that of another layer is their HSIC₁ in this batch."""
         n = len(x)
-        # Not scaled as in `gram_of`: the batches have to add up.
+        # Not scaled as in `gram_of`, since the HSICs of all batches are summed.
         x = centred(x)
         gram = x @ x.T
         if self.kernel == "rbf":

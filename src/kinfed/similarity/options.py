@@ -1,4 +1,4 @@
-"""Options of the measures: what their annotations do not allow is refused in one line, before anything is computed."""
+"""Checks of the measures' options against their annotations, made before anything is computed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Range(NamedTuple):
-    """Which numbers an option may be, and how that is said."""
+    """Range of numbers that an option allows, and its description for messages."""
 
     holds: Callable[[float], bool]
     said: str
@@ -38,7 +38,7 @@ NUMBERS: dict[Any, tuple[type, str]] = {
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, which refuses keywords that their annotations do not allow."""
+    """Wrap a function so that it refuses keyword values that their annotations do not allow."""
 
     @functools.wraps(function)
     def with_options(*args: P.args, **options: P.kwargs) -> R:
@@ -49,10 +49,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse what the annotations of a function's keywords do not allow.
+    """Refuse values that the annotations of a function's keywords do not allow.
 
     Raises:
-        InputError: That names the option, the value and what is allowed.
+        InputError: If a value is not allowed; the message names the option, the value and what is allowed.
     """
     for name, value in options.items():
         if name in (kinds := _keywords(function)):
@@ -61,19 +61,20 @@ def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> N
 
 @functools.cache
 def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of its keywords; they are read late, for a class is not known inside itself."""
+    """Annotations of a function's keywords, resolved at the first call, since a class is not defined inside itself."""
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
     return {p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def check_option(name: str, value: Any, kind: Any) -> None:
-    """Refuse a value that is not of a kind: a Literal, bool, int or float, these also within a `Range`, or None.
+    """Refuse a value that an annotation does not allow.
 
-    Of another kind, every value is let through.
+    Checked are Literal, bool, int and float, the last two also within a `Range`, each with or without None. Other
+    annotations allow every value.
 
     Raises:
-        InputError: That names the option, the value and what is allowed.
+        InputError: If the value is not allowed; the message names the option, the value and what is allowed.
     """
     if get_origin(kind) in (Union, UnionType):
         if value is None:

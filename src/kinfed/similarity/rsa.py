@@ -1,4 +1,4 @@
-"""Representational similarity analysis (Kriegeskorte et al. 2008). No gradients."""
+"""Representational similarity analysis (Kriegeskorte et al. 2008); it has no gradient."""
 
 from __future__ import annotations
 
@@ -27,23 +27,30 @@ from kinfed.similarity.inputs import (
 
 __all__ = ["dissimilarities", "rsa", "spearman"]
 
-TIED = 1e-12  # numbers so near to each other are ties: their order would be rounding
-NAMED = 5  # examples that a warning names
+TIED = 1e-12  # numbers that differ by less are ties, since rounding decides their order
+NAMED = 5  # examples listed in a warning
 
 
 @measure(gradient=False, as_they_came=True)
 def rsa(x: Tensor, y: Tensor) -> Tensor:
-    """Spearman correlation of what the two representations find dissimilar among the same examples.
+    """Spearman correlation between the dissimilarities of the same examples in two representations.
+
+    The dissimilarity of two examples is 1 minus the Pearson correlation of their features; see `dissimilarities`.
 
     Args:
         x: Activations, n×p or n×c×h×w (flattened); p ≥ 2.
         y: Activations of the same examples in the same order, n×q; q ≥ 2.
 
     Returns:
-        A similarity in [-1, 1]. Invariant to scaling and shifting each example of a side by numbers of its own, and to
-        monotone changes of its dissimilarities; not to rotation or to a shift of the features. An example with equal
-        features throughout correlates with none: its pairs are left out, with a warning that names it. NaN, with a
-        warning, if all dissimilarities of a side are equal, or none is left.
+        A similarity in [-1, 1]. Invariant to scaling and shifting each example separately and to monotone changes of
+        the dissimilarities; not to rotation or to a shift of the features. Pairs with an example whose features are all
+        equal are left out, with a warning that names it. NaN, with a warning, if all dissimilarities of a side are
+        equal, or none is left.
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(10, 5))
+    >>> round(rsa(x, 2 * x + 1), 3)
+    1.0
     """
     upper = np.triu_indices(len(x), 1)
     u, v = (_dissimilarities(flatten(side)).cpu().numpy()[upper] for side in (x, y))
@@ -54,7 +61,7 @@ def rsa(x: Tensor, y: Tensor) -> Tensor:
 
 
 def warn_left_out(sides: Mapping[str, Tensor]) -> None:
-    """One warning that names the examples of a side whose pairs `rsa` leaves out, unless these are all."""
+    """Warn once, naming the examples of each side whose pairs `rsa` leaves out, unless these are all examples."""
     told = []
     for side, x in sides.items():
         alone = _alike_throughout(flatten(x)).nonzero().flatten().tolist()
@@ -67,14 +74,18 @@ def warn_left_out(sides: Mapping[str, Tensor]) -> None:
 
 
 def dissimilarities(x: Array) -> Any:
-    """1 - Pearson correlation of every pair of examples across the features.
+    """Dissimilarity of every pair of examples: 1 minus the Pearson correlation of their features.
 
     Args:
         x: Activations, n×p or n×c×h×w (flattened).
 
     Returns:
-        n×n, in [0, 2], of the kind that ``x`` is (tensor or array); NaN in the row and column of an example whose
-        features are all equal.
+        Dissimilarities in [0, 2], n×n; a tensor if ``x`` is a tensor, otherwise an array. NaN in the row and column of
+        an example whose features are all equal.
+
+    >>> dissimilarities([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]).round(3)
+    array([[0., 2.],
+           [2., 0.]])
     """
     given = {"x": tensor("dissimilarities: x", x)}
     refuse_gradient("dissimilarities", given)
@@ -93,18 +104,21 @@ def _dissimilarities(x: Tensor) -> Tensor:
 
 
 def _alike_throughout(x: Tensor) -> Tensor:
-    """Which examples of ``x``, n×p in the precision that it came in, have features that are all equal; n."""
+    """Mark the examples of ``x`` (n×p, original precision) whose features are all equal, as n booleans."""
     return like_the_first(x.T).all(dim=0)
 
 
 def spearman(u: Array, v: Array) -> float:
-    """Spearman correlation of two vectors of equal length; ties share their mean rank, NaN if a side is constant.
+    """Spearman correlation of two vectors of equal length, in [-1, 1]; NaN if one is constant.
 
-    Numbers that lie within 1e-12 of each other are ties: their order would be rounding.
+    Ties get their mean rank. Numbers within 1e-12 of each other are ties, since rounding decides their order.
 
     Raises:
-        InputError: If the sides are not two vectors of equal length, or one has NaN; the positions are named, for
-            leaving them out may misalign the sides.
+        InputError: If the sides are not two vectors of equal length, or one contains NaN; the message names the
+            positions.
+
+    >>> round(spearman([1, 2, 3, 4], [10, 20, 40, 30]), 3)
+    0.8
     """
     sides = {name: tensor(f"spearman: {name}", w).detach().cpu().numpy() for name, w in (("u", u), ("v", v))}
     shapes = [w.shape for w in sides.values()]
@@ -119,7 +133,7 @@ def spearman(u: Array, v: Array) -> float:
 
 
 def _ranks(w: NDArray[Any]) -> NDArray[np.float64]:
-    """Ranks from 1; of ties the mean."""
+    """Ranks, starting at 1; the mean rank for ties."""
     order = np.argsort(w)
     groups = np.empty(len(w), np.int64)
     groups[order] = np.cumsum(np.diff(w[order].astype(np.float64), prepend=w[order[0]]) > TIED)

@@ -1,4 +1,4 @@
-"""CKA of count-sketched activations, "s-CKA" (Tang et al. 2020; as SFTL uses it; METHODS.md A.5)."""
+"""CKA of count-sketched activations, "s-CKA" (Tang et al. 2020, as used by SFTL; specification A.5)."""
 
 from __future__ import annotations
 
@@ -30,28 +30,33 @@ def sketched_cka(
     repeats: Count = 1,
     center: Literal["before", "after"] = "before",
 ) -> Tensor:
-    """Linear CKA after the n examples of both sides are hashed into ``rows`` signed sums, by the same sketch.
+    """Linear CKA after the same sketch has hashed the n examples of both sides into ``rows`` signed sums.
 
-    It has a noise floor: unrelated sides with n = 600 come out near 0.5 with 16 rows and near 0.1 with 128. Where a
-    side has more features than the sketch has rows and the value misleads, a `BiasedSimilarityWarning` says what the
-    debiased one is. For n ≤ 256 plain `cka` is cheaper as well as exact.
+    It has a noise floor: for n = 600, unrelated sides get about 0.5 with 16 rows and about 0.1 with 128. If a side has
+    more features than the sketch has rows and the value misleads, a `BiasedSimilarityWarning` gives the debiased value.
+    For n ≤ 256, `cka` is cheaper, and exact.
 
     Args:
         x: Activations, n×p or n×c×h×w (flattened).
         y: Activations of the same examples in the same order, n×q.
-        rows: Rows of the sketch; n/4 within 16…128 if not given.
-        seed: Names the sketch; compare numbers of one seed with each other.
-        nonzeros: Into how many of the rows each example goes.
-        repeats: Mean over so many independent sketches.
-        center: ``before`` the sketch. ``after`` is Tang's code: random signs hide the mean from it, and unrelated
-            rectified activations look alike.
+        rows: Number of rows of the sketch; None for n/4, within 16…128.
+        seed: Seed of the sketch; only values of one seed are comparable.
+        nonzeros: Number of rows that each example is added to.
+        repeats: Number of independent sketches, over which the mean is taken.
+        center: ``before`` the sketch, or ``after`` it as in Tang's code. Random signs hide the mean from centring
+            after, so that unrelated ReLU activations look similar.
 
     Returns:
         A similarity in [0, 1]. Invariant to rotation and isotropic scaling of either side, and to shifts if centred
         before; not to the order of the examples. NaN, with a warning, if a side is constant.
 
     Raises:
-        InputError: If there are fewer ``rows`` than ``nonzeros``, no ``repeats``, or another ``center``.
+        InputError: If ``nonzeros`` exceeds ``rows``, or an option is not allowed.
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(512, 4))
+    >>> round(sketched_cka(x, 2 * x + 1, seed=1), 3)
+    1.0
     """
     return sketched_alignments([x, y], rows=rows, seed=seed, nonzeros=nonzeros, repeats=repeats, center=center)[0, 1]
 
@@ -66,7 +71,7 @@ def sketched_alignments(
     repeats: int = 1,
     center: Literal["before", "after"] = "before",
 ) -> Tensor:
-    """`sketched_cka` of every pair of ``N`` n×p matrices, N×N, or of each with each of ``M`` others, N×M."""
+    """Compute `sketched_cka` of every pair of ``N`` n×p matrices, N×N, or of the ``N`` with ``M`` others, N×M."""
     n = len(xs[0])
     dtype, _ = precision(*xs, *(ys or []))
     sketch_rows = min(max(n // 4, 16), 128) if rows is None else rows
@@ -75,7 +80,7 @@ def sketched_alignments(
     ]
 
     def sketched(sides: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-        """Every side by one sketch, for each sketch."""
+        """Apply every sketch to all sides; one tuple of sides for each sketch."""
         ready = (centred(x) if center == "before" else x for x in one_precision(*sides)[0])
         return list(zip(*([sketch @ x for sketch in sketches] for x in ready), strict=True))
 
@@ -92,7 +97,7 @@ def sketched_alignments(
 
 
 def count_sketch(n: int, rows: int, seed: int, repeat: int, nonzeros: int) -> Tensor:
-    """``S``, rows×n and sparse: each column has ``nonzeros`` entries ±1/√nonzeros (Clarkson and Woodruff 2013)."""
+    """Sparse sketch matrix, rows×n: each column has ``nonzeros`` entries ±1/√nonzeros (Clarkson and Woodruff 2013)."""
     if not 1 <= nonzeros <= rows:
         raise InputError(f"each example goes into 1 to {rows} rows of the sketch, not into {nonzeros}")
     stream = numpy_stream(seed, "count sketch", repeat)

@@ -1,4 +1,4 @@
-"""Measures for clients that have no examples in common (METHODS.md A.12): features or classes correspond instead."""
+"""Measures for clients without common examples, by corresponding features or classes (specification A.12)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["class_mean", "class_means", "feature_cov"]
 
 @measure(paired=False, same_width=True)
 def feature_cov(x: Tensor, y: Tensor) -> Tensor:
-    """How alike the covariances of the features are: ``<C_x, C_y> / (|C_x| |C_y|)``.
+    """Similarity of the feature covariances of two sides: ``<C_x, C_y> / (|C_x| |C_y|)``.
 
-    For models with a common lineage (one initialisation, repeated averaging), whose features therefore correspond.
+    Features must correspond, as in models with one initialisation that are averaged repeatedly.
 
     Args:
         x: Activations, n×p or n×c×h×w (flattened).
@@ -27,36 +27,53 @@ def feature_cov(x: Tensor, y: Tensor) -> Tensor:
 
     Returns:
         A similarity in [0, 1]. Invariant to shift and isotropic scaling of either side, to the order of its rows, and
-        to one rotation of both sides, not of either. NaN, with a warning, if a side is constant.
+        to a common rotation of both sides. NaN, with a warning, if a side is constant.
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(10, 3))
+    >>> round(feature_cov(x, 2 * x[::-1] + 1), 3)
+    1.0
     """
     return alignment_matrix([centred(x).T, centred(y).T], center=False)[0, 1]
 
 
 @measure()
 def class_mean(x: Tensor, y: Tensor) -> Tensor:
-    """Uncentred linear CKA of two matrices of `class_means`: mostly, how much the classes of two clients overlap.
+    """Uncentred linear CKA of two matrices of `class_means`; mostly a measure of how far two clients' classes overlap.
 
     Args:
-        x: One mean representation a class, classes×p.
-        y: The same classes in the same order, classes×q.
+        x: Mean representation of each class, classes×p.
+        y: Mean representation of the same classes in the same order, classes×q.
 
     Returns:
         A similarity in [0, 1]. Invariant to rotation and isotropic scaling of either side. NaN, with a warning, if a
         side is all 0.
+
+    >>> import numpy as np
+    >>> class_mean(np.diag([1.0, 1.0, 0.0, 0.0]), np.diag([0.0, 0.0, 1.0, 1.0]))
+    0.0
     """
     return alignment_matrix([x, y], center=False)[0, 1]
 
 
 def class_means(x: Array, labels: Array, classes: int) -> Any:
-    """Mean representation of each class, classes×p, of the kind that ``x`` is; zeros for a class without examples.
+    """Mean representation of each class, classes×p; zeros for a class without examples.
 
     Args:
         x: Activations, n×p or n×c×h×w (flattened).
-        labels: The class of each row, n integers in 0…classes-1.
-        classes: How many classes there are among all clients.
+        labels: Class of each row, n integers in 0…classes-1.
+        classes: Number of classes of all clients together.
+
+    Returns:
+        A tensor if ``x`` is a tensor, otherwise an array.
 
     Raises:
-        InputError: If there is not one label a row, or one is no whole number in that range.
+        InputError: If there is not one label for each row, or a label is not an integer in that range.
+
+    >>> class_means([[1.0], [3.0], [5.0]], [0, 0, 2], classes=3)
+    array([[2.],
+           [0.],
+           [5.]])
     """
     check_option("classes", classes, Count)
     (rows,), _ = one_precision(flatten(tensor("class_means: x", x)))

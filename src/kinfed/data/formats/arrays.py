@@ -20,7 +20,7 @@ from kinfed.data.samples import Dataset
 from kinfed.data.splits import Split, assemble
 from kinfed.errors import InputError
 
-__all__ = ["from_arrays", "keep_arrays"]
+__all__ = ["Array", "as_array", "from_arrays", "keep_arrays"]
 
 Array = ArrayLike | torch.Tensor
 
@@ -53,17 +53,17 @@ def from_arrays(
         InputError: If shapes do not fit together, a label is no class, the test set has a class of its own, or a
             feature is not finite.
     """
-    others = {column: [_numpy(values) for values in both] for column, both in (columns or {}).items()}
+    others = {column: [as_array(values) for values in both] for column, both in (columns or {}).items()}
     for column, (train, test) in others.items():
         if (train.dtype.kind == "U") != (test.dtype.kind == "U"):
             raise InputError(f"data: column {column!r} holds numbers in one split and text in the other")
     splits = []
     for at, (which, x, y) in enumerate((("train", x_train, y_train), ("test", x_test, y_test))):
-        inputs, own = _numpy(x), {column: both[at] for column, both in others.items()}
+        inputs, own = as_array(x), {column: both[at] for column, both in others.items()}
         for column, values in own.items():
             if values.shape != inputs.shape[:1]:
                 raise InputError(f"data: column {column!r} has {len(values)} values for {len(inputs)} {which} samples")
-        splits.append(Split(f"{name}, x_{which}", inputs, _numpy(y), own))
+        splits.append(Split(f"{name}, x_{which}", inputs, as_array(y), own))
     return assemble(name, splits[:1], splits[1:], Decoding())
 
 
@@ -82,7 +82,7 @@ def keep_arrays(x_train: Array, y_train: Array, x_test: Array, y_test: Array) ->
     Raises:
         InputError: If an array is none of numbers or text, or the cache folder cannot be written.
     """
-    arrays = [_numpy(values) for values in (x_train, y_train, x_test, y_test)]
+    arrays = [as_array(values) for values in (x_train, y_train, x_test, y_test)]
     arrays[1::2] = [as_labels(labels, which) for labels, which in zip(arrays[1::2], KEYS[0][1::2], strict=True)]
     for array, which in zip(arrays, KEYS[0], strict=True):
         if array.dtype.hasobject:
@@ -113,7 +113,12 @@ def _content(arrays: Sequence[NDArray[Any]]) -> str:
     return digest([(array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).hexdigest()) for array in arrays])
 
 
-def _numpy(values: Array) -> NDArray[Any]:
+def as_array(values: Array) -> NDArray[Any]:
+    """A NumPy array of an array, tensor or nested list.
+
+    Raises:
+        InputError: If it is none, or has masked values.
+    """
     if np.ma.is_masked(values):
         raise InputError("data: an array has masked values; leave these samples out, or fill them in")
     try:

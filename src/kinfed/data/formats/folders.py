@@ -6,32 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
-from kinfed.data.formats.idx import IdxFiles
+from kinfed.data.formats import Files, find_files
 from kinfed.data.formats.listing import Listing, list_images
-from kinfed.data.formats.npz import NpzFile
-from kinfed.data.formats.parquet import ParquetFiles
 from kinfed.data.images import Encoded
 from kinfed.data.samples import CLIENT
 from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.errors import InputError
 
-__all__ = ["ClassFolders", "ClientFolders", "Files", "find_files", "left_out"]
+__all__ = ["ClassFolders", "ClientFolders", "left_out"]
 
 NAMED = 5  # of what is left out: how many a message names
-
-
-class Files(Protocol):
-    """A data set that lies in files, found but not read."""
-
-    def paths(self) -> list[Path]:
-        """The files that it consists of, always in the same order."""
-
-    def read(self) -> tuple[list[Split], list[Split]]:
-        """The shares of the training and of the test split, not decoded."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +88,7 @@ class ClientFolders:
         """Those in a folder; None if no folder in it is a data set."""
         inside = sorted(path.iterdir()) if path.is_dir() else []
         folders = [folder for folder in inside if folder.is_dir() and not folder.name.startswith(".")]
-        found = {folder: find_one(folder) for folder in folders}
+        found = {folder: find_files(folder, but="clients") for folder in folders}
         if not any(found.values()):
             return None
         clients = {folder.name: files for folder, files in found.items() if files is not None}
@@ -126,21 +114,6 @@ class ClientFolders:
                 for share in shares:
                     whole.append(replace(share, columns={**share.columns, CLIENT: np.full(len(share.labels), name)}))
         return train, test
-
-
-def find_one(path: Path) -> Files | None:
-    """The data set at a path, of one client or before it is shared out; None if there is none."""
-    kinds = (ParquetFiles, IdxFiles, NpzFile, ClassFolders)
-    return next((found for kind in kinds if (found := kind.find(path)) is not None), None)
-
-
-def find_files(path: Path) -> Files | None:
-    """The data set at a path, of whatever form; None if there is none.
-
-    Raises:
-        InputError: If only part of one is there.
-    """
-    return find_one(path) or ClientFolders.find(path)
 
 
 def left_out(files: Files) -> list[str]:

@@ -48,6 +48,10 @@ class ByColumn(Partitioner):
 class Folders(Partitioner):
     """One client for each folder, of data that have a folder a client."""
 
+    def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
+        """Rows of each client, from the names of the samples' folders; see `by_column`."""
+        return by_column(train, test, clients, rng)
+
     def of_dataset(self, dataset: Dataset, rows: Indices, clients: int, rng: np.random.Generator) -> Partition:
         """Rows of each client, from the column that names its folder.
 

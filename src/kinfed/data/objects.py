@@ -1,0 +1,140 @@
+"""Data sets by what is given from Python: a name, arrays, data sets of kinfed or of torch."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kinfed.data.cache import keep
+from kinfed.data.classes import as_labels
+from kinfed.data.federation import Federation
+from kinfed.data.formats.arrays import as_array, from_arrays, keep_arrays
+from kinfed.data.images import Decoding, fit, repeat_grey
+from kinfed.data.loading import load, load_files
+from kinfed.data.partitions.assign import split_locally
+from kinfed.data.samples import Dataset
+from kinfed.errors import InputError
+from kinfed.fields import short
+from kinfed.registry import import_path
+from kinfed.streams import numpy_stream, seeded_globals, torch_stream
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["as_dataset"]
+
+Arrays = tuple[NDArray[Any], NDArray[Any]]  # inputs and labels
+
+ALLOWED = (
+    "a name, a path, a Dataset, (x, y), (x, y, x_test, y_test), a torch Dataset, two of them for training and test, "
+    "what a format has found, or a Federation"
+)
+
+
+def as_dataset(data: Any, seed: int) -> tuple[Dataset | Federation, str | None]:
+    """A data set of whatever can be given for one, and where it is kept.
+
+    Data without a test set, (x, y) or one torch Dataset, are split by the seed: a fifth of the samples, of each class,
+    is the test set. A warning says so. What is given as arrays or objects is written to the cache folder under its
+    content, once, so that a run on it can be resumed.
+
+    Args:
+        data: A name or path as `load` takes it; a `Dataset`; (x, y) or (x, y, x_test, y_test) as `from_arrays` takes
+            them; a map-style torch Dataset of (image or tensor, label), or a pair of them, training and test; what the
+            ``find`` of a `Format` returned; or a `Federation`, which stays what it is.
+        seed: Seed of the run.
+
+    Returns:
+        The data set (or federation), and the name or path by which `load` finds the same again; None for a federation.
+
+    Raises:
+        InputError: If it is none of these, or as `load` and `from_arrays`.
+    """
+    if isinstance(data, Federation):
+        return data, None
+    if isinstance(data, str | os.PathLike):
+        return load(Path(data) if isinstance(data, os.PathLike) else data), os.fspath(data)
+    if isinstance(data, Dataset):
+        return _kept(data)
+    if callable(getattr(data, "paths", None)) and callable(getattr(data, "read", None)):
+        return _kept(load_files(data, import_path(type(data)) or type(data).__name__))
+    train, test = _train_and_test(data, seed)
+    if test is None:
+        train, test = _split(*train, seed)
+    dataset, path = from_arrays(*train, *test), str(keep_arrays(*train, *test))
+    return replace(dataset, name=path), path
+
+
+def _kept(dataset: Dataset) -> tuple[Dataset, str]:
+    path = str(keep(dataset))
+    return replace(dataset, name=path), path
+
+
+def _train_and_test(data: Any, seed: int) -> tuple[Arrays, Arrays | None]:
+    """Arrays of both sets; None for a test set that is not given."""
+    if isinstance(data, torch.utils.data.Dataset):
+        return _of_torch(data, seed, "train"), None
+    if isinstance(data, Sequence) and not isinstance(data, bytes) and len(data) in (2, 4):
+        if any(isinstance(part, torch.utils.data.Dataset) for part in data):
+            if len(data) == 2 and all(isinstance(part, torch.utils.data.Dataset) for part in data):
+                return _of_torch(data[0], seed, "train"), _of_torch(data[1], seed, "test")
+        elif not any(isinstance(part, str | Dataset | Federation) or part is None for part in data):
+            pairs = [(as_array(x), as_array(y)) for x, y in zip(data[::2], data[1::2], strict=True)]
+            return pairs[0], pairs[1] if len(pairs) > 1 else None
+    raise InputError(f"data: {short(data)} is not allowed; {ALLOWED}")
+
+
+def _split(x: NDArray[Any], y: NDArray[Any], seed: int) -> tuple[Arrays, Arrays]:
+    """A fifth of the samples of each class, one at least in all, to be tested on."""
+    labels = as_labels(y, "y")
+    if len(x) != len(labels):
+        raise InputError(f"data: x has {len(x)} samples and y {len(labels)} labels")
+    if len(x) < 2:
+        raise InputError(f"data: {len(x)} samples cannot be split into a training and a test set")
+    classes = np.unique(labels, return_inverse=True)[1]
+    cut = split_locally(np.zeros_like(classes), classes, 1, numpy_stream(seed, "test set"))
+    warnings.warn(
+        f"data: there is no test set; it gets {len(cut.test[0])} of the {len(x)} samples, a fifth of each class, by "
+        f"the seed {seed}",
+        stacklevel=4,
+    )
+    return (x[cut.train[0]], labels[cut.train[0]]), (x[cut.test[0]], labels[cut.test[0]])
+
+
+def _of_torch(data: torch.utils.data.Dataset[Any], seed: int, which: str) -> Arrays:
+    """Inputs and labels of a map-style data set of torch; its random transforms draw from a stream of the seed."""
+    name = type(data).__name__
+    if isinstance(data, torch.utils.data.IterableDataset) or not hasattr(data, "__len__"):
+        raise InputError(f"data: {name} is not allowed; a torch Dataset needs a length and an index")
+    inputs, labels = [], []
+    with seeded_globals(torch_stream(seed, "torch data set", which)):
+        for i in range(len(data)):
+            sample = data[i]
+            if not isinstance(sample, Sequence) or len(sample) != 2:
+                raise InputError(f"data: {name}, sample {i}: {short(sample)} is no pair of input and label")
+            inputs.append(_input(sample[0]))
+            labels.append(sample[1].item() if isinstance(sample[1], torch.Tensor | np.ndarray) else sample[1])
+    if not inputs:
+        raise InputError(f"data: {name} has no samples")
+    if len({len(image) for image in inputs if image.dtype == np.uint8 and image.ndim == 3}) > 1:
+        inputs = [repeat_grey(image[None])[0] for image in inputs]
+    sizes = {image.shape for image in inputs}
+    if len(sizes) > 1:
+        few = " and ".join("×".join(map(str, size)) for size in sorted(sizes)[:2])
+        raise InputError(f"data: {name} has inputs of different sizes, {few}; a transform can resize them")
+    return np.stack(inputs), np.asarray(labels)
+
+
+def _input(value: torch.Tensor | NDArray[Any] | Image) -> NDArray[Any]:
+    """One input as an array; of an image of PIL its pixels c×h×w."""
+    from PIL import Image
+
+    return fit(value, Decoding()) if isinstance(value, Image.Image) else np.asarray(as_array(value))

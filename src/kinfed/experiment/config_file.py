@@ -1,0 +1,65 @@
+"""Config files: the TOML that kinfed writes into run folders, and that people write."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kinfed.errors import InputError
+from kinfed.fields import short
+from kinfed.labels import parse_label
+
+__all__ = ["MARK", "is_written", "parse_settings", "read_toml", "tables"]
+
+MARK = "# a run of kinfed"  # the first line of a config that kinfed wrote
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The fields in a TOML file; a table named after a method holds that method's own.
+
+    Raises:
+        InputError: If there is no such file, or it is no TOML.
+    """
+    from kinfed.methods import is_method
+
+    try:
+        fields = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise InputError(f"config: {str(path)!r} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # of TOML, or of the encoding; nested a thousand deep
+        raise InputError(f"config: {str(path)!r} is no TOML: {error}") from error
+    named = [
+        name for name in fields if isinstance(fields[name], dict) and ("<" in name or is_method(parse_label(name)[0]))
+    ]
+    tables = {name: fields.pop(name) for name in named}
+    return fields | ({"settings": tables} if tables else {})
+
+
+def is_written(file: Path) -> bool:
+    """Whether kinfed wrote this config."""
+    return file.read_text().startswith(MARK)
+
+
+def tables(settings: Any) -> Mapping[str, Mapping[str, Any]]:
+    """The methods' own fields, by method; not looked at any further."""
+    if not (isinstance(settings, Mapping) and all(isinstance(own, Mapping) for own in settings.values())):
+        raise InputError(f"settings: {short(settings)} is not allowed; must be fields by method: {{'fedprox': {{…}}}}")
+    return settings
+
+
+def parse_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:
+    """``METHOD.FIELD=VALUE`` as it is typed after ``--set``, by method.
+
+    Raises:
+        InputError: If one has another form.
+    """
+    settings: dict[str, dict[str, str]] = {}
+    for assignment in assignments:
+        target, equals, value = assignment.partition("=")
+        method, dot, name = target.rpartition(".")
+        if not (equals and dot and method and name):
+            raise InputError(f"set: {short(assignment)} must have the form METHOD.FIELD=VALUE, as in fedshibu.norm=sum")
+        settings.setdefault(method, {})[name] = value
+    return settings

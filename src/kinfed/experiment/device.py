@@ -1,0 +1,27 @@
+"""Devices that can be asked for, and whether they are there."""
+
+from __future__ import annotations
+
+from kinfed.errors import InputError
+from kinfed.fields import short
+
+__all__ = ["available"]
+
+DEVICES = ("cpu", "cuda", "mps")
+
+
+def available(device: str) -> str:
+    """The device, if it can be used here.
+
+    Raises:
+        InputError: If not.
+    """
+    import torch
+
+    try:
+        kind = torch.empty(0, device=device).device.type
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device: {short(device)} is not available here; cpu always is") from error
+    if kind not in DEVICES:
+        raise InputError(f"device: {short(device)} is not allowed; must be cpu, cuda, cuda:N or mps")
+    return device

@@ -1,0 +1,182 @@
+"""Notes under a table: what a reader of the numbers must know about each run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kinfed.experiment.targets import as_text, targets
+from kinfed.report.folders import Run
+from kinfed.report.reached import reaches_of, speed_ups
+from kinfed.report.rows import in_rows, is_supervised, seeds_of
+from kinfed.report.ties import ERRORS
+
+__all__ = ["notes"]
+
+SHARED = ("data", "rounds", "model")  # what runs must agree in to be compared
+DIVERGED = 2  # times the cross-entropy of guessing
+SIZES = ("train", "test")  # of the data
+
+LEFT_OUT = {  # by whether labels are read
+    True: "alone in a batch where BatchNorm needs two",
+    False: "in the last batch of an epoch, where that was not whole",
+}
+
+
+def notes(runs: Sequence[Run]) -> list[str]:
+    """Return what a reader of the numbers must know: what was refused or left out, and training that failed."""
+    of_runs = [f"{run.method}, seed {run.summary['seed']}: {note}" for run in runs for note in _of_run(run)]
+    return [*_of_comparison(runs), *of_runs]
+
+
+def _of_comparison(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield notes on all runs together: on what keeps them from being compared, and on negative transfer."""
+    for what in SHARED:
+        if any(_unlike(run.summary, runs[0].summary, what) for run in runs):
+            yield f"These runs differ in more than the method, in {what}: their numbers are no comparison."
+    if len({*(seeds := seeds_of(in_rows(runs))).values()}) > 1:
+        over = "; ".join(f"{row}: {', '.join(map(str, own))}" for row, own in seeds.items())
+        yield f"The rows are over different seeds ({over}): only the same seeds can be compared."
+    yield from _of_classes(runs[0])
+    if len({is_supervised(run) for run in runs}) > 1:
+        yield (
+            "The own test accuracy of methods that read no labels is that of a classifier on their representations, "
+            "fitted to the labels of all clients at one place. Compare it with no other method's: --linear-probe true "
+            "tests all methods that way."
+        )
+    for target in targets([run.summary for run in runs]):
+        reaches = reaches_of(runs, target)
+        for row, (without, up) in speed_ups(runs, reaches).items():
+            if up is not None and up.negative:
+                yield (
+                    f"{row}: negative transfer, {reaches[row]} rounds to {as_text(target)}, against {reaches[without]} "
+                    f"of {without} ({up})."
+                )
+
+
+def _of_run(run: Run) -> Iterator[str]:
+    """Yield notes on one run."""
+    s = run.summary
+    if planned := s.get("planned"):
+        yield f"is not finished; these are {s['rounds']} of its {planned} rounds."
+    for count, what in (
+        (s["refused"], f"uploads were refused; {_reasons(s.get('refusals', ()))}"),
+        (s.get("untested", 0), f"tests of a model failed; {_reasons(s.get('untested_reasons', ()))}"),
+        (s["skipped_samples"], f"times a sample was left out, {LEFT_OUT[is_supervised(run)]}"),
+        (s["zero_step_clients"], "times a client made no training step"),
+    ):
+        if count:
+            yield f"{count} {what}."
+    tested = ~np.isnan(run.client_accuracies())
+    if not tested.all():
+        yield f"{tested.sum()} of {len(tested)} clients were tested; the means are over these."
+    if skipped := run.federation.get("skipped", 0):
+        first = ", ".join(run.federation["skipped_names"])
+        yield f"{skipped} images could not be decoded and were left out; the first: {first}."
+    if left := run.federation.get("left_out"):
+        first = ", ".join(run.federation["left_out_names"])
+        yield f"{left} files or folders beside the images were left out; the first: {first}."
+    if s.get("collapsed"):
+        yield (
+            f"the networks of {_clients(run, s['collapsed'])} collapsed: they say nearly the same of every image. A "
+            "smaller --lr, more samples a client or larger batches may help."
+        )
+    yield from _of_vote(run)
+    yield from filter(None, (_of_participation(run), _of_loss(run)))
+
+
+def _of_classes(run: Run) -> list[str]:
+    """Where to know a client is to know the answer."""
+    held = [sum(count > 0 for count in of_client) for of_client in run.federation.get("train", ())]
+    if len(run.federation["classes"]) == 1:
+        return ["The data have one class: every answer is right, and accuracies say nothing."]
+    if held and max(held) == 1:
+        return ["Every client has samples of one class: a model of its own that always names it is always right."]
+    return []
+
+
+def _of_participation(run: Run) -> str:
+    """How many clients no round reached, and the accuracy without them."""
+    s, never = run.summary, run.summary.get("never_trained", 0)
+    if not never:
+        return ""
+    metrics, told = s["metrics"], f"{never} of {s['data']['clients']} clients took part in no round"
+    if metrics["personal_acc_weighted"] is None or metrics.get("personal_acc_weighted_of_trained") is None:
+        return f"{told}."
+    return (
+        f"{told}: own test accuracy is {metrics['personal_acc_weighted']:.3f} with them and "
+        f"{metrics['personal_acc_weighted_of_trained']:.3f} without them; mean over clients "
+        f"{metrics['personal_acc_mean']:.3f} and {metrics['personal_acc_mean_of_trained']:.3f}."
+    )
+
+
+def _of_loss(run: Run) -> str:
+    """Whether the training went nowhere: by the cross-entropy alone, and only if no accuracy says otherwise."""
+    loss, classes = run.summary.get("train_cross_entropy"), len(run.federation["classes"])
+    if not is_supervised(run) or loss is None or classes < 2 or _above_chance(run):
+        return ""
+    guessing = math.log(classes)
+    told = f"the cross-entropy of the last round's training, {loss:.2f}, is {{}} of guessing ({guessing:.2f}): it {{}}"
+    if not loss <= DIVERGED * guessing:
+        return f"{told.format('far above that', 'diverged')}. A smaller --lr may help."
+    if loss > 0.95 * guessing:
+        where = "that" if loss < 1.05 * guessing else "above that"
+        return f"{told.format(where, 'did not learn')}. More rounds or a smaller --lr may help."
+    return ""
+
+
+def _above_chance(run: Run) -> bool:
+    """Whether an accuracy is more than that of naming the commonest class, by more than two standard errors."""
+    metrics, tested = run.summary["metrics"], run.summary["data"]["test"]
+    of_classes = np.array(run.federation.get("train", np.ones((1, len(run.federation["classes"]))))).sum(axis=0)
+    chance = float(of_classes.max() / of_classes.sum())
+    told = [metrics[name] for name in ("personal_acc_weighted", "global_acc") if metrics[name] is not None]
+    return max(told, default=0.0) > chance + ERRORS * math.sqrt(chance * (1 - chance) / max(tested, 1))
+
+
+def _of_vote(run: Run) -> list[str]:
+    """Whether a part of the source stayed behind, who found nothing to vote for, and what its measure may mistake."""
+    if (vote := run.summary.get("vote")) is None:
+        return []
+    copied, layers = vote["layers"]
+    line, said = run.vote_line, []
+    if copied < layers:
+        said.append(
+            f"{copied} of the {layers} layers of {vote['transferred']} were transferred; the others do not fit the "
+            "model, whose own stayed."
+        )
+    silent = [id for id in line["clients"] if str(id) not in line["ballots"] | line["refused"]]
+    if silent and vote["voted"]:
+        said.append(
+            f"{_clients(run, silent)} cast no ballot in round {vote['round']}: no source could be compared with what "
+            "they had trained."
+        )
+    return [*said, vote["bias"]] if "bias" in vote else said
+
+
+def _clients(run: Run, ids: Sequence[int]) -> str:
+    """Clients by name, where the data know their names."""
+    return f"client{'s' if len(ids) > 1 else ''} {', '.join(map(run.client_name, ids))}"
+
+
+def _unlike(one: dict[str, Any], other: dict[str, Any], what: str) -> bool:
+    """Whether two runs differ in something; with another seed, other clients are held back, of other sizes."""
+    same_clients = what != "data" or one["seed"] == other["seed"]
+    kept = [
+        run[what] if same_clients else {n: v for n, v in run[what].items() if n not in SIZES} for run in (one, other)
+    ]
+    return bool(kept[0] != kept[1])
+
+
+def _reasons(told: Sequence[Mapping[str, Any]]) -> str:
+    """The reasons that were met most often, and where first; metrics.jsonl has them all."""
+    often = sorted(told, key=lambda one: -one["times"])[:3]
+    said = [
+        f"{one['times']}× {one['reason']} (first: round {one['first']['round']}, client {one['first']['client']})"
+        for one in often
+    ]
+    more = [f"and {len(told) - 3} other reasons, in metrics.jsonl"] if len(told) > 3 else []
+    return "; ".join(said + more)

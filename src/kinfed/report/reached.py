@@ -1,0 +1,111 @@
+"""The table of a target accuracy: how soon each method reached it, and what a transfer saved."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from kinfed.experiment.targets import Reach, SpeedUp, as_text, mean_text, reach, reference, speed_up, targets
+from kinfed.report.folders import Run
+from kinfed.report.rows import config_of_all, in_rows
+from kinfed.report.table import Cell, Table
+
+__all__ = ["reaches_of", "speed_ups", "target_table"]
+
+
+def target_table(runs: Sequence[Run], target: float) -> Table:
+    """How soon each method reached a target, and what a transfer saved, a row a method; the fewest rounds are marked.
+
+    Args:
+        runs: Finished ones; rows that were not asked for this target are left out.
+        target: One of `targets`.
+    """
+    reaches = reaches_of(runs, target)
+    ups = speed_ups(runs, reaches)
+    told = [reach for reach in reaches.values() if reach is not None and reach.by_all]
+    fewest = min((reach.mean for reach in told), default=None)
+    transfers = {row: _after_transfer(group) for row, group in in_rows(runs).items() if row in reaches}
+    columns = [
+        ("method", "", {row: Cell(row) for row in reaches}),
+        ("reached", "whether a round of the run did", {row: Cell(_by_whom(of)) for row, of in reaches.items()}),
+        (
+            f"rounds to {as_text(target)}",
+            "the first round after which the one global model had this accuracy on the pooled test set, counted from "
+            "the very first one; mean over the seeds, of which those that did not reach it count as all their rounds "
+            "and more",
+            {row: _rounds(of, of is not None and of.by_all and of.mean == fewest) for row, of in reaches.items()},
+        ),
+    ]
+    if any(transfers.values()):
+        meaning = "those of them that came after the vote and the transfer; mean over the seeds"
+        columns.append(("after transfer", meaning, {row: cell or Cell("–") for row, cell in transfers.items()}))
+    if ups:
+        columns.append(
+            (
+                "speed-up",
+                "rounds of the same method without the transfer (fedavg of fedvote, NAME of fedvote+NAME) divided by "
+                "these, means over the seeds; < and > where one of them did not reach it. Less than 1 is negative "
+                "transfer",
+                {row: _times(ups[row][1]) if row in ups else Cell("–") for row in reaches},
+            )
+        )
+    headings, meanings, cells = zip(*columns, strict=True)
+    return Table(headings, meanings, tuple(tuple(column[row] for column in cells) for row in reaches))
+
+
+def reaches_of(runs: Sequence[Run], target: float) -> dict[str, Reach | None]:
+    """Of the rows that were asked for a target."""
+    summaries = {row: [run.summary for run in group] for row, group in in_rows(runs).items()}
+    return {row: reach(of_row) for row, of_row in summaries.items() if all(targets([s]) == [target] for s in of_row)}
+
+
+def speed_ups(runs: Sequence[Run], reaches: Mapping[str, Reach | None]) -> dict[str, tuple[str, SpeedUp | None]]:
+    """Of each row with a transfer: the row without it, and the speed-up; of others, and where that is missing, none."""
+    found = {}
+    for row, own in reaches.items():
+        without = _without_transfer(in_rows(runs), row)
+        other = reaches.get(without) if without else None
+        if without and own is not None and other is not None:
+            found[row] = without, speed_up(own, other)
+    return found
+
+
+def _without_transfer(grouped: Mapping[str, Sequence[Run]], row: str) -> str | None:
+    """The row of the same method without a transfer; of several that with the same settings, the methods' own aside."""
+    run = grouped[row][0]
+    rows = [other for other, group in grouped.items() if group[0].method == reference(run.method)]
+    if len(rows) > 1:
+        rows = [other for other in rows if config_of_all(grouped[other][0]) == config_of_all(run)]
+    return rows[0] if len(rows) == 1 else None
+
+
+def _by_whom(reach: Reach | None) -> str:
+    if reach is None:
+        return "no global model"
+    seeds, did = len(reach.rounds), sum(round is not None for round in reach.rounds)
+    return f"{did} of {seeds} seeds" if seeds > 1 else "yes" if did else "no"
+
+
+def _rounds(reach: Reach | None, best: bool) -> Cell:
+    if reach is None:
+        return Cell("–")
+    rounds = [round for round in reach.rounds if round is not None]
+    several = reach.by_all and len(rounds) > 1
+    return Cell(str(reach), f"±{statistics.stdev(rounds):.1f}" if several else "", best)
+
+
+def _times(up: SpeedUp | None) -> Cell:
+    return Cell("–") if up is None else Cell(str(up), "negative transfer" if up.negative else "")
+
+
+def _after_transfer(group: Sequence[Run]) -> Cell | None:
+    """Rounds from the transfer to the target; None where a seed has had no transfer or did not reach it."""
+    votes = [(run.summary.get("vote") or {}).get("round") for run in group]
+    reached = [run.summary["rounds_to_target"]["round"] for run in group]
+    if None in votes or None in reached:
+        return None
+    after = statistics.fmean(round - vote for round, vote in zip(reached, votes, strict=True))
+    at = "/".join(str(vote) for vote in dict.fromkeys(votes))
+    if after < 0:
+        return Cell("–", f"before round {at}")
+    return Cell(mean_text(after), f"after round {at}")

@@ -1,0 +1,85 @@
+"""Rows of a comparison: the runs of one method, a seed each, and what their numbers stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kinfed.report.folders import Run
+
+__all__ = ["config_of_all", "in_rows", "is_supervised", "seeds_of", "setting"]
+
+# Fields that have no bearing on the numbers of a row.
+NO_BEARING = (
+    "seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "knn_every", "save_local",
+    "log", "target_acc",
+)  # fmt: skip
+
+
+def in_rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each row, in the order in which they first appear: a method's seeds together.
+
+    Runs of one method that differ in more than the seed are rows of their own, called by what they differ in; a run
+    that is there twice counts once.
+    """
+    variants: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        known = variants.setdefault(run.method, [])
+        if _but_seed(run) not in known:
+            known.append(_but_seed(run))
+    rows: dict[str, list[Run]] = {}
+    for run in runs:
+        row = rows.setdefault(_called(run, variants[run.method]), [])
+        if all(run.summary["seed"] != other.summary["seed"] for other in row):
+            row.append(run)
+    return rows
+
+
+def _called(run: Run, variants: Sequence[dict[str, Any]]) -> str:
+    """The method, and those of its fields, as far as they are set, in which its variant differs from another one."""
+    own = _but_seed(run)
+    differ = {name for other in variants for name in own.keys() | other.keys() if own.get(name) != other.get(name)}
+    return " ".join([run.method, *(f"{name}={own[name]}" for name in sorted(differ) if own.get(name) is not None)])
+
+
+def _but_seed(run: Run) -> dict[str, Any]:
+    """What of a run's config bears on its numbers, the seed aside; a method's own fields beside the others."""
+    own = run.config.get(run.method, {})
+    return {name: value for name, value in (run.config | own).items() if name not in {*NO_BEARING, run.method}}
+
+
+def config_of_all(run: Run) -> dict[str, Any]:
+    """What of a run's config bears on its numbers and is no matter of its method or seed."""
+    return {name: v for name, v in run.config.items() if name not in {*NO_BEARING, "methods", run.method}}
+
+
+def seeds_of(grouped: Mapping[str, Sequence[Run]]) -> dict[str, tuple[int, ...]]:
+    """Of each row, in order."""
+    return {row: tuple(sorted(run.summary["seed"] for run in group)) for row, group in grouped.items()}
+
+
+def is_supervised(run: Run) -> bool:
+    """Return True if the method learns from labels."""
+    return bool(run.summary.get("supervised", True))
+
+
+def setting(runs: Sequence[Run]) -> str:
+    """What every number stands for: data, clients, partition, rounds, seeds and model."""
+    first = runs[0].summary
+    data = first["data"]
+    how = {
+        "iid": "IID",
+        "shards": f"{data.get('shards')} shards a client",
+        "dirichlet": f"Dirichlet α={data.get('alpha')}",
+    }
+    seeds = sorted({run.summary["seed"] for run in runs})
+    spread = "; ± is the sample standard deviation over the seeds" if len(seeds) > 1 else ""
+    several = len(in_rows(runs)) > 1
+    marked = " Marked are the best of each column and all that cannot be told from it." if several else ""
+    new = f"{data['new_clients']} new clients held back, " if data.get("new_clients") else ""
+    return (
+        f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "
+        f"({how.get(data['partition'], data['partition'])}), {new}{data['probe']} withheld as the server's probe set; "
+        f"{first['model']}, {first['rounds']} rounds, seed{'s' if len(seeds) > 1 else ''} "
+        f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}.{marked}"
+    )

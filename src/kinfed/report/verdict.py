@@ -1,0 +1,60 @@
+"""The verdict of a comparison in one sentence: which method serves these clients best, and against what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kinfed.report.folders import Run
+from kinfed.report.rows import in_rows, is_supervised
+from kinfed.report.style import REFERENCES
+from kinfed.report.table import COLUMNS
+from kinfed.report.ties import Measured, alike
+
+__all__ = ["verdict"]
+
+ALONE = ("local", "local_ssl")
+NO_GAIN = " Training alone is among them: nothing here says that federation helps."
+
+
+def verdict(runs: Sequence[Run]) -> str:
+    """Which method serves these clients best by own test accuracy, and how that compares with training alone.
+
+    Where one reads no labels, it is the linear probe that counts, of all methods that have one: their accuracies on the
+    clients' own test samples owe to labels that no client has.
+    """
+    labelled = all(is_supervised(run) for run in runs)
+    (column,) = (column for column in COLUMNS if column.heading == ("own test" if labelled else "linear probe"))
+    found = {row: column.of(group) for row, group in in_rows(runs).items()}
+    told = {row: measured for row, measured in found.items() if measured is not None}
+    if len(told) < 2:
+        return ""
+    means = {row: measured.mean for row, measured in told.items()}
+    measured = "on their own test samples" if labelled else "under a linear probe"
+    first = alike(told)
+    alone = max((row for row in ALONE if row in means), key=lambda row: means[row], default=None)
+    against = f", against {means[alone]:.3f} when each trains alone" if alone and alone not in first else ""
+    if len(first) > 1:
+        return f"{_tie(told, first, measured)}{against}.{NO_GAIN if alone in first else ''}"
+    order = sorted(means, key=lambda method: -means[method])
+    federated = [row for row in order if row.split()[0] not in REFERENCES]
+    best = order[0]
+    if best.split()[0] not in ALONE or not federated:
+        what = "serves these clients best" if labelled else "has the best representations"
+        return f"{best} {what}: {means[best]:.3f} {measured}{against}."
+    what = "These clients are served best" if labelled else "Representations are best"
+    return (
+        f"{what} by training alone ({means[best]:.3f} {measured}); "
+        f"the best federated method is {federated[0]} ({means[federated[0]]:.3f})."
+    )
+
+
+def _tie(told: Mapping[str, Measured], rows: Sequence[str], measured: str) -> str:
+    """That some rows are equal, or cannot be told apart."""
+    best = told[rows[0]]
+    *others, last = rows
+    if all(told[row].mean == best.mean for row in rows):
+        return f"{', '.join(others)} and {last} are a tie: {best.mean:.3f} {measured}"
+    *others, last = (f"{row} ({told[row].mean:.3f})" for row in rows)
+    several = min(len(told[row].by_seed) for row in rows) > 1
+    by = "these seeds" if several else f"one seed and {best.samples:,.0f} test samples"
+    return f"{', '.join(others)} and {last} cannot be told apart by {by} ({measured}, within two standard errors)"
