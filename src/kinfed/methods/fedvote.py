@@ -48,6 +48,7 @@ class Vote(FedAvg):
     """
 
     needs_sources: ClassVar[bool] = True
+    trial: ClassVar[Mapping[str, Any]] = {"round": 2, "ballot": 2}
 
     round: Annotated[int, Ge(1)] = 5
     ballot: Annotated[int, Ge(1)] = 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -114,6 +114,8 @@ class Method(ABC):
         adapts: Whether clients can fine-tune a model in the last evaluation; not if they have no labels.
         mixes_architectures: Whether clients may have models of different architectures.
         needs_sources: Whether there must be source models.
+        trial: Fields for a trial of a few rounds on a few small images, where the defaults are for more;
+            `kinfed.testing` joins those of all bases.
         unknown: Prefixes of names in the server's state; in these tensors NaN stands for what is not known.
     """
 
@@ -127,6 +129,7 @@ class Method(ABC):
     mixes_architectures: ClassVar[bool] = False
     needs_sources: ClassVar[bool] = False
     unknown: ClassVar[tuple[str, ...]] = ()
+    trial: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:  # noqa: B027
         """Refuse fields that do not go together.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Gt
@@ -39,6 +39,7 @@ class SelfSupervised(FedAvg):
     adapts: ClassVar[bool] = False
     tested: ClassVar[str] = "linear probe, global encoder"
     shared: ClassVar[Part] = ONLINE
+    trial: ClassVar[Mapping[str, Any]] = {"hidden": 32, "out": 16}
 
     hidden: Annotated[int, Gt(0)] | None = None
     out: Annotated[int, Gt(0)] = 128
