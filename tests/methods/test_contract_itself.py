@@ -184,7 +184,7 @@ def test_a_fault_is_told_in_one_sentence(method: Method, check: Any, message: st
 
 def test_a_step_of_feddyn_is_that_of_the_bent_loss() -> None:
     """One step of gradient descent a round, against autograd on the loss of equation 1, written out."""
-    method, eta = FedDyn(alpha=0.3), 0.05
+    method, eta = FedDyn(alpha=0.3), 0.5
     sgd = SGD(lr=eta, batch_size=1000, epochs=1, momentum=0.0)
     runtime = testing.small_runtime(method, sgd=sgd, model="mlp")
     ids, m = range(4), 4

@@ -94,6 +94,7 @@ def test_momentum_by_hand(method: SCAFFOLD, x: float, own: float, monkeypatch: p
     assert numbers(memories[0]) == pytest.approx({f"control.{WEIGHT}": own})
 
 
+@pytest.mark.independent("scaffold")
 def test_it_is_the_plain_loop_of_the_paper(tmp_path: Path) -> None:
     """An independent re-implementation: torch alone; from kinfed only data, streams and initial weights."""
     fed, lr, rounds = federation(), 0.05, 3
