@@ -14,7 +14,8 @@ from kinfed.data import Federation, Normalisation, Partition, Samples
 from kinfed.engine import Workshop
 from kinfed.methods import Method, fedavg, method_named
 from kinfed.models import Model, Tensors
-from kinfed.testing import NOBODY, Outcome, same
+from kinfed.testing import NOBODY, Outcome, card_of, same
+from kinfed.testing import enlarged as larger
 from kinfed.testing import run_rounds as run
 from kinfed.testing import small_dataset as dataset
 from kinfed.testing import small_federation as federation
@@ -23,11 +24,13 @@ from kinfed.testing import untrained_sources as pool
 __all__ = [
     "NOBODY",
     "Outcome",
+    "card_of",
     "close",
     "dataset",
     "equal_sizes",
     "federation",
     "float_samples",
+    "larger",
     "parabolas",
     "pool",
     "run",

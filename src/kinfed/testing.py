@@ -37,10 +37,13 @@ from kinfed.settings import own_settings
 
 __all__ = [
     "CHECKS",
+    "NOBODY",
     "Check",
     "ContractError",
     "Outcome",
+    "card_of",
     "check_method",
+    "enlarged",
     "on_trial",
     "parabola_training",
     "parabolas",
@@ -118,13 +121,17 @@ def untrained_sources(
     data: Dataset, seeds: Iterable[int] = (11, 12, 13), model: str = "tiny_cnn"
 ) -> tuple[Source, ...]:
     """Source models with their initial weights, under the names of their seeds."""
+    built = {str(seed): build(model, data.shape, len(data.classes), seed).eval() for seed in seeds}
+    return tuple(Source(name, of.requires_grad_(False), card_of(data, model)) for name, of in built.items())
+
+
+def card_of(data: Dataset, model: str) -> Card:
+    """The card of a model for a data set."""
     told = data.train.normalise
-    card = Card.model_validate(
+    return Card.model_validate(
         {"version": 1, "architecture": model, "bn": "track", "shape": data.shape, "classes": data.classes,
          "normalisation": {"mean": told.mean, "std": told.std}}
     )  # fmt: skip
-    built = {str(seed): build(model, data.shape, len(data.classes), seed).eval() for seed in seeds}
-    return tuple(Source(name, of.requires_grad_(False), card) for name, of in built.items())
 
 
 def small_runtime(
@@ -518,8 +525,8 @@ def check_one_client(method: Method, folder: Path) -> None:
     assert len(_run(runtime, folder / "out").lines) == runtime.plan.rounds
 
 
-def _larger(fed: Federation) -> Federation:
-    """The digits at 16×16, for models with BatchNorm."""
+def enlarged(fed: Federation) -> Federation:
+    """The same federation with images twice as wide and high, for models with BatchNorm."""
 
     def grow(samples: Samples) -> Samples:
         return replace(samples, inputs=samples.inputs.repeat_interleave(2, 2).repeat_interleave(2, 3))
@@ -539,7 +546,7 @@ def uneven_round(method: Method, folder: Path, model: str) -> dict[str, Any]:
         [np.arange(0), np.arange(0, 1), np.arange(1, 20), np.arange(20, 120)],
     )
     fed = Federation(small_dataset(), cut, np.arange(24))
-    last = _run(_runtime(method, _larger(fed) if model == "cnn4" else fed, model=model), folder / model).lines[-1]
+    last = _run(_runtime(method, enlarged(fed) if model == "cnn4" else fed, model=model), folder / model).lines[-1]
     accuracies = last["client_acc"]["personal"]
     tested = accuracies[0] is None and all(0 <= accuracy <= 1 for accuracy in accuracies[1:])
     _demand(

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from kinfed.methods import METHODS
-from kinfed.methods.fedavg import FedAvg
-from kinfed.models import BODY
 from kinfed.testing import CHECKS, Check, check_uneven_clients, uneven_round
 from tests.worlds import small
 
@@ -28,10 +26,8 @@ def test_uneven_clients_skip_only_what_batchnorm_cannot_train_on(name: str, mode
     pooled = method.trains == "pooled"
     if method.supervised:
         alone_in_a_batch = not pooled and model == "cnn4"
-        # where BatchNorm is frozen, one sample will do
-        heads_alone = isinstance(method, FedAvg) and any(set(BODY).isdisjoint(phase.train) for phase in method.phases())
         # 1 sample, and 33 in batches of 16; the pooled client has 216, no batch of one
-        expected = (2, 0 if heads_alone else 1) if alone_in_a_batch else (0, 0)
+        expected = (2, 0 if method.trains_head_alone else 1) if alone_in_a_batch else (0, 0)
     else:  # BatchNorm whatever the model, and whole batches only: 2 are one, of 33 and 180 there are 1 and 4 left
         expected = (8, 0) if pooled else (6, 1)
     assert (last["skipped_samples"], last["zero_step_clients"]) == expected

@@ -26,8 +26,7 @@ from kinfed.methods.fedproto import FedProto
 from kinfed.methods.fedrep import FedRep
 from kinfed.methods.lg_fedavg import LGFedAvg
 from kinfed.models import BODY, HEAD, Model, Tensors, build, select
-from tests.methods.test_contract import larger
-from tests.worlds import close, federation, float_samples, parabolas, run, same, workshop
+from tests.worlds import close, federation, float_samples, larger, parabolas, run, same, workshop
 
 OWN_HEADS = ["fedper", "fedrep", "fedcrc"]
 OWN = [*OWN_HEADS, "ditto", "fedproto", "lg_fedavg"]

@@ -33,6 +33,7 @@ class FedCRC(FedPer):
     """
 
     shared: ClassVar[Part] = ALL
+    trains_head_alone: ClassVar[bool] = True
 
     tau: Annotated[float, Ge(0), Le(1)] = 0.99
     kl: Literal["forward", "reverse"] = "forward"

@@ -114,6 +114,8 @@ class Method(ABC):
         adapts: Whether clients can fine-tune a model in the last evaluation; not if they have no labels.
         mixes_architectures: Whether clients may have models of different architectures.
         needs_sources: Whether there must be source models.
+        trains_head_alone: True if a head is trained on a frozen body, for which one sample is enough also where
+            BatchNorm is.
         trial: Fields for a trial of a few rounds on a few small images, where the defaults are for more;
             `kinfed.testing` joins those of all bases.
         unknown: Prefixes of names in the server's state; in these tensors NaN stands for what is not known.
@@ -129,6 +131,7 @@ class Method(ABC):
     mixes_architectures: ClassVar[bool] = False
     needs_sources: ClassVar[bool] = False
     unknown: ClassVar[tuple[str, ...]] = ()
+    trains_head_alone: ClassVar[bool] = False
     trial: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:  # noqa: B027
