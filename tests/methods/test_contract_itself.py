@@ -1,57 +1,49 @@
-"""The contract suite finds what it is there to find: methods with a fault, which no registered one has."""
+"""The contract suite passes a method from outside, and finds what it is there to find: faults no registered one has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from kinfed import testing
+from kinfed.learning import SGD, Phase
 from kinfed.methods import Client, ClientId, Memory, Message, Method, Server, State
-from kinfed.methods.aggregation import weighted_mean
 from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedprox import FedProx
+from kinfed.methods.moon import MOON
 from kinfed.methods.scaffold import SCAFFOLD
-from kinfed.models import Tensors
-from tests.methods.test_contract import assert_one_weight_is_learned, path_of_one_weight
+from kinfed.models import NOTHING, Part, Tensors
+from kinfed.testing import CHECKS, ContractError, check_method, on_trial
+from tests.outside.feddyn import FedDyn
 
-H = "h."
+QUICK = [check for check in CHECKS if check is not testing.check_learns]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FedDyn(FedAvg):
-    """Acar et al. 2021: losses L_i(θ) − ⟨g_i, θ⟩ + (α/2)‖θ − θ^t‖², and h, the mean of all clients' g_i."""
+@pytest.mark.slow
+def test_a_method_from_outside_passes_and_one_is_tried_with_its_trial() -> None:
+    check_method(FedDyn(alpha=0.2))
+    check_method(FedProx)
 
-    alpha: float = 0.5
 
-    def init(self, server: Server) -> State:
-        x = server.model.tensors()
-        return State(x | {H + n: torch.zeros_like(t) for n, t in x.items()})
+@pytest.mark.parametrize("check", QUICK, ids=lambda check: check.__name__)
+def test_a_method_from_outside_passes(check: Any, tmp_path: Path) -> None:
+    assert check(FedDyn(), tmp_path) is None
 
-    def download(self, state: State, client: ClientId) -> Message:
-        return Message({n: t for n, t in state.tensors.items() if not n.startswith(H)})
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
-        x = message.tensors
-        g = memory.tensors or {n: torch.zeros_like(t) for n, t in x.items()}
-        client.model.load(x)
+def test_the_trial_of_a_method_is_joined_with_that_of_its_bases() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Wider(MOON):
+        trial: ClassVar[Mapping[str, Any]] = {"tau": 0.7}
 
-        def regularise(weights: Tensors, gradients: Tensors) -> None:
-            for n, gradient in gradients.items():
-                gradient.add_(self.alpha * (weights[n] - x[n]) - g[n])
+    assert on_trial(Wider) == Wider(mu=5.0, tau=0.7)
 
-        numbers = self.local_training(client, before_step=regularise)
-        y = client.model.tensors()
-        return Message(y, numbers), Memory({n: g[n] - self.alpha * (y[n] - x[n]) for n in x})
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
-        x, mean = self.download(state, 0).tensors, weighted_mean(uploads)
-        moved = {n: torch.stack([u.tensors[n] - x[n] for u in uploads.values()]).sum(dim=0) for n in x}
-        h = {n: state.tensors[H + n] - self.alpha * moved[n] / server.clients for n in x}
-        return State({n: mean[n] - h[n] / self.alpha for n in x} | {H + n: t for n, t in h.items()})
-
-    def global_model(self, server: Server, state: State) -> Tensors | None:
-        return self.download(state, 0).tensors
+# -- methods with a fault ---------------------------------------------------------------------------------------------
 
 
 class _OverTheSampled:
@@ -77,18 +69,153 @@ class ForgetfulFedAvg(FedAvg):
         return State({n: t * len(uploads) / server.clients for n, t in mean.items()})
 
 
-def test_a_method_that_is_right_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_one_weight_is_learned(path_of_one_weight(FedDyn(), monkeypatch, rounds=240))
+class Restless(FedAvg):
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        upload, kept = super().update(client, message, memory)
+        upload.tensors["head.weight"] += torch.rand(()) * 1e-3
+        return upload, kept
+
+
+class Meddling(FedAvg):
+    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+        for upload in uploads.values():
+            upload.tensors["head.bias"].clamp_(-1e-9, 1e-9)
+        return super().aggregate(server, state, uploads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(FedAvg):
+    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+        vars(self)["rounds_seen"] = vars(self).get("rounds_seen", 0) + 1
+        return super().aggregate(server, state, uploads)
+
+
+class Changeable(FedAvg):
+    __setattr__ = object.__setattr__  # type: ignore[assignment]
+    __delattr__ = object.__delattr__  # type: ignore[assignment]
+
+
+class Live(FedAvg):
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        upload, kept = super().update(client, message, memory)
+        return replace(
+            upload, tensors={n: t.requires_grad_(t.is_floating_point()) for n, t in upload.tensors.items()}
+        ), kept
+
+
+class Boastful(FedAvg):
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        upload, kept = super().update(client, message, memory)
+        return replace(upload, numbers={**upload.numbers, "samples": 3}), kept
+
+
+class Short(FedAvg):
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        upload, kept = super().update(client, message, memory)
+        return replace(upload, tensors={n: t for n, t in upload.tensors.items() if n != "head.bias"}), kept
+
+
+class Silent(FedAvg):
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        upload, kept = super().update(client, message, memory)
+        return replace(upload, numbers={n: v for n, v in upload.numbers.items() if n != "cross_entropy"}), kept
+
+
+class Broken(FedAvg):
+    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        raise ZeroDivisionError("by nothing")
+
+
+class Lazy(FedAvg):
+    shared: ClassVar[Part] = NOTHING
+
+    def phases(self) -> list[Phase]:
+        return [Phase(train=("head.",), lr=1e-9)]
+
+
+class Halved(FedAvg):
+    def global_model(self, server: Server, state: State) -> Tensors | None:
+        return {n: t for n, t in state.tensors.items() if n.startswith("body.")}
+
+
+FAULTS: list[tuple[Method, Any, str]] = [
+    (WrongSCAFFOLD(), testing.check_one_weight, "WrongSCAFFOLD brings one weight to .*: few of many clients"),
+    (WrongSCAFFOLD(mode="paper"), testing.check_one_weight, "brings one weight to"),
+    (WrongFedDyn(), testing.check_one_weight, "WrongFedDyn brings one weight to"),
+    (ForgetfulFedAvg(), testing.check_one_weight, "where its clients' mean is 2.00"),
+    (Restless(), testing.check_no_global_generator, "Restless draws from torch's global generator"),
+    (Meddling(), testing.check_changes_no_argument, "Meddling.aggregate changes a message, memory or state that it is"),
+    (
+        Counting(),
+        testing.check_holds_hyper_parameters_only,
+        "Counting has changed its own fields: rounds_seen .*no mem",
+    ),
+    (
+        Changeable(),
+        testing.check_holds_hyper_parameters_only,
+        r"Changeable can be changed; make it a dataclass\(frozen",
+    ),
+    (Live(), testing.check_messages_are_plain, "requires a gradient; detach it"),
+    (Boastful(), testing.check_uploads_are_as_said, "Boastful tells 3 samples of a client that has "),
+    (
+        Short(),
+        testing.check_uploads_are_as_said,
+        "what Short sends is not as its upload_like says: head.bias is missing",
+    ),
+    (Silent(), testing.check_loss_is_told, "Silent does not tell a cross-entropy, and supervised is True"),
+    (Broken(), testing.check_one_client, "a run of Broken ended in RunFailed.*ZeroDivisionError: by nothing"),
+    (Broken(), testing.check_messages_are_plain, "a round of Broken ended in ZeroDivisionError: by nothing"),
+    (Lazy(), testing.check_learns, "Lazy: the loss was"),
+    (Halved(), testing.check_models_are_saved, "Halved"),
+]
 
 
 @pytest.mark.parametrize(
-    "method",
-    [WrongSCAFFOLD(), WrongSCAFFOLD(mode="paper"), WrongFedDyn(), ForgetfulFedAvg()],
-    ids=lambda m: type(m).__name__,
+    ("method", "check", "message"), FAULTS, ids=lambda one: getattr(one, "__name__", str(one)[:20])
 )
-def test_a_mean_over_the_wrong_number_of_clients_is_found(
-    method: Method, monkeypatch: pytest.MonkeyPatch
-) -> None:  # case 354
-    path = path_of_one_weight(method, monkeypatch, rounds=240)
-    with pytest.raises(AssertionError):
-        assert_one_weight_is_learned(path)
+def test_a_fault_is_told_in_one_sentence(method: Method, check: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match=message) as caught:
+        check(method, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+# -- FedDyn is what its paper says ------------------------------------------------------------------------------------
+
+
+def test_a_step_of_feddyn_is_that_of_the_bent_loss() -> None:
+    """One step of gradient descent a round, against autograd on the loss of equation 1, written out."""
+    method, eta = FedDyn(alpha=0.3), 0.5
+    sgd = SGD(lr=eta, batch_size=1000, epochs=1, momentum=0.0)
+    runtime = testing.small_runtime(method, sgd=sgd, model="mlp")
+    ids, m = range(4), 4
+    state, memories = method.init(runtime.server(0)), {id: Memory() for id in ids}
+    theta = {n: t.double() for n, t in state.tensors.items() if not n.startswith("h.")}
+    h = {n: torch.zeros_like(t) for n, t in theta.items()}
+    g = {id: {n: torch.zeros_like(t) for n, t in theta.items()} for id in ids}
+    for round in (1, 2, 3):
+        uploads = {}
+        took_part = ids if round == 1 else [0, 2]
+        for id in took_part:
+            uploads[id], memories[id] = runtime.update(id, round, method.download(state, id), memories[id])
+        state = method.aggregate(runtime.server(round), state, uploads)
+
+        ends = {}
+        for id in took_part:
+            client = runtime.client(id, round)
+            model, samples = client.model.double(), client.train
+            model.load(theta)
+            model.zero_grad()
+            logits = model(samples.batch(slice(None)).double())
+            loss = torch.nn.functional.cross_entropy(logits, samples.labels)
+            for n, p in model.named_parameters():
+                loss = loss - (g[id][n] * p).sum() + 0.3 / 2 * ((p - theta[n]) ** 2).sum()
+            loss.backward()
+            ends[id] = {n: theta[n] - eta * p.grad for n, p in model.named_parameters()}  # type: ignore[operator]
+            g[id] = {n: g[id][n] - 0.3 * (ends[id][n] - theta[n]) for n in theta}
+            model.float()
+        h = {n: h[n] - 0.3 / m * sum(end[n] - theta[n] for end in ends.values()) for n in theta}
+        theta = {n: sum(end[n] for end in ends.values()) / len(ends) - h[n] / 0.3 for n in theta}
+    for n, expected in theta.items():
+        torch.testing.assert_close(state.tensors[n].double(), expected, rtol=0, atol=2e-6)
+        torch.testing.assert_close(state.tensors[f"h.{n}"].double(), h[n], rtol=0, atol=2e-6)
+    assert max(t.abs().max() for t in h.values()) > 1e-3

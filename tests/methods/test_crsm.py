@@ -61,6 +61,7 @@ def with_similarity(monkeypatch: pytest.MonkeyPatch, matrix: Tensor) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.independent("fedshibu", "fedavg_crsm")
 @pytest.mark.parametrize("norm", ["distance", "minmax", "sum", "softmax", "power"])
 @pytest.mark.parametrize(("mixing", "plain"), [(FedSHIBU, FedBABU), (FedAvgCRSM, FedAvg)])
 def test_equal_similarities_give_the_plain_mean(
@@ -278,6 +279,7 @@ def similarities(shop: ClientRuntime, uploads: dict[int, Message], stage: str) -
     return torch.stack([cka(seen[1], other) for other in seen]).double()
 
 
+@pytest.mark.independent("fedshibu")
 @pytest.mark.parametrize("norm", ["power", "distance"])
 def test_each_stage_is_mixed_by_the_similarity_of_its_own_outputs(norm: crsm.Norm) -> None:
     fields: dict[str, Any] = {"norm": norm, "gamma": 8.0, "reach": 0.5}

@@ -13,6 +13,7 @@ from kinfed.methods.fedprox import FedProx
 from tests.worlds import parabolas, run, same, workshop
 
 
+@pytest.mark.independent("fedprox")
 @pytest.mark.parametrize(("steps", "weight"), [(1, 1.2), (2, 1.36), (3, 1.488)])
 def test_steps_by_hand(steps: int, weight: float, monkeypatch: pytest.MonkeyPatch) -> None:  # case 68
     sgd = SGD(lr=0.1, momentum=0.0, epochs=steps, batch_size=1)

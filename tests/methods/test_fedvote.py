@@ -45,6 +45,7 @@ def test_before_the_vote_it_is_fedavg_and_the_vote_changes_the_next_round(tmp_pa
     assert told[2][0] != expected[2][0]
 
 
+@pytest.mark.independent("fedvote")
 def test_the_winners_body_replaces_the_servers_under_its_head(tmp_path: Path) -> None:
     voted = outcome(tmp_path / "a", rounds=2)
     plain = run(workshop("fedavg", rounds=2), tmp_path / "b")

@@ -47,6 +47,7 @@ def one_round(shop: ClientRuntime, round: int = 1, state: Message | None = None)
 # -- the term ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.independent("hetero_ssfl")
 @pytest.mark.parametrize("form", ["gram", "factors"])
 def test_the_term_by_hand(form: str) -> None:  # case 87
     shared = {"gram": Y6 @ Y6.T} if form == "gram" else {"factors": Y6}

@@ -26,8 +26,7 @@ from kinfed.methods.fedproto import FedProto
 from kinfed.methods.fedrep import FedRep
 from kinfed.methods.lg_fedavg import LGFedAvg
 from kinfed.models import BODY, HEAD, Model, Tensors, build, select
-from tests.methods.test_contract import larger
-from tests.worlds import close, federation, float_samples, parabolas, run, same, workshop
+from tests.worlds import close, federation, float_samples, larger, parabolas, run, same, workshop
 
 OWN_HEADS = ["fedper", "fedrep", "fedcrc"]
 OWN = [*OWN_HEADS, "ditto", "fedproto", "lg_fedavg"]
@@ -47,6 +46,7 @@ def one_weight(body: float, head: float) -> Model:
     return model
 
 
+@pytest.mark.independent("fedper", "lg_fedavg")
 @pytest.mark.parametrize(
     ("method", "averaged", "personal"),
     [
@@ -226,6 +226,7 @@ def test_fedrep_trains_the_head_on_a_frozen_body_and_then_the_body_under_it(monk
     assert seen == [(head_first, (False, True)), (then_body, (True, False))]
 
 
+@pytest.mark.independent("fedrep")
 def test_fedrep_is_the_plain_loop_of_the_paper() -> None:
     shop = workshop(FedRep(head_epochs=3, body_epochs=2), sgd=SGD(lr=0.05, batch_size=16, epochs=9))
     client, model = shop.client(2, 1), build("tiny_cnn", (1, 8, 8), 10, 0)
@@ -294,6 +295,7 @@ def test_the_global_head_learns_from_the_personal_one(kl: Any, expected: float) 
     assert personal.head.weight.grad is None
 
 
+@pytest.mark.independent("fedcrc")
 @pytest.mark.parametrize("kl", ["forward", "reverse"])
 def test_fedcrc_is_the_plain_loop_of_the_paper(kl: Any) -> None:
     """Three models, three phases, and nothing stored; h_i and h_g come in different."""
@@ -357,6 +359,7 @@ def test_ditto_without_a_pull_is_training_alone_beside_fedavg(tmp_path: Path) ->
     assert not any(same(held.memories[id], local.memories[id]) for id in range(4))
 
 
+@pytest.mark.independent("ditto")
 def test_dittos_models_are_held_near_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: a step of w is η(w − m), one of v is η(v − m) + ηλ(v − w of the round's start)."""
     centres, lr, lam, epochs = [1.0, 4.0], 0.1, 0.5, 2
@@ -403,6 +406,7 @@ def without_classes(gone: list[list[int]]) -> Federation:
     return replace(fed, partition=replace(fed.partition, train=own))
 
 
+@pytest.mark.independent("fedproto")
 @pytest.mark.parametrize("aggregation", ["counts", "uniform"])
 def test_prototypes_are_the_class_means_of_the_trained_models_weighted_by_counts(aggregation: Any) -> None:
     """Client 0 has no 3; nobody has a 7."""

@@ -21,6 +21,7 @@ from tests.worlds import close, dataset, federation, run, same, workshop
 # -- FedAvg -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.independent("fedavg")
 def test_fedavg_is_the_plain_loop_of_the_paper(tmp_path: Path) -> None:
     """An independent re-implementation: torch and state dicts; from kinfed only data, streams and initial weights."""
     fed, rounds = federation(), 3
@@ -44,6 +45,7 @@ def test_fedavg_is_the_plain_loop_of_the_paper(tmp_path: Path) -> None:
     assert close(run(workshop("fedavg", fed), tmp_path / "out").state.tensors, weights)
 
 
+@pytest.mark.independent("central")
 def test_fedavg_with_one_client_is_central_training(tmp_path: Path) -> None:
     fed = federation(clients=1)
     fedavg, central = (run(workshop(name, fed, fine_tuning=None), tmp_path / name) for name in ("fedavg", "central"))
@@ -74,6 +76,7 @@ def test_the_global_models_own_test_accuracies_add_up_to_its_accuracy(tmp_path: 
 # -- local only, central ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.independent("local")
 def test_local_is_fedavg_with_one_client_for_each(tmp_path: Path) -> None:
     fed = federation(clients=1)
     local, fedavg = (run(workshop(name, fed), tmp_path / name) for name in ("local", "fedavg"))
@@ -100,6 +103,7 @@ def test_one_clients_local_model_does_not_depend_on_the_others(tmp_path: Path) -
 # -- FedBABU ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.independent("fedbabu")
 def test_fedbabu_never_moves_the_head_and_fine_tuning_moves_what_it_should(tmp_path: Path) -> None:  # case 76
     initial = build("tiny_cnn", (1, 8, 8), 10, 0).tensors()
     for part, moved in (("head", HEAD), ("body", BODY), ("full", HEAD + BODY)):

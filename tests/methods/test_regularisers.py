@@ -114,6 +114,7 @@ def flat_model(weight: list[list[float]]) -> Model:
     return Model({"linear": body}, head, [])
 
 
+@pytest.mark.independent("moon")
 @pytest.mark.parametrize(("previous", "expected"), [([[0.0], [1.0]], 0.126928), ([[1.0], [0.0]], math.log(2))])
 def test_moon_compares_with_the_global_and_the_previous_model(previous: list[list[float]], expected: float) -> None:
     """Case 70: z and the global model's are [1, 0], the previous model's [0, 1]."""
@@ -158,6 +159,7 @@ OF_KINFED: dict[str, Any] = {
 }
 
 
+@pytest.mark.independent("fedcka")
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
 @pytest.mark.parametrize("epochs", [1, 9])  # of 48 samples: batch by batch, and one Gram over all
 @pytest.mark.parametrize("metric", METRICS)

@@ -17,8 +17,7 @@ from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.scaffold import SCAFFOLD
 from kinfed.models import ALL, build, select
 from kinfed.streams import torch_stream
-from tests.methods.test_contract import larger
-from tests.worlds import close, dataset, federation, parabolas, run, same, workshop
+from tests.worlds import close, dataset, federation, larger, parabolas, run, same, workshop
 
 WEIGHT = "head.weight"
 PLAIN = SGD(lr=0.1, momentum=0.0, epochs=2, batch_size=1)  # of one sample: two steps a round
@@ -94,6 +93,7 @@ def test_momentum_by_hand(method: SCAFFOLD, x: float, own: float, monkeypatch: p
     assert numbers(memories[0]) == pytest.approx({f"control.{WEIGHT}": own})
 
 
+@pytest.mark.independent("scaffold")
 def test_it_is_the_plain_loop_of_the_paper(tmp_path: Path) -> None:
     """An independent re-implementation: torch alone; from kinfed only data, streams and initial weights."""
     fed, lr, rounds = federation(), 0.05, 3

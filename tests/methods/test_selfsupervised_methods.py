@@ -116,6 +116,7 @@ def test_the_other_defaults_are_the_papers() -> None:
 # -- FedBYOL, FedSimSiam, central BYOL --------------------------------------------------------------------------------
 
 
+@pytest.mark.independent("fedbyol", "fedsimsiam")
 @pytest.mark.parametrize("name", ["fedbyol", "fedsimsiam"])
 def test_a_round_is_the_mean_of_what_the_clients_trained(name: str, tmp_path: Path) -> None:
     shop = workshop(name, rounds=1)
@@ -163,6 +164,7 @@ def test_the_global_model_is_the_trained_body_under_the_initial_head(tmp_path: P
     assert same(select(tensors, HEAD), build("tiny_cnn", (1, 8, 8), 10, 0).tensors(HEAD))
 
 
+@pytest.mark.independent("central_byol")
 def test_with_one_client_it_is_central_byol(tmp_path: Path) -> None:
     fed = federation(clients=1)
     ours, central = (run(workshop(m(**SIZES), fed), tmp_path / m.__name__) for m in (FedBYOL, CentralBYOL))
@@ -187,6 +189,7 @@ def test_divergence_is_of_the_convolutions_or_else_of_the_linear_layers() -> Non
     assert [tuple(t.shape) for t in traced(mlp)] == [(200, 8), (200, 200)]
 
 
+@pytest.mark.independent("fedu")
 @pytest.mark.parametrize(("threshold", "from_server"), [(0.4, True), (0.3, False), (0.2, False)])
 def test_a_predictor_comes_from_the_server_if_the_client_has_moved_little(threshold: float, from_server: bool) -> None:
     """Case 86: d = 0.3 and a threshold of 0.4: from the server; d < μ is strict."""
@@ -230,6 +233,7 @@ def test_the_divergence_is_that_of_the_clients_own_last_training() -> None:
 # -- FedEMA -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.independent("fedema")
 @pytest.mark.parametrize(("scale", "expected"), [(0.1, [2.5, 3.0]), (0.04, [1.6, 1.8]), (9.0, [4.0, 5.0])])
 def test_the_share_of_the_own_network_is_lambda_times_d(scale: float, expected: list[float]) -> None:  # case 86
     shop = workshop(FedEMA(autoscale=False, scale=scale, **SIZES), sgd=STILL)
@@ -330,6 +334,7 @@ def test_local_ssl_sends_nothing_and_trains_everybody_whatever_the_participation
     assert all(line["clients"] == [0, 1, 2, 3] for line in lines)
 
 
+@pytest.mark.independent("local_ssl")
 @pytest.mark.parametrize("ssl", ["byol", "simsiam"])
 def test_local_ssl_is_its_method_with_one_client_for_each(ssl: str, tmp_path: Path) -> None:
     fed = federation(clients=1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
@@ -24,6 +25,7 @@ class Central(FedAvg):
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "pooled"
     primary_label: ClassVar[str] = "central"
+    trial: ClassVar[Mapping[str, Any]] = {"lr_scale": 1.0}  # all samples are a few steps
 
     lr_scale: Annotated[float, Gt(0)] = 0.3
 

@@ -34,6 +34,7 @@ class FedCRC(FedPer):
 
     shared: ClassVar[Part] = ALL
     serves: ClassVar[Serves] = "both"
+    trains_head_alone: ClassVar[bool] = True
 
     tau: Annotated[float, Ge(0), Le(1)] = 0.99
     kl: Literal["forward", "reverse"] = "forward"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
@@ -26,6 +26,8 @@ class FedRep(FedPer):
         head_epochs: Of the first phase; these two stand in the place of the run's local epochs.
         body_epochs: Of the second.
     """
+
+    trains_head_alone: ClassVar[bool] = True
 
     head_epochs: Annotated[int, Ge(1)] = 5
     body_epochs: Annotated[int, Ge(1)] = 1

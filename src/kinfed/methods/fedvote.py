@@ -9,7 +9,7 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ class Vote(Method):
         classifier: Whether the head stays as it is (``keep``), starts anew (``reinit``), or is the source's.
         source: Transfer the source of this name, without a vote.
     """
+
+    trial: ClassVar[Mapping[str, Any]] = {"round": 2, "ballot": 2}
 
     base: FedAvg = field(default=FedAvg(), kw_only=False)
     round: Annotated[int, Ge(1)] = 5

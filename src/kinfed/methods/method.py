@@ -146,6 +146,10 @@ class Method(ABC):
             model is worth is what a classifier on its body is (`kinfed.learning.linear_probe`).
         adapts: Clients can fine-tune a model in the last evaluation; they cannot if they have no labels.
         mixes_architectures: Clients may have models of different architectures.
+        trains_head_alone: True if a head is trained on a frozen body, for which one sample is enough also where
+            BatchNorm is.
+        trial: Fields for a trial of a few rounds on a few small images, where the defaults are for more;
+            `kinfed.testing` joins those of all bases.
         unknown: Prefixes of names in the server's state; in these tensors NaN stands for what is not known.
     """
 
@@ -157,6 +161,8 @@ class Method(ABC):
     adapts: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = False
     unknown: ClassVar[tuple[str, ...]] = ()
+    trains_head_alone: ClassVar[bool] = False
+    trial: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:  # noqa: B027
         """Refuse fields that do not go together.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt
 from torch import Tensor
@@ -29,6 +29,8 @@ class MOON(Contrast):
         mu: Weight of the contrastive term.
         tau: Its temperature.
     """
+
+    trial: ClassVar[Mapping[str, Any]] = {"mu": 5.0}  # so that the term shows
 
     mu: Annotated[float, Ge(0)] = 0.1
     tau: Annotated[float, Gt(0)] = 0.5

@@ -41,6 +41,7 @@ class SelfSupervised(FedAvg):
     adapts: ClassVar[bool] = False
     primary_label: ClassVar[str] = "linear probe, global encoder"
     shared: ClassVar[Part] = ONLINE
+    trial: ClassVar[Mapping[str, Any]] = {"hidden": 32, "out": 16}
 
     hidden: Annotated[int, Gt(0)] | None = None
     out: Annotated[int, Gt(0)] = 128

@@ -15,7 +15,7 @@ from torch import Tensor
 from kinfed.data.samples import Samples
 from kinfed.learning import activations
 from kinfed.models import Model, Source
-from kinfed.similarity import MEASURES, BiasedSimilarityWarning, similarity_matrix
+from kinfed.similarity import MEASURES, BiasedSimilarityWarning, UndefinedSimilarityWarning, similarity_matrix
 
 __all__ = ["Count", "Seen", "ballot", "bias", "count", "scores", "seen"]
 
@@ -68,6 +68,7 @@ def scores(seen: Seen, measure: str) -> Tensor:
         return torch.full((len(seen.theirs[0]),), torch.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BiasedSimilarityWarning)
+        warnings.simplefilter("ignore", UndefinedSimilarityWarning)  # NaN says so, and gets no vote
         rows = [
             similarity_matrix([own], similarity, against=theirs)[0]
             for own, theirs in zip(seen.own, seen.theirs, strict=True)

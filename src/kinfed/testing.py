@@ -1,0 +1,797 @@
+"""The contract of federated methods, checked: `check_method` is for those who write one.
+
+>>> from kinfed.methods.fedavg import FedAvg
+>>> check_method(FedAvg)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
+from kinfed.engine import (
+    ClientRuntime,
+    Executor,
+    RoundSettings,
+    RunFolder,
+    SerialExecutor,
+    TaskRunner,
+    Unwatched,
+    federate,
+)
+from kinfed.engine.checks import fault
+from kinfed.engine.evaluator import Evaluator
+from kinfed.engine.executor import Task
+from kinfed.engine.folder import Checkpoint
+from kinfed.engine.loop import sampled
+from kinfed.files import NotSaved
+from kinfed.learning import SGD, Batch, Phase, Tally, train
+from kinfed.methods import ClientId, Memory, Message, Method, State, fedavg
+from kinfed.methods.fedavg import FedAvg
+from kinfed.models import HEAD, Card, Model, Source, Tensors, build, read_tensors
+from kinfed.settings import own_settings
+
+__all__ = [
+    "CHECKS",
+    "NOBODY",
+    "Check",
+    "ContractError",
+    "Outcome",
+    "card_of",
+    "check_method",
+    "enlarged",
+    "on_trial",
+    "parabola_training",
+    "parabolas",
+    "run_rounds",
+    "same",
+    "small_dataset",
+    "small_federation",
+    "small_runtime",
+    "trial_fields",
+    "uneven_round",
+    "untrained_sources",
+]
+
+PARTIAL = 0.5  # of four clients
+NOBODY = Partition([], [])
+
+
+class ContractError(AssertionError):
+    """A method breaks a rule of ``docs/design.md``; the message says which, and what the method did."""
+
+
+def check_method(method: Method | type[Method]) -> None:
+    """Check that a method keeps the rules that every method must keep, on small data that come with scikit-learn.
+
+    Args:
+        method: The method, with hyper-parameters that suit a few rounds on 8×8 images; or its class, which is tried
+            with what it declares as its ``trial``, and otherwise with its defaults.
+
+    Raises:
+        ContractError: In one sentence what the method does wrong, and the rule of ``docs/design.md`` that it breaks.
+    """
+    tried = on_trial(method) if isinstance(method, type) else method
+    for check in CHECKS:
+        with tempfile.TemporaryDirectory() as folder:
+            check(tried, Path(folder))
+
+
+def on_trial(method: type[Method]) -> Method:
+    """A method with its defaults, but for what it and its bases declare as their ``trial``."""
+    return method(**trial_fields(method))
+
+
+def trial_fields(method: type[Method]) -> dict[str, Any]:
+    """Fields that a method and its bases declare for a trial."""
+    fields: dict[str, Any] = {}
+    for base in reversed(method.__mro__):
+        fields |= vars(base).get("trial", {})
+    return fields
+
+
+def _demand(holds: bool, rule: str, said: str) -> None:
+    if not holds:
+        raise ContractError(f"{said} (docs/design.md, What every method keeps: {rule})")
+
+
+# -- a small federation -----------------------------------------------------------------------------------------------
+
+
+def small_dataset(train: int = 240, test: int = 120) -> Dataset:
+    """The first of scikit-learn's digits."""
+    whole = load("digits")
+    return replace(whole, train=whole.train.take(range(train)), test=whole.test.take(range(test)))
+
+
+def small_federation(clients: int = 4, probe: int = 24, data: Dataset | None = None, new: int = 0) -> Federation:
+    """A federation in which client k holds about n/N samples, sizes all different; the last ones may be new."""
+    data = data or small_dataset()
+    shares = np.linspace(0, 1, clients + new + 1) ** 1.2
+
+    def cut(first: int, n: int) -> list[NDArray[np.intp]]:
+        ends = np.round(shares * n).astype(int)
+        return [first + np.arange(a, b) for a, b in itertools.pairwise(ends)]
+
+    whole = Partition(cut(probe, len(data.train) - probe), cut(0, len(data.test)))
+    return Federation(
+        data, whole.of(range(clients)), np.arange(probe), whole.of(range(clients, clients + new)) if new else NOBODY
+    )
+
+
+def untrained_sources(
+    data: Dataset, seeds: Iterable[int] = (11, 12, 13), model: str = "tiny_cnn"
+) -> tuple[Source, ...]:
+    """Source models with their initial weights, under the names of their seeds."""
+    built = {str(seed): build(model, data.shape, len(data.classes), seed).eval() for seed in seeds}
+    return tuple(Source(name, of.requires_grad_(False), card_of(data, model)) for name, of in built.items())
+
+
+def card_of(data: Dataset, model: str) -> Card:
+    """The card of a model for a data set."""
+    told = data.train.normalise
+    return Card.model_validate(
+        {"version": 1, "architecture": model, "bn": "track", "shape": data.shape, "classes": data.classes,
+         "normalisation": {"mean": told.mean, "std": told.std}}
+    )  # fmt: skip
+
+
+def small_runtime(
+    method: Method,
+    fed: Federation | None = None,
+    *,
+    rounds: int = 3,
+    participation: float = 1.0,
+    seed: int = 0,
+    sgd: SGD | None = None,
+    model: str = "tiny_cnn",
+    wrap: Callable[[Model], Model] = lambda m: m,
+    sources: tuple[Source, ...] | None = None,
+    **plan: Any,
+) -> ClientRuntime:
+    """A method, a small federation and a small model, ready for `run_rounds`.
+
+    Args:
+        method: The method.
+        fed: The federation; that of `small_federation` if not given.
+        rounds: T.
+        participation: Fraction of the clients that train in a round.
+        seed: Seed of the run.
+        sgd: Local training.
+        model: Architecture of the model.
+        wrap: Replaces the model.
+        sources: Source models; untrained ones, where the method needs some, if not given.
+        **plan: Other settings of the rounds.
+    """
+    fed = fed or small_federation()
+    if sources is None:
+        sources = untrained_sources(fed.dataset, model=model) if method.requires.source_models else ()
+    settings: dict[str, Any] = {
+        "lr_schedule": "constant",
+        "checkpoint_every": 100,
+        "fine_tuning": Phase(epochs=1, lr=0.01),
+    } | plan
+    return ClientRuntime(
+        method,
+        fed,
+        (wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),),
+        RoundSettings(
+            rounds=rounds,
+            sgd=sgd or SGD(lr=0.05, batch_size=16),
+            participation=participation,
+            seed=seed,
+            **settings,
+        ),
+        sources=sources,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that is over.
+
+    Attributes:
+        lines: The lines of ``metrics.jsonl``.
+        last: The last checkpoint.
+        folder: The folder of the run.
+    """
+
+    lines: list[dict[str, Any]]
+    last: Checkpoint
+    folder: RunFolder
+
+    @property
+    def state(self) -> State:
+        """What the server knows in the end."""
+        return self.last.state
+
+    @property
+    def memories(self) -> dict[int, Memory]:
+        """What each client keeps in the end."""
+        return {id: self.folder.memories.read(id, round) for id, round in self.last.kept.items()}
+
+
+def run_rounds(
+    runtime: ClientRuntime,
+    path: Path,
+    executor: Executor | None = None,
+    build: Callable[[], ClientRuntime] | None = None,
+) -> Outcome:
+    """Run all rounds in a folder, or go on with those that are there.
+
+    Args:
+        runtime: The method, the clients and the model.
+        path: Folder of the run.
+        executor: Executor that does the clients' work; the serial one if not given.
+        build: Function that makes the same runtime elsewhere, for executors that need one.
+    """
+    folder = RunFolder(path)
+    path.mkdir(exist_ok=True)
+    executor = executor or SerialExecutor()
+    with own_settings():
+        executor.start(build or (lambda: runtime), TaskRunner(runtime, folder.memories))
+        federate(runtime, executor, folder, Unwatched())
+    last = folder.last_checkpoint()
+    assert last is not None
+    return Outcome(folder.lines("metrics.jsonl"), last, folder)
+
+
+def same(a: Tensors | Message, b: Tensors | Message) -> bool:
+    """Whether two messages, or two sets of tensors, are equal bit for bit."""
+    if isinstance(a, Message) and isinstance(b, Message):
+        return a.numbers == b.numbers and same(a.tensors, b.tensors)
+    assert not isinstance(a, Message)
+    assert not isinstance(b, Message)
+    if a.keys() != b.keys():
+        return False
+    return all(a[n].dtype == b[n].dtype and torch.equal(a[n].nan_to_num(), b[n].nan_to_num()) for n in a)
+
+
+def parabolas(method: Method, centres: Sequence[float], *, start: float = 0.0, sgd: SGD, **plan: Any) -> ClientRuntime:
+    """A model of one weight w and clients of one sample each, m_i; `parabola_training` gives them (w − m_i)²/2."""
+    inputs = torch.tensor(centres)[:, None]
+    samples = Samples(inputs, torch.zeros(len(centres), dtype=torch.int64), Normalisation((0.0,), (1.0,)))
+    own = [np.array([i]) for i in range(len(centres))]
+    fed = Federation(Dataset("parabolas", samples, samples, ("0", "1")), Partition(own, own), np.arange(0))
+    model = Model({"same": nn.Identity()}, nn.utils.skip_init(nn.Linear, 1, 1, bias=False), [])
+    nn.init.constant_(model.head.weight, start)
+    return small_runtime(method, fed, sgd=sgd, model="mlp", wrap=lambda _: model, **plan)
+
+
+def parabola_training(*given: Any, **hooks: Any) -> Tally:
+    """Train on `parabolas`, whatever the loss of the method: takes the place of `kinfed.methods.fedavg.train`."""
+
+    def parabola(model: Model, batch: Batch) -> Tensor:
+        return ((model.head.weight - batch.inputs) ** 2 / 2).mean()
+
+    model, samples, phase, sgd, stream, *_ = given
+    return train(model, samples, phase, sgd, stream, parabola, **hooks)
+
+
+# -- what the checks are made of --------------------------------------------------------------------------------------
+
+
+def _runtime(method: Method, fed: Federation | None = None, *, rounds: int = 3, **given: Any) -> ClientRuntime:
+    return small_runtime(method, fed, rounds=max(rounds, method.requires.rounds), **given)
+
+
+def _run(runtime: ClientRuntime, path: Path, executor: Executor | None = None) -> Outcome:
+    """A run in which nothing may fail."""
+    name = type(runtime.method).__name__
+    try:
+        outcome = run_rounds(runtime, path, executor)
+    except (_Stopped, ContractError, NotSaved):
+        raise
+    except Exception as error:
+        log = path / "errors.log"
+        told = f"; the first traceback: {log.read_text().strip().splitlines()[-1]}" if log.is_file() else ""
+        raise ContractError(f"a run of {name} ended in {type(error).__name__}: {error}{told}") from error
+    for line in outcome.lines:
+        for what in ("refused", "untested"):
+            _demand(not line[what], "uploads", f"{name}, round {line['round']}: {what} was {json.dumps(line[what])}")
+    return outcome
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The second round: the state before it, and every client's message, upload and memory."""
+
+    state: State
+    messages: dict[ClientId, Message]
+    uploads: dict[ClientId, Message]
+    memories: dict[ClientId, Memory]
+
+    def __iter__(self) -> Iterator[Message]:
+        every = (self.messages, self.uploads, self.memories)
+        return iter([self.state, *(message for of in every for message in of.values())])
+
+
+def _second_round(runtime: ClientRuntime) -> _Round:
+    method, ids = runtime.method, range(len(runtime.trained))
+    try:
+        state, memories = method.init(runtime.server(0)), {id: Memory() for id in ids}
+        messages = {id: method.download(state, id) for id in ids}
+        answers = {id: runtime.update(id, 1, messages[id], memories[id]) for id in ids}
+        state = method.aggregate(runtime.server(1), state, {id: upload for id, (upload, _) in answers.items()})
+        memories = {id: memory for id, (_, memory) in answers.items()}
+        messages = {id: method.download(state, id) for id in ids}
+        uploads = {id: runtime.update(id, 2, messages[id], memories[id])[0] for id in ids}
+    except ContractError:
+        raise
+    except Exception as error:
+        raise ContractError(f"a round of {type(method).__name__} ended in {type(error).__name__}: {error}") from error
+    return _Round(state, messages, uploads, memories)
+
+
+def _snapshot(message: Message) -> Message:
+    return Message({name: tensor.clone() for name, tensor in message.tensors.items()}, dict(message.numbers))
+
+
+# -- the checks -------------------------------------------------------------------------------------------------------
+
+Check = Callable[[Method, Path], str | None]
+"""A check of a method in an empty folder: None if it passed, or why it does not apply."""
+
+
+def check_same_bits_again(method: Method, folder: Path) -> None:
+    """The same config gives the same bits."""
+    first, again = (_run(_runtime(method, participation=PARTIAL), folder / which) for which in "ab")
+    kept, kept_again = first.memories, again.memories
+    bits = same(first.state, again.state) and kept.keys() == kept_again.keys()
+    bits = bits and all(same(memory, kept_again[id]) for id, memory in kept.items())
+    _demand(
+        bits and first.lines == again.lines,
+        "the same bits",
+        f"two runs of {type(method).__name__} with one config differ: it must draw from client.stream(…) alone",
+    )
+
+
+def check_seed_matters(method: Method, folder: Path) -> None:
+    """Another seed gives other numbers."""
+    losses = [_run(_runtime(method, seed=seed), folder / str(seed)).lines[-1]["train_loss"] for seed in (0, 1)]
+    said = f"{type(method).__name__} comes to the loss {losses[0]} with each of two seeds"
+    _demand(losses[0] != losses[1], "the same bits", said)
+
+
+def check_no_global_generator(method: Method, folder: Path) -> None:
+    """No global random generator is drawn from."""
+    del folder
+    runtime = _runtime(method)
+    before = _generators()
+    _second_round(runtime)
+    for whose, state in _generators().items():
+        _demand(
+            state == before[whose],
+            "the same bits",
+            f"{type(method).__name__} draws from {whose} global generator, where client.stream(…) is due",
+        )
+
+
+def _generators() -> dict[str, Any]:
+    of_numpy: Any = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch's": torch.random.get_rng_state().tolist(),
+        "NumPy's": of_numpy[1].tolist(),
+        "Python's": random.getstate(),
+    }
+
+
+class _Backwards(SerialExecutor):
+    """Does the clients' work in the opposite order, as processes may finish it."""
+
+    def update(self, tasks: Iterable[Task]) -> Iterator[Any]:
+        return super().update(reversed(list(tasks)))
+
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[Any]:
+        return super().evaluate(reversed(list(tasks)))
+
+
+def check_order_does_not_matter(method: Method, folder: Path) -> None:
+    """The order in which clients finish changes nothing."""
+    runtime = _runtime(method)
+    forwards = _run(runtime, folder / "a")
+    backwards = _run(runtime, folder / "b", _Backwards())
+    _demand(
+        same(forwards.state, backwards.state) and forwards.lines == backwards.lines,
+        "no order",
+        f"{type(method).__name__} gives other numbers when its clients finish in another order: what it knows must be "
+        "in State and Memory",
+    )
+
+
+class _Stopped(Exception):
+    pass
+
+
+def check_resumes(method: Method, folder: Path) -> None:
+    """A run that goes on after a kill ends with the bits of one that never stopped."""
+    given: dict[str, Any] = {"rounds": 6, "participation": PARTIAL, "seed": 1, "lr_schedule": "step:0.5"}
+    straight = _run(_runtime(method, **given), folder / "a")
+
+    class Stops(SerialExecutor):
+        def update(self, tasks: Iterable[Task]) -> Iterator[Any]:
+            yield from super().update(tasks)
+            if len((folder / "b" / "metrics.jsonl").read_text().splitlines()) == 4:
+                raise _Stopped
+
+    runtime = _runtime(method, **given, checkpoint_every=3)
+    try:
+        _run(runtime, folder / "b", Stops())
+    except _Stopped:  # in round 5; round 4 is done, but only round 3 is saved
+        pass
+    else:
+        raise AssertionError("the run was not stopped")
+    resumed = _run(runtime, folder / "b")
+    kept, kept_straight = resumed.memories, straight.memories
+    bits = same(resumed.state, straight.state) and all(same(kept[id], memory) for id, memory in kept_straight.items())
+    _demand(
+        bits and resumed.lines == straight.lines,
+        "no memory of its own",
+        f"{type(method).__name__} ends elsewhere when it is resumed: what it knows must be in State and Memory",
+    )
+
+
+def check_others_are_left_alone(method: Method, folder: Path) -> str | None:
+    """A client that takes no part keeps what it kept."""
+    if method.trains != "sampled":
+        return "everybody trains in every round"
+    outcomes = {
+        rounds: _run(small_runtime(method, rounds=rounds, participation=0.25), folder / str(rounds))
+        for rounds in (1, 2, 3)
+    }
+    for rounds in (2, 3):
+        (took_part,) = sampled(len(small_federation().partition.train), 0.25, 0, rounds)
+        before, after = outcomes[rounds - 1].memories, outcomes[rounds].memories
+        for id in before:
+            _demand(
+                id == took_part or same(before[id], after[id]),
+                "who takes no part",
+                f"{type(method).__name__} changes the memory of client {id} in round {rounds}, in which it has no part",
+            )
+        assert after.keys() <= before.keys() | {took_part}
+    return None
+
+
+def check_changes_no_argument(method: Method, folder: Path) -> None:
+    """No function of a method changes what it is given."""
+    del folder
+    runtime = _runtime(method)
+    given = _second_round(runtime)
+    before, last = [_snapshot(message) for message in given], runtime.settings.rounds
+
+    def unchanged(function: str) -> None:
+        for one, other in zip(before, given, strict=True):
+            said = f"{type(method).__name__}.{function} changes a message, memory or state that it is given"
+            _demand(same(one, other), "arguments stay as they are", said)
+
+    for id in given.messages:
+        runtime.update(id, 2, given.messages[id], given.memories[id])
+        unchanged("update")
+        Evaluator(runtime).evaluate(
+            id, last, given.messages[id], given.memories[id]
+        )  # the last round: with what is costly
+        unchanged("evaluated")
+    runtime.method.aggregate(runtime.server(2), given.state, given.uploads)
+    unchanged("aggregate")
+    runtime.method.global_model(runtime.server(2), given.state)
+    unchanged("global_model")
+    runtime.method.pictures(given.state)
+    unchanged("pictures")
+
+
+def check_messages_are_plain(method: Method, folder: Path) -> None:
+    """Messages, memories and the state hold named tensors on the CPU and named numbers."""
+    del folder
+    name, rule = type(method).__name__, "messages"
+    for message in _second_round(_runtime(method)):
+        _demand(type(message) is Message, rule, f"{name} has a {type(message).__name__} where a Message is due")
+        for key, tensor in message.tensors.items():
+            _demand(type(key) is str, rule, f"{name} has a tensor whose name is a {type(key).__name__}")
+            _demand(type(tensor) is Tensor, rule, f"{name}: {key} is a {type(tensor).__name__}, not a plain tensor")
+            _demand(tensor.device.type == "cpu", rule, f"{name}: {key} is on {tensor.device}, not on the CPU")
+            _demand(not tensor.requires_grad, rule, f"{name}: {key} requires a gradient; detach it")
+        for key, number in message.numbers.items():
+            _demand(type(key) is str, rule, f"{name} has a number whose name is a {type(key).__name__}")
+            plain = type(number) in (int, float)
+            _demand(plain, rule, f"{name}: {key} is a {type(number).__name__}, not a plain number")
+
+
+def check_uploads_are_as_said(method: Method, folder: Path) -> None:
+    """Uploads look like ``upload_like``, and tell how many samples and steps there were."""
+    del folder
+    runtime, name = _runtime(method), type(method).__name__
+    for id, upload in _second_round(runtime).uploads.items():
+        reason = fault(upload, runtime.method.upload_like(runtime.server(2)), runtime.samples)
+        _demand(reason is None, "uploads", f"what {name} sends is not as its upload_like says: {reason}")
+        samples, steps = upload.numbers.get("samples"), upload.numbers.get("steps", 0)
+        own = len(runtime.trained.partition.train[id])
+        _demand(samples == own, "uploads", f"{name} tells {samples} samples of a client that has {own}")
+        _demand(steps >= 1, "uploads", f"{name} tells of {steps} steps")
+
+
+def check_loss_is_told(method: Method, folder: Path) -> None:
+    """The loss is told, in its parts, and the line of a round has the mean by samples."""
+    runtime, name, rule = _runtime(method), type(method).__name__, "the loss in its parts"
+    uploads = _second_round(runtime).uploads
+    for numbers in (upload.numbers for upload in uploads.values()):
+        _demand("loss" in numbers, rule, f"{name} does not tell its loss")
+        _demand(
+            ("cross_entropy" in numbers) == method.supervised,
+            rule,
+            f"{name} {'does not tell' if method.supervised else 'tells'} a cross-entropy, and supervised is "
+            f"{method.supervised}",
+        )
+        if method.supervised:
+            parts = numbers["cross_entropy"] + numbers.get("term", 0)
+            whole = math.isclose(numbers["loss"], parts, rel_tol=1e-6)
+            _demand(whole, rule, f"{name}: the loss {numbers['loss']} is not its cross-entropy and its term, {parts}")
+    line = _run(runtime, folder / "out").lines[1]
+    samples = [upload.numbers["samples"] for upload in uploads.values()]
+    for told, number in (("train_loss", "loss"), ("train_cross_entropy", "cross_entropy"), ("train_term", "term")):
+        values = [upload.numbers.get(number) for upload in uploads.values()]
+        present = [value for value in values if value is not None]
+        if len(present) < len(values):
+            _demand(line.get(told) is None, rule, f"{name} tells its {number} of some clients only")
+        else:
+            mean = float(np.average(present, weights=samples))
+            _demand(math.isclose(line[told], mean, rel_tol=1e-9), rule, f"{name}: {told} is {line[told]}, not {mean}")
+
+
+def check_one_client(method: Method, folder: Path) -> None:
+    """One client is a federation, too."""
+    runtime = _runtime(method, small_federation(clients=1))
+    assert len(_run(runtime, folder / "out").lines) == runtime.settings.rounds
+
+
+def enlarged(fed: Federation) -> Federation:
+    """The same federation with images twice as wide and high, for models with BatchNorm."""
+
+    def grow(samples: Samples) -> Samples:
+        return replace(samples, inputs=samples.inputs.repeat_interleave(2, 2).repeat_interleave(2, 3))
+
+    return replace(fed, dataset=replace(fed.dataset, train=grow(fed.dataset.train), test=grow(fed.dataset.test)))
+
+
+def uneven_round(method: Method, folder: Path, model: str) -> dict[str, Any]:
+    """The last round of clients with 1, 2, 33 and 180 samples, the first of which has no test samples; its line.
+
+    Raises:
+        ContractError: If one of them cannot take part, or is not tested.
+    """
+    ends = [24, 25, 27, 60, 240]
+    cut = Partition(
+        [np.arange(a, b) for a, b in itertools.pairwise(ends)],
+        [np.arange(0), np.arange(0, 1), np.arange(1, 20), np.arange(20, 120)],
+    )
+    fed = Federation(small_dataset(), cut, np.arange(24))
+    last = _run(_runtime(method, enlarged(fed) if model == "cnn4" else fed, model=model), folder / model).lines[-1]
+    accuracies = last["client_acc"]["personal"]
+    tested = accuracies[0] is None and all(0 <= accuracy <= 1 for accuracy in accuracies[1:])
+    _demand(
+        tested, "any federation", f"{type(method).__name__}: clients of few samples have the accuracies {accuracies}"
+    )
+    return last
+
+
+def check_uneven_clients(method: Method, folder: Path) -> None:
+    """Clients may have one sample, two, or many, and none to be tested on; with BatchNorm and without."""
+    for model in ("tiny_cnn", "cnn4"):
+        uneven_round(method, folder, model)
+
+
+class _Forbidden(Samples):
+    """Test samples that may not be looked at."""
+
+    def take(self, rows: object) -> Samples:
+        raise ContractError("a method reads test samples (docs/design.md, What every method keeps: test data)")
+
+    def batch(self, rows: object) -> Tensor:
+        raise ContractError("a method reads test samples (docs/design.md, What every method keeps: test data)")
+
+
+def check_reads_no_test_data(method: Method, folder: Path) -> None:
+    """Neither training nor aggregation nor the choice of what is tested reads test samples."""
+    del folder
+    fed = small_federation()
+    test = fed.dataset.test
+    hidden = replace(fed.dataset, test=_Forbidden(test.inputs, test.labels, test.normalise))
+    runtime = _runtime(method, replace(fed, dataset=hidden))
+    given = _second_round(runtime)
+    runtime = _runtime(method, replace(fed, dataset=hidden))
+    runtime.method.aggregate(runtime.server(2), given.state, given.uploads)
+    for id in given.messages:
+        runtime.method.evaluated(runtime.client(id, runtime.settings.rounds), given.messages[id], given.memories[id])
+
+
+def check_test_data_change_no_model(method: Method, folder: Path) -> None:
+    """With other test labels the accuracies are others, and nothing else is."""
+    fed, name = small_federation(), type(method).__name__
+    assert fed.dataset.test.labels is not None
+    flipped = replace(fed.dataset.test, labels=fed.dataset.test.labels.flip(0))
+    other_fed = replace(fed, dataset=replace(fed.dataset, test=flipped))
+    first, second = _run(_runtime(method, fed), folder / "a"), _run(_runtime(method, other_fed), folder / "b")
+    accuracies = [outcome.lines[-1]["personal_acc_mean"] for outcome in (first, second)]
+    _demand(accuracies[0] != accuracies[1], "test data", f"{name} has the same accuracy whatever the test labels are")
+    _demand(same(first.state, second.state), "test data", f"{name} ends with another state when test labels change")
+    for line, other in zip(first.lines, second.lines, strict=True):  # only what is called an accuracy is of test data
+        for key in line.keys() | other.keys():
+            told = line.get(key) == other.get(key) or "acc" in key
+            _demand(told, "test data", f"{name}: {key} changes with the test labels, and is not called an accuracy")
+
+
+def check_holds_hyper_parameters_only(method: Method, folder: Path) -> None:
+    """A method holds hyper-parameters and nothing else."""
+    del folder
+    name, rule = type(method).__name__, "no memory of its own"
+    try:
+        method.anything = 1  # type: ignore[attr-defined]
+    except AttributeError:
+        pass
+    else:
+        del method.anything  # type: ignore[attr-defined]
+        _demand(False, rule, f"{name} can be changed; make it a dataclass(frozen=True, kw_only=True)")
+    before = dict(vars(method))
+    _second_round(_runtime(method))
+    changed = sorted(key for key, value in vars(method).items() if key not in before or before[key] != value)
+    _demand(not changed, rule, f"{name} has changed its own fields: {', '.join(changed)}")
+
+
+def check_learns(method: Method, folder: Path) -> None:
+    """The loss falls, and a supervised method guesses better than at random."""
+    sgd, name = SGD(lr=0.1, momentum=0.5, batch_size=8, epochs=6), type(method).__name__
+    if method.supervised:
+        lines = _run(_runtime(method, rounds=12, sgd=sgd), folder / "out").lines
+        before, after = lines[0]["train_loss"], lines[-1]["train_loss"]
+        _demand(
+            after < 0.8 * before, "learning", f"{name}: the loss was {before:.3f} and is {after:.3f} after 12 rounds"
+        )
+        accuracy = lines[-1]["personal_acc_weighted"]
+        said = f"{name}: the accuracy on ten digits is {accuracy:.3f} after 12 rounds, hardly more than guessing"
+        _demand(accuracy > 2 * 0.1, "learning", said)
+    else:  # two views are soon alike; averaging online networks, with a target that lags behind, sets that back
+        lines = _run(_runtime(method, rounds=8, sgd=sgd), folder / "out").lines
+        untrained = _run(_runtime(method, rounds=1, sgd=replace(sgd, lr=1e-9)), folder / "untrained").lines[0]
+        before, after = untrained["train_loss"], lines[-1]["train_loss"]
+        said = f"{name}: the loss was {before:.3f} and is {after:.3f} after 8 rounds"
+        _demand(after < min(0.5 * before, before - 0.5), "learning", said)
+
+
+WANTED = np.linspace(-3.0, 7.0, 16).tolist()  # by sixteen clients of one weight, whose start is 0
+
+
+def check_one_weight(method: Method, folder: Path) -> str | None:
+    """One weight comes to the mean of what sixteen clients want, of whom one takes part in a round.
+
+    A server that divides what came from few clients by their number, where it should by that of all, goes too far.
+    """
+    del folder
+    if not (method.supervised and isinstance(method, FedAvg) and set(HEAD) <= {*method.shared}):
+        return "no head is learned and averaged"
+    if (
+        method.requires.public_images
+        or method.requires.source_models
+        or not all(set(HEAD) <= {*phase.train} for phase in method.phases())
+    ):
+        return "needs more than one weight"
+    with mock.patch.object(fedavg, "train", parabola_training):
+        path = _path_of_one_weight(method, rounds=240)
+    if path is None:
+        return "there is no global model"
+    mean, wanted = path[len(path) // 2 :].mean(), float(np.mean(WANTED))
+    said = f"{type(method).__name__} brings one weight to {mean:.2f} where its clients' mean is {wanted:.2f}"
+    _demand(abs(mean - wanted) <= 1, "few of many clients", said)
+    _demand(
+        min(WANTED) <= path.min() and path.max() <= max(WANTED),
+        "few of many clients",
+        f"{type(method).__name__} brings one weight to {path.min():.2f} and {path.max():.2f}, and no client wants less "
+        f"than {min(WANTED):g} or more than {max(WANTED):g}",
+    )
+    return None
+
+
+def _path_of_one_weight(method: Method, rounds: int) -> NDArray[np.float64] | None:
+    """The global weight after each round; None if there is none."""
+    share = 1 / len(WANTED)
+    sgd = SGD(lr=0.5, epochs=3, momentum=0.0)
+    runtime = parabolas(method, WANTED, sgd=sgd, rounds=rounds, participation=share)
+    state, path = method.init(runtime.server(0)), []
+    memories: dict[ClientId, Memory] = {}
+    for round in range(1, rounds + 1):
+        uploads = {}
+        for id in sampled(len(runtime.trained), 1 if method.trains == "pooled" else share, 0, round):
+            message = method.download(state, id)
+            uploads[id], memories[id] = runtime.update(id, round, message, memories.get(id, Memory()))
+        state = method.aggregate(runtime.server(round), state, uploads)
+        served = method.global_model(runtime.server(round), state)
+        if served is None:
+            return None
+        path.append(served["head.weight"].item())
+    return np.array(path)
+
+
+def check_models_are_saved(method: Method, folder: Path) -> None:
+    """The models that are saved after the last round are whole, and have the accuracies that were told."""
+    runtime, name = _runtime(method), type(method).__name__
+    outcome = _run(runtime, folder / "out")
+    saved = {path.stem: _tensors(path) for path in (folder / "out" / "models").glob("*.safetensors")}
+    names, line = set(runtime.models[0].state_dict()), outcome.lines[-1]
+    _demand(bool(saved), "models", f"{name} leaves no model after the last round")
+    for called, tensors in saved.items():
+        other = sorted(tensors.keys() ^ names)
+        _demand(not other, "models", f"{name}: {called} lacks a tensor, or has a strange one: {', '.join(other)}")
+    there = ("global" in saved) == (line["global_acc"] is not None)
+    _demand(there, "models", f"{name} has an accuracy of a global model and no such model, or the other way round")
+    for kind, accuracies in line["client_acc"].items():
+        if f"client-00000-{kind}" not in saved:
+            continue
+        for id, accuracy in enumerate(accuracies):
+            model = runtime.client(id, runtime.settings.rounds).model
+            model.load(saved[f"client-{id:05d}-{kind}"])
+            test = runtime.federation.test(id)
+            with torch.no_grad():
+                right = model.eval()(test.batch(slice(None))).argmax(1) == test.labels
+            found = right.double().mean().item()
+            said = f"{name}: client {id}'s {kind} model is right in {found:.3f}, and {accuracy} was told"
+            _demand(math.isclose(found, accuracy, rel_tol=1e-6), "models", said)
+
+
+def check_serves(method: Method, folder: Path) -> None:
+    """A method says whom its models serve."""
+    del folder
+    runtime, name = _runtime(method), type(method).__name__
+    given = _second_round(runtime)
+    shared = method.global_model(runtime.server(2), given.state) is not None
+    said = f"{name} says that it serves {method.serves!r}, and global_model gives {'one' if shared else 'none'}"
+    _demand(shared == (method.serves != "private"), "who is served", said)
+    last = runtime.settings.rounds
+    own = [method.evaluated(runtime.client(id, last), given.messages[id], given.memories[id]) for id in given.messages]
+    said = (
+        f"{name} says that it serves {method.serves!r}, and evaluated gives {sum(map(bool, own))} of {len(own)} models"
+    )
+    if method.serves == "private":
+        _demand(all(method.primary in tensors for tensors in own), "who is served", said)
+    elif method.serves == "both":  # where clients have no models of their own, they fine-tune the global one
+        _demand(all(own) or (method.adapts and not any(own)), "who is served", said)
+    else:
+        _demand(not any(own), "who is served", said)
+
+
+def _tensors(path: Path) -> Mapping[str, Tensor]:
+    return read_tensors(path)[0]
+
+
+CHECKS: tuple[Check, ...] = (
+    check_messages_are_plain,
+    check_uploads_are_as_said,
+    check_changes_no_argument,
+    check_holds_hyper_parameters_only,
+    check_no_global_generator,
+    check_reads_no_test_data,
+    check_loss_is_told,
+    check_same_bits_again,
+    check_seed_matters,
+    check_order_does_not_matter,
+    check_resumes,
+    check_others_are_left_alone,
+    check_one_client,
+    check_uneven_clients,
+    check_test_data_change_no_model,
+    check_one_weight,
+    check_models_are_saved,
+    check_serves,
+    check_learns,
+)
