@@ -121,7 +121,7 @@ def test_a_measure_that_is_a_cka_is_told_biased_and_debiased(kinfed: Command, fi
             "kernel: 'rbf' would do nothing; it is of CKA, and",
         ),
         (["a.npz", "a.npz", "--out", "."], "out: '.' exists"),
-        (["a.npz", "a.npz", "--data", "digits", "--samples", "3"], "samples: 3 is not allowed"),
+        (["a.npz", "a.npz", "--data", "digits"], "data: 'digits' is of no use"),
     ],
 )
 def test_wrong_input_gets_one_line(
@@ -240,3 +240,9 @@ def test_images_that_nothing_would_look_at_are_refused(kinfed: Command, files: d
     assert code == 2
     assert told.startswith("kinfed: data: 'digits' is of no use:")
     assert told.count("\n") == 1
+
+
+def test_too_few_or_too_many_images_are_refused() -> None:
+    for count in (3, 398):
+        with pytest.raises(InputError, match=rf"^samples: {count} is not allowed; digits has 397 test images"):
+            compare_files(Path("a"), Path("m.safetensors"), data="digits", samples=count, layers=None)

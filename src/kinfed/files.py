@@ -31,6 +31,7 @@ __all__ = [
     "own_folder",
     "read_json",
     "read_json_lines",
+    "read_json_object",
     "saving",
     "sync",
     "unfinished_name",
@@ -205,6 +206,18 @@ def read_json(path: Path) -> Any:
         InputError: If the file cannot be read or is not JSON; the message names the file.
     """
     return _parsed(_text(path), str(path))
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file.
+
+    Raises:
+        InputError: If the file cannot be read, or holds no JSON object; the message names the file.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: is damaged: it holds no JSON object")
+    return value
 
 
 def read_json_lines(path: Path, *, cut: bool = False) -> list[dict[str, Any]]:

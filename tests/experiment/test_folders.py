@@ -96,7 +96,7 @@ class Waiting(Unwatched):
 
     def round(self, line: dict[str, Any]) -> None:
         self.there.set()
-        assert self.may_go_on.wait(120)
+        assert self.may_go_on.wait(600)
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_a_class_without_an_import_path_is_given_again_to_go_on(tmp_path: Path) 
     assert kinfed.open_result(out).frame()["method"].unique().tolist() == ["<Cell>", "fedavg"]  # needs no class
     (out / "Cell-seed0" / "summary.json").unlink()
     shutil.rmtree(out / "Cell-seed0" / "checkpoints")
-    with pytest.raises(InputError, match=r"^methods: <Cell> was given in Python, .* kinfed.resume\(path, methods=…\)"):
+    with pytest.raises(InputError, match=r"methods: <Cell> was given in Python, .* kinfed.resume\(path, methods=…\)"):
         kinfed.resume(out, quiet=True)
     with pytest.raises(InputError, match=r"^methods: .*mu=0\.5.* is no method of the run"):
         kinfed.resume(out, methods=cell(mu=0.5), quiet=True)
@@ -153,7 +153,7 @@ def test_code_that_only_a_file_names_is_not_imported(outside: str, tmp_path: Pat
     kinfed.run(outside, out=out, **SMALL)
     (out / "summary.json").unlink()
     sys.modules.pop("outside_method")
-    with pytest.raises(InputError, match=rf"^method: '{outside}' is named in .*o, and importing it runs its code"):
+    with pytest.raises(InputError, match=rf"method: '{outside}' is named in .*o, and importing it runs its code"):
         kinfed.resume(out, quiet=True)
     (tmp_path / "config.toml").write_text(f'methods = ["{outside}"]\n')
     with pytest.raises(InputError, match=rf"^method: '{outside}' is named in .*config.toml"):
@@ -224,7 +224,7 @@ def test_a_model_is_given_as_module_function_or_class(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="its architecture is '<make>'"):
         kinfed.load(tmp_path / "function")
     assert kinfed.load(tmp_path / "function", module=make((1, 8, 8), 10)).classes[:2] == ("0", "1")
-    with pytest.raises(InputError, match=r"^model: <make> was given in Python"):
+    with pytest.raises(InputError, match=r"model: <make> was given in Python"):
         kinfed.resume(tmp_path / "function", quiet=True)
     kinfed.resume(tmp_path / "function", model=make, quiet=True)
 
@@ -245,7 +245,7 @@ def test_data_are_given_as_arrays_torch_dataset_path_or_federation(tmp_path: Pat
     kinfed.run("fedavg", data=federation, out=tmp_path / "federation", **given)
     kinfed.run("fedavg", data=(x[:80], y[:80], x[80:], y[80:]), out=tmp_path / "four", **own)
     assert files(tmp_path / "federation")["metrics.jsonl"] == files(tmp_path / "four")["metrics.jsonl"]
-    with pytest.raises(InputError, match=r"^data: <Federation> was given in Python"):
+    with pytest.raises(InputError, match=r"data: <Federation> was given in Python"):
         kinfed.resume(tmp_path / "federation", quiet=True)
     kinfed.resume(tmp_path / "federation", data=federation, quiet=True)
     with pytest.raises(InputError, match=r"^clients: would do nothing; the data are a Federation"):

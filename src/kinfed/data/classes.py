@@ -59,7 +59,9 @@ def number(
             f"data: {name!r}: classes differ: there are some in its test set that its training set lacks: "
             f"{_few(strange)}; the training set has {_few(classes)}"
         )
-    return tuple(str(c) for c in classes), np.searchsorted(classes, train), np.searchsorted(classes, test)
+    # Names of folders may have bytes that are no text; they are written out, so that files can hold them.
+    names = tuple(str(c).encode("utf-8", "backslashreplace").decode() for c in classes)
+    return names, np.searchsorted(classes, train), np.searchsorted(classes, test)
 
 
 def _few(classes: NDArray[Any]) -> str:

@@ -28,7 +28,7 @@ from pydantic import (
 
 from kinfed.data.partitions import PARTITIONS, as_partition, make_partition, partition_options
 from kinfed.errors import InputError, among
-from kinfed.experiment.config_file import MARK
+from kinfed.experiment.config_file import MARK, read_toml
 from kinfed.experiment.device import available
 from kinfed.fields import one_line, plain_value, short
 from kinfed.labels import folder_name, parse_label
@@ -353,6 +353,19 @@ class Config(BaseModel):
             return cls.model_validate({"settings": {}, **fields}, context=objects)
         except ValidationError as error:
             raise InputError(one_line(error)) from error
+
+    @classmethod
+    def read(cls, file: Path, objects: Mapping[str, Any] | None = None, **changed: Any) -> Self:
+        """The Config in a run's own file, some of its fields changed.
+
+        Raises:
+            InputError: If it is none; the message names the file.
+        """
+        fields = read_toml(file) | changed
+        try:
+            return cls.checked(fields, objects)
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from error
 
     def of(self, method: str, seed: int) -> Self:
         """The config of one run of a comparison."""

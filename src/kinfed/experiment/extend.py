@@ -13,10 +13,9 @@ from kinfed.engine.folder import METRICS, Checkpoint
 from kinfed.engine.lines import Line, is_of_evaluation
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
-from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import COMPARISON, CONFIG, SUMMARY, is_ours, run_folders
 from kinfed.experiment.run import folder_of, runtime_of
-from kinfed.files import claimed, delete, read_json, write_whole, written
+from kinfed.files import claimed, delete, read_json_object, write_whole, written
 from kinfed.learning.schedule import parse_schedule
 from kinfed.settings import own_settings
 
@@ -49,7 +48,7 @@ def extend(out: Path, rounds: int, *, device: str | None = None, objects: Mappin
         raise InputError(f"run: {str(out)!r} is no run folder")
     with claimed(out, "run"):
         file = out / (COMPARISON if (out / COMPARISON).is_file() else CONFIG)
-        begun = Config.checked(read_toml(file) | ({} if device is None else {"device": device}), objects)
+        begun = Config.read(file, objects, **({} if device is None else {"device": device}))
         config = Config.checked(begun.model_dump() | {"rounds": rounds}, objects)
         if parse_schedule(config.lr_schedule) != ():
             raise InputError(
@@ -66,7 +65,7 @@ def extend(out: Path, rounds: int, *, device: str | None = None, objects: Mappin
 
 def _extend_run(config: Config, out: Path) -> None:
     """Increase the number of rounds of one run, in an order that can be repeated after a kill at any moment."""
-    if (out / SUMMARY).is_file() and read_json(out / SUMMARY).get("rounds") == config.rounds:
+    if (out / SUMMARY).is_file() and read_json_object(out / SUMMARY).get("rounds") == config.rounds:
         return
     run = folder_of(config, out)
     begun = run.begun_with()

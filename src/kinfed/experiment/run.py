@@ -46,7 +46,7 @@ from kinfed.experiment.so_far import Lines, SoFar
 from kinfed.experiment.targets import rounds_to
 from kinfed.experiment.trackers import TRACKERS, Tracked
 from kinfed.experiment.uses import refuse_idle_in
-from kinfed.files import claimed, clear_unfinished, read_json, write_whole
+from kinfed.files import claimed, clear_unfinished, read_json, read_json_object, write_whole
 from kinfed.learning import SGD, Phase
 from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, load_weights, open_pool, suited
 from kinfed.registry import nothing_from_files
@@ -246,9 +246,8 @@ def resume(
         clear_unfinished(out, FILES)
         several = (out / COMPARISON).is_file()
         file = out / (COMPARISON if several else CONFIG)
-        fields = read_toml(file)
-        begun_on = fields.get("device")
-        config = Config.checked(fields if device is None else fields | {"device": device}, objects)
+        begun_on = read_toml(file).get("device")
+        config = Config.read(file, objects, **({} if device is None else {"device": device}))
         if not several and (len(config.methods) > 1 or config.seeds > 1):
             raise InputError(f"{file}: names several methods or seeds; a run has one of each")
         if config.device != begun_on:
@@ -272,9 +271,7 @@ def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
     # What was the case then may be gone: a device, a moved pool; and the folder may be older than a field.
     now = {name: getattr(config, name) for name in EXECUTION}
     with nothing_from_files((), folder):
-        begun = Config.checked(
-            read_toml(folder / COMPARISON) | now, config.objects
-        )  # also one from before a field was there
+        begun = Config.read(folder / COMPARISON, config.objects, **now)
     config = config.model_copy(update={"probe": begun.probe}) if config.probe is None else config
     if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
         raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
@@ -319,7 +316,7 @@ def check_config(config: Config, out: Path) -> None:
     """
     if (out / CONFIG).is_file():
         now = {name: getattr(config, name) for name in EXECUTION}
-        own = Config.checked(read_toml(out / CONFIG) | now, config.objects).model_dump()
+        own = Config.read(out / CONFIG, config.objects, **now).model_dump()
         for name, value in config.model_dump().items():
             if own[name] != value:
                 raise InputError(f"{out / CONFIG}: {name} is {own[name]!r} and not {value!r}; one of them was changed")
@@ -332,11 +329,11 @@ def check_config(config: Config, out: Path) -> None:
 
 def _tell_target(config: Config, out: Path) -> None:
     """Look a finished run's rounds up again where it was asked for another target, or none."""
-    summary = read_json(out / SUMMARY)
+    summary = read_json_object(out / SUMMARY)
     told = _rounds_to_target(config, RunFolder(out).lines("metrics.jsonl"))
     if summary.get("rounds_to_target") != told:
         write_whole(out / SUMMARY, json.dumps(summary | {"rounds_to_target": told}, indent=1) + "\n")
-        begun = Config.checked(read_toml(out / CONFIG) | {"sources": config.sources})  # the rest stays as it was
+        begun = Config.read(out / CONFIG, config.objects, sources=config.sources)  # the rest stays as it was
         write_whole(out / CONFIG, begun.model_copy(update={"target_acc": config.target_acc}).toml())
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from kinfed.engine import ClientRuntime, RunFolder
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
-from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import CONFIG
 from kinfed.experiment.run import Watcher, check_unchanged, nobody, open_sources, runtime_of
 from kinfed.experiment.run import run as run_config
@@ -61,7 +60,7 @@ class Electorate:
         """
         if not (run / CONFIG).is_file():
             raise InputError(f"run: {str(run)!r} is no run folder")
-        config = Config.checked(read_toml(run / CONFIG))
+        config = Config.read(run / CONFIG)
         saved = sorted((run / "models").glob("client-*-local.safetensors"))
         if not saved:
             raise InputError(

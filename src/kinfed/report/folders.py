@@ -158,6 +158,8 @@ def _folders(path: Path) -> list[Path]:
     if not file.is_file():
         raise InputError(f"run: {str(path)!r} is no run folder; it has neither config.toml nor comparison.json")
     runs = _checked(TypeAdapter(list[_Named]), read_json(file), file)
+    if not runs:
+        raise InputError(f"{file}: names no run; go on with the comparison: kinfed resume {path}")
     return [path / folder_name(run["method"], run["seed"]) for run in runs]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -257,8 +258,9 @@ def _opened(path: Path) -> Iterator[tuple[Sequence[str], Callable[[str], Array]]
                 yield file.keys(), file.get_tensor
     except InputError:
         raise
-    # RuntimeError: an encrypted archive or an unknown compression. MemoryError: a header that claims too much.
-    except (*BROKEN, RuntimeError, MemoryError) as error:
+    # RuntimeError: an encrypted archive or an unknown compression. MemoryError: a header that claims too much. Of a
+    # header that is no Python literal, NumPy raises what its parsers raise.
+    except (*BROKEN, RuntimeError, MemoryError, SyntaxError, tokenize.TokenError) as error:
         raise InputError(f"{path}: not a {path.suffix} file of plain arrays ({error})") from error
 
 
