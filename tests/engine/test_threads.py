@@ -92,7 +92,7 @@ def test_threads_give_the_same_bits_as_one_client_after_the_other(
     world = lambda: workshop(name, federation(clients=5, new=2), rounds=2)  # noqa: E731
     assert not world().draws
     assert_same(run(world(), tmp_path / "threads", threads), run(world(), tmp_path / "serial"))
-    assert threads.together > 1
+    assert threads.together > 1 or METHODS[name].trains == "pooled"
 
 
 def with_dropout(model: Model) -> Model:
