@@ -168,8 +168,8 @@ def imported(path: str, what: str, *, ask: bool = True) -> Any:
     except Exception as error:  # whatever the module does when it is imported
         raise InputError(f"{what}: {path!r} cannot be imported: {error}") from error
     finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(os.getcwd())
+        with contextlib.suppress(ValueError):  # the module may have changed it
+            del sys.path[sys.path.index(os.getcwd())]
 
 
 def import_path(thing: Any) -> str | None:
