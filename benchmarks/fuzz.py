@@ -253,7 +253,7 @@ READERS: dict[str, Reader] = {
     "checkpoint": Reader(
         _checkpoint,
         _resume,
-        ("kinfed.engine.folder", "kinfed.engine.memories", "kinfed.models.tensor_files"),
+        ("kinfed.engine.folder", "kinfed.engine.client_store", "kinfed.models.tensor_files"),
         "[cm]*/**/*",
     ),
     "model and card": Reader(

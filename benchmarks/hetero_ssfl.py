@@ -16,9 +16,9 @@ import time
 import torch
 
 from kinfed.data import Normalisation, Samples
-from kinfed.engine.memory import keep_freed_memory
-from kinfed.learning import SGD
-from kinfed.methods import Client, Memory, Method, Server
+from kinfed.engine.malloc import keep_freed_memory
+from kinfed.learning import LocalTraining
+from kinfed.methods import Client, ClientState, Method, Server
 from kinfed.methods.hetero_ssfl import HeteroSSFL
 from kinfed.methods.local_ssl import LocalSSL
 from kinfed.models import build
@@ -56,7 +56,10 @@ def main() -> None:
         "hetero_ssfl, RAD batch of 200": HeteroSSFL(rad_batch=BATCH, **sizes),
         "hetero_ssfl, mu=0": HeteroSSFL(mu=0.0, **sizes),
     }
-    probe, sgd = noise(arguments.probe, 1), SGD(lr=0.032, batch_size=BATCH, epochs=arguments.epochs, weight_decay=5e-4)
+    probe, sgd = (
+        noise(arguments.probe, 1),
+        LocalTraining(lr=0.032, batch_size=BATCH, epochs=arguments.epochs, weight_decay=5e-4),
+    )
     server = Server(model=model, seed=0, round=0, rounds=10, clients=5, probe=probe)
     client = Client(
         model=model, seed=0, round=1, rounds=10, id=0, train=noise(arguments.images, 0), sgd=sgd, probe=probe
@@ -70,7 +73,7 @@ def main() -> None:
         for name, method in methods.items():
             model.load(initial)
             began = time.process_time()
-            method.update(client, received[name], Memory())
+            method.update(client, received[name], ClientState())
             if repeat:  # the first warms up
                 taken[name].append(time.process_time() - began)
     print(

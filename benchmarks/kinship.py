@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Dataset, Shards, load, make_federation
-from kinfed.engine import ClientRuntime, RoundSettings, RunFolder, SerialExecutor, TaskRunner, Unwatched
-from kinfed.engine import federate as run_rounds
-from kinfed.engine.memory import keep_freed_memory
-from kinfed.learning import SGD, Phase
+from kinfed.engine import ClientRuntime, NoCallback, RoundSettings, RunFolder, SerialExecutor, TaskRunner, run_rounds
+from kinfed.engine.malloc import keep_freed_memory
+from kinfed.learning import LocalTraining, Phase
 from kinfed.methods import METHODS, Method
 from kinfed.methods.aggregation import mix
 from kinfed.methods.fedshibu import FedSHIBU
@@ -91,7 +90,7 @@ def some_of(name: str) -> Dataset:
 def measured(name: str, dataset: Dataset, s: int, seed: int, rounds: int) -> dict[str, float | None]:
     """What the last round's line says."""
     federation = make_federation(dataset, Shards(per_client=s), clients=20, probe=128, seed=seed)
-    sgd = SGD(lr=0.1, batch_size=50)
+    sgd = LocalTraining(lr=0.1, batch_size=50)
     settings = RoundSettings(
         rounds=rounds, sgd=sgd, lr_schedule="step:0.75", participation=1.0, seed=seed, checkpoint_every=rounds,
         evaluate_every=4, fine_tuning=Phase(epochs=5, lr=1e-3),
@@ -101,7 +100,7 @@ def measured(name: str, dataset: Dataset, s: int, seed: int, rounds: int) -> dic
         folder = RunFolder(Path(path))
         executor = SerialExecutor()
         executor.start(lambda: runtime, TaskRunner(runtime, folder.memories))
-        run_rounds(runtime, executor, folder, Unwatched())
+        run_rounds(runtime, executor, folder, NoCallback())
         line = folder.lines("metrics.jsonl")[-1]
     return {key: line.get(key) for key in ("personal_acc_mean", "fine_tuned_acc_mean", "crsm_overlap_correlation")}
 

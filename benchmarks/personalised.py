@@ -14,8 +14,8 @@ import argparse
 
 import torch
 
-from kinfed.engine.memory import keep_freed_memory
-from kinfed.learning import SGD
+from kinfed.engine.malloc import keep_freed_memory
+from kinfed.learning import LocalTraining
 from kinfed.methods import METHODS
 from regularisers import Scale, measured, show, stored
 
@@ -35,7 +35,7 @@ def main() -> None:
     samples = stored(arguments.data, arguments.images, SHAPES[arguments.data])
     print(f"torch {torch.__version__}, cnn4, {arguments.data}, {arguments.repeats} repeats")
     for names, epochs in TABLES.items():
-        scale = Scale("cnn4", samples, SGD(lr=0.05, epochs=epochs, batch_size=50))
+        scale = Scale("cnn4", samples, LocalTraining(lr=0.05, epochs=epochs, batch_size=50))
         show(measured(scale, {name: METHODS[name]() for name in names}, arguments.repeats), names[0])
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from kinfed.data import Normalisation, Samples, load
-from kinfed.engine.memory import keep_freed_memory
-from kinfed.learning import SGD
-from kinfed.methods import METHODS, Client, Memory, Method, Server
+from kinfed.engine.malloc import keep_freed_memory
+from kinfed.learning import LocalTraining
+from kinfed.methods import METHODS, Client, ClientState, Method, Server
 from kinfed.models import build
 
 
@@ -33,7 +33,7 @@ class Scale:
 
     model: str
     samples: Samples
-    sgd: SGD
+    sgd: LocalTraining
 
 
 def methods() -> dict[str, Method]:
@@ -54,13 +54,13 @@ def methods() -> dict[str, Method]:
 
 def cifar(images: int) -> Scale:
     """FedCKA's experiment."""
-    sgd = SGD(lr=0.01, epochs=10, batch_size=128, weight_decay=1e-5)
+    sgd = LocalTraining(lr=0.01, epochs=10, batch_size=128, weight_decay=1e-5)
     return Scale("small_cnn", stored("cifar10", images, (3, 32, 32)), sgd)
 
 
 def resnet() -> Scale:
     """A network whose first two layers are little of it."""
-    return Scale("resnet50", noise(4, (3, 64, 64)), SGD(lr=0.01, epochs=10, batch_size=4, weight_decay=1e-5))
+    return Scale("resnet50", noise(4, (3, 64, 64)), LocalTraining(lr=0.01, epochs=10, batch_size=4, weight_decay=1e-5))
 
 
 def stored(name: str, images: int, shape: tuple[int, int, int]) -> Samples:
@@ -91,7 +91,7 @@ def measured(scale: Scale, compared: dict[str, Method], repeats: int) -> dict[st
         server = Server(model=model, seed=0, round=0, rounds=10, clients=10, probe=None)
         received[name] = method.download(method.init(server), 0)
         earlier = replace(client, round=1, sgd=replace(scale.sgd, epochs=1))
-        _, kept[name] = method.update(earlier, received[name], Memory())
+        _, kept[name] = method.update(earlier, received[name], ClientState())
     seconds: dict[str, list[float]] = {name: [] for name in compared}
     for _ in range(repeats):
         for name, method in compared.items():

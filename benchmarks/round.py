@@ -33,16 +33,16 @@ from kinfed.data import IID, Dataset, Normalisation, Samples, load, make_federat
 from kinfed.engine import (
     ClientRuntime,
     Executor,
+    NoCallback,
     ProcessExecutor,
     RoundSettings,
     RunFolder,
     SerialExecutor,
     TaskRunner,
-    Unwatched,
+    run_rounds,
 )
-from kinfed.engine import federate as run_rounds
 from kinfed.errors import InputError
-from kinfed.learning import SGD
+from kinfed.learning import LocalTraining
 from kinfed.methods import METHODS
 from kinfed.models import build
 from kinfed.settings import own_settings
@@ -51,7 +51,7 @@ TRAIN, TEST, BATCH, LR, MOMENTUM = 10_000, 2_000, 50, 0.01, 0.9
 
 Turn = Callable[[], None]
 Contestant = Callable[[int, int, Turn], None]  # clients, rounds, what to call before the first round and after each
-State = dict[str, Tensor]
+ServerState = dict[str, Tensor]
 
 
 def dataset() -> Dataset:
@@ -99,7 +99,7 @@ class ByHand:
         self.net = small_cnn()
         self.state = self.copy()
 
-    def copy(self) -> State:
+    def copy(self) -> ServerState:
         """The weights as they are now."""
         return {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
 
@@ -108,7 +108,7 @@ class ByHand:
         made: Tensor = self.net((images.float() - self.mean) / self.std)
         return made
 
-    def trained(self, state: State, clients: range) -> State:
+    def trained(self, state: ServerState, clients: range) -> ServerState:
         """Sum over some clients of their weights after an epoch, times their sample counts."""
         total = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
         for client in clients:
@@ -124,7 +124,7 @@ class ByHand:
         return total
 
     @torch.no_grad()
-    def hits(self, state: State, rows: range) -> int:
+    def hits(self, state: ServerState, rows: range) -> int:
         """How many of some test images a model gets right."""
         self.net.load_state_dict(state)
         parts = torch.arange(rows.start, rows.stop).split(500)
@@ -170,7 +170,7 @@ def help_out(pipe: Connection, clients: int, rounds: int) -> None:
         pipe.send(hand.hits(received(), range(TEST // 2, TEST)))
 
 
-def as_arrays(state: State) -> dict[str, Any]:
+def as_arrays(state: ServerState) -> dict[str, Any]:
     """Weights that are copied through a pipe; torch would send file handles instead."""
     return {name: tensor.numpy() for name, tensor in state.items()}
 
@@ -178,7 +178,7 @@ def as_arrays(state: State) -> dict[str, Any]:
 # -- kinfed -----------------------------------------------------------------------------------------------------------
 
 
-class Turns(Unwatched):
+class Turns(NoCallback):
     """Lets a run wait for its turn between two rounds."""
 
     def __init__(self, turn: Turn) -> None:
@@ -202,7 +202,7 @@ def runtime(clients: int, rounds: int) -> ClientRuntime:
         (build("small_cnn", federation.dataset.shape, 10, seed=0),),
         RoundSettings(
             rounds=rounds,
-            sgd=SGD(lr=LR, epochs=1, batch_size=BATCH, momentum=MOMENTUM),
+            sgd=LocalTraining(lr=LR, epochs=1, batch_size=BATCH, momentum=MOMENTUM),
             lr_schedule="constant",
             participation=1.0,
             seed=0,

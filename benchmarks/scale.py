@@ -40,8 +40,16 @@ def resident() -> float:
 def federation(clients: int, rounds: int) -> dict[str, Any]:
     """Run one federation in this process, and tell what it took."""
     from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples
-    from kinfed.engine import ClientRuntime, RoundSettings, RunFolder, SerialExecutor, TaskRunner, Unwatched, federate
-    from kinfed.learning import SGD
+    from kinfed.engine import (
+        ClientRuntime,
+        NoCallback,
+        RoundSettings,
+        RunFolder,
+        SerialExecutor,
+        TaskRunner,
+        run_rounds,
+    )
+    from kinfed.learning import LocalTraining
     from kinfed.methods import METHODS
     from kinfed.models import build
     from kinfed.settings import own_settings
@@ -59,14 +67,15 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
         Federation(data, cut, np.arange(0)),
         (build("small_cnn", (3, 32, 32), 10, 0),),
         RoundSettings(
-            rounds=rounds, sgd=SGD(lr=0.01, batch_size=16), lr_schedule="constant", participation=0.01, seed=0,
+            rounds=rounds, sgd=LocalTraining(lr=0.01, batch_size=16), lr_schedule="constant", participation=0.01,
+            seed=0,
             checkpoint_every=5, evaluate_every=rounds + 1,
         ),
     )  # fmt: skip
     last = {"now": time.perf_counter()}
     seconds: list[float] = []
 
-    class Timed(Unwatched):
+    class Timed(NoCallback):
         def round(self, line: dict[str, Any]) -> None:
             now = time.perf_counter()
             seconds.append((now - last["now"]) / len(line["clients"]))
@@ -77,7 +86,7 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
         before = resident()
         executor = SerialExecutor()
         executor.start(lambda: shop, TaskRunner(shop, folder.memories))
-        federate(shop, executor, folder, Timed())
+        run_rounds(shop, executor, folder, Timed())
         files = [p.stat().st_size for p in folder.memories.folder.rglob("*.safetensors")]
     trained = {"peak": peak(), "before": before, "client seconds": statistics.median(seconds[:-1])}
     return {"clients": clients, **trained, "memories": len(files), "memory bytes": sum(files)}

@@ -21,8 +21,8 @@ from torchvision.transforms import ColorJitter, Compose, RandomApply, RandomGray
 from torchvision.transforms import RandomResizedCrop as Crop
 
 from kinfed.data import Normalisation, Samples
-from kinfed.engine.memory import keep_freed_memory
-from kinfed.learning import SGD, Phase, train, train_siamese, two_views
+from kinfed.engine.malloc import keep_freed_memory
+from kinfed.learning import LocalTraining, Phase, train, train_siamese, two_views
 from kinfed.models import Siamese, Target, build
 
 BATCH, SIDE = 200, 32
@@ -41,7 +41,7 @@ def step_of(hidden: int, out: int, model: str = "cnn4") -> Callable[[], object]:
     encoder.prefer_channels_last()
     online = Siamese(encoder, 0, hidden=hidden, out=out)
     target, samples, stream = Target(online), noise(BATCH), torch.Generator().manual_seed(0)
-    sgd = SGD(lr=0.032, batch_size=BATCH, weight_decay=5e-4)
+    sgd = LocalTraining(lr=0.032, batch_size=BATCH, weight_decay=5e-4)
     return lambda: train_siamese(online, target, samples, sgd, stream)
 
 
@@ -50,7 +50,7 @@ def supervised_step(model: str = "cnn4") -> Callable[[], object]:
     classifier = build(model, (3, SIDE, SIDE), 10, 0)
     classifier.prefer_channels_last()
     samples, stream = replace(noise(BATCH), labels=torch.arange(BATCH) % 10), torch.Generator().manual_seed(0)
-    return lambda: train(classifier, samples, Phase(), SGD(lr=0.032, batch_size=BATCH), stream)
+    return lambda: train(classifier, samples, Phase(), LocalTraining(lr=0.032, batch_size=BATCH), stream)
 
 
 def one_by_one(images: torch.Tensor) -> None:

@@ -10,8 +10,8 @@ from torch import nn
 
 from kinfed.data import Samples
 from kinfed.learning import (
-    SGD,
     Batch,
+    LocalTraining,
     Loss,
     Phase,
     class_overlap,
@@ -25,7 +25,7 @@ from kinfed.learning.augmentation import crop_and_flip
 from kinfed.learning.schedule import lr_factor, parse_schedule
 from kinfed.models import ALL, BODY, HEAD, Model, Part, Tensors, build
 from kinfed.streams import seeded_globals
-from tests.worlds import dataset, float_samples, same
+from tests.builders import dataset, float_samples, same
 
 
 def order(seed: int = 0) -> torch.Generator:
@@ -55,7 +55,7 @@ def gradient_of(values: list[float]) -> tuple[Samples, object]:
 
 
 def test_momentum_starts_anew_with_every_training() -> None:  # case 60
-    sgd = SGD(lr=0.1, momentum=0.9, batch_size=1)
+    sgd = LocalTraining(lr=0.1, momentum=0.9, batch_size=1)
     model = linear()
     train(model, *_with(gradient_of([1.0, 1.0, 1.0]), sgd))
     assert model.head.weight.item() == pytest.approx(-0.1 * (1 + 1.9 + 2.71))
@@ -65,7 +65,7 @@ def test_momentum_starts_anew_with_every_training() -> None:  # case 60
     assert model.head.weight.item() == pytest.approx(-0.2)
 
 
-def _with(data: tuple[Samples, object], sgd: SGD) -> tuple:  # type: ignore[type-arg]
+def _with(data: tuple[Samples, object], sgd: LocalTraining) -> tuple:  # type: ignore[type-arg]
     samples, objective = data
     return samples, Phase(), sgd, order(), objective
 
@@ -77,7 +77,7 @@ def test_the_training_loss_weighs_samples_not_batches() -> None:  # case 58
         linear(),
         samples,
         Phase(),
-        SGD(lr=1e-9, batch_size=32),
+        LocalTraining(lr=1e-9, batch_size=32),
         order(),
         lambda m, b: 0 * m(b.inputs).sum() + next(losses),
     )
@@ -85,14 +85,14 @@ def test_the_training_loss_weighs_samples_not_batches() -> None:  # case 58
 
 
 def test_a_batch_of_one_is_left_out_and_counted_where_batchnorm_needs_two() -> None:  # case 56
-    tally = train(batchnorm_model(), two_classes(33), Phase(), SGD(lr=0.1, batch_size=32, epochs=2), order())
+    tally = train(batchnorm_model(), two_classes(33), Phase(), LocalTraining(lr=0.1, batch_size=32, epochs=2), order())
     assert (tally.steps, tally.skipped) == (2, 2)
 
 
 def test_a_client_with_one_sample_and_batchnorm_makes_no_step_and_tells_no_loss() -> None:
     model = batchnorm_model()
     before = model.tensors()
-    tally = train(model, two_classes(1), Phase(), SGD(lr=0.1), order())
+    tally = train(model, two_classes(1), Phase(), LocalTraining(lr=0.1), order())
     assert (tally.steps, tally.skipped) == (0, 1)
     assert math.isnan(tally.loss)
     assert same(before, model.tensors())
@@ -100,19 +100,19 @@ def test_a_client_with_one_sample_and_batchnorm_makes_no_step_and_tells_no_loss(
 
 def test_without_batchnorm_a_batch_of_one_is_used() -> None:
     samples, objective = gradient_of([1.0, 1.0, 1.0])
-    tally = train(linear(), samples, Phase(), SGD(lr=0.1, batch_size=2), order(), objective)  # type: ignore[arg-type]
+    tally = train(linear(), samples, Phase(), LocalTraining(lr=0.1, batch_size=2), order(), objective)  # type: ignore[arg-type]
     assert (tally.steps, tally.skipped) == (2, 0)
 
 
 def test_a_client_with_fewer_samples_than_a_batch_makes_one_smaller_batch() -> None:  # case 57
-    assert train(batchnorm_model(), two_classes(20), Phase(), SGD(lr=0.1, batch_size=32), order()).steps == 1
+    assert train(batchnorm_model(), two_classes(20), Phase(), LocalTraining(lr=0.1, batch_size=32), order()).steps == 1
 
 
 def test_after_an_evaluation_training_updates_batchnorm_again() -> None:  # case 59
     model = Model({"norm": nn.BatchNorm1d(1)}, nn.Linear(1, 2), [])
     samples = float_samples(torch.tensor([[1.0], [3.0]]), [0, 1])
     correct(model, samples)
-    train(model, samples, Phase(), SGD(lr=1e-9, batch_size=2), order())
+    train(model, samples, Phase(), LocalTraining(lr=1e-9, batch_size=2), order())
     norm = model.body.norm
     assert norm.running_mean.item() == pytest.approx(0.2)
     assert norm.running_var.item() == pytest.approx(0.9 + 0.1 * 2)
@@ -127,7 +127,7 @@ def test_what_a_phase_does_not_train_stays_bit_equal(name: str, trained: tuple, 
         samples = Samples(samples.inputs.repeat(1, 1, 2, 2), samples.labels, samples.normalise)
     model = build(name, tuple(samples.inputs.shape[1:]), 10, 0)
     before = {part: model.tensors(part) for part in (trained, frozen)}
-    train(model, samples, Phase(train=trained), SGD(lr=0.1, batch_size=16, weight_decay=0.1), order())
+    train(model, samples, Phase(train=trained), LocalTraining(lr=0.1, batch_size=16, weight_decay=0.1), order())
     assert same(before[frozen], model.tensors(frozen))
     assert not same(before[trained], model.tensors(trained))
 
@@ -137,7 +137,7 @@ def test_a_weight_that_is_frozen_after_a_step_with_momentum_stays_where_it_was()
     for layer in (body, head):
         nn.init.ones_(layer.weight)
     model, (samples, objective) = Model({"scale": body}, head, []), gradient_of([1.0])
-    sgd = SGD(lr=0.1, momentum=0.9, weight_decay=0.01)
+    sgd = LocalTraining(lr=0.1, momentum=0.9, weight_decay=0.01)
     train(model, samples, Phase(train=BODY), sgd, order(), objective)  # type: ignore[arg-type]
     before = body.weight.detach().clone()
     assert before.item() == pytest.approx(0.899)
@@ -149,7 +149,7 @@ def test_a_weight_that_is_frozen_after_a_step_with_momentum_stays_where_it_was()
 def test_a_head_trained_on_stored_features_is_the_head_trained_through_the_frozen_body() -> None:
     samples = dataset(48).train
     stored, through = (build("tiny_cnn", (1, 8, 8), 10, 0) for _ in range(2))
-    sgd = SGD(lr=0.1, batch_size=16, epochs=3)
+    sgd = LocalTraining(lr=0.1, batch_size=16, epochs=3)
     train(stored, samples, Phase(train=HEAD), sgd, order())
     optimiser = torch.optim.SGD(through.head.parameters(), lr=0.1, momentum=0.9)
     through.eval()
@@ -165,14 +165,14 @@ def test_a_head_trained_on_stored_features_is_the_head_trained_through_the_froze
 def test_a_frozen_body_runs_once_whatever_the_epochs() -> None:
     model, runs = build("tiny_cnn", (1, 8, 8), 10, 0), []
     model.body.conv1.register_forward_hook(lambda *_: runs.append(1))
-    train(model, dataset(48).train, Phase(train=HEAD), SGD(lr=0.1, batch_size=16, epochs=5), order())
+    train(model, dataset(48).train, Phase(train=HEAD), LocalTraining(lr=0.1, batch_size=16, epochs=5), order())
     assert len(runs) == 1
 
 
 def test_a_learning_rate_of_zero_moves_nothing() -> None:  # case 324
     model = build("tiny_cnn", (1, 8, 8), 10, 0)
     before = model.tensors()
-    tally = train(model, dataset(48).train, Phase(lr=0.0), SGD(lr=0.1, batch_size=16), order())
+    tally = train(model, dataset(48).train, Phase(lr=0.0), LocalTraining(lr=0.1, batch_size=16), order())
     assert tally.steps == 3
     assert same(before, model.tensors())
 
@@ -181,10 +181,10 @@ def test_of_what_is_frozen_for_good_no_step_is_made() -> None:  # case 322
     head = nn.Linear(64, 10).requires_grad_(False)
     model = Model({"flatten": nn.Flatten(), "fc": nn.Linear(64, 64)}, head, [])
     before = model.tensors()
-    tally = train(model, dataset(48).train, Phase(train=HEAD), SGD(lr=0.1, batch_size=16), order())
+    tally = train(model, dataset(48).train, Phase(train=HEAD), LocalTraining(lr=0.1, batch_size=16), order())
     assert (tally.steps, tally.skipped) == (0, 0)
     assert math.isnan(tally.loss)
-    train(model, dataset(48).train, Phase(), SGD(lr=0.1, batch_size=16, weight_decay=0.1), order())
+    train(model, dataset(48).train, Phase(), LocalTraining(lr=0.1, batch_size=16, weight_decay=0.1), order())
     assert same({n: t for n, t in before.items() if "head" in n}, model.tensors(HEAD))
     assert not torch.equal(before["body.fc.weight"], model.body.fc.weight)
 
@@ -192,7 +192,7 @@ def test_of_what_is_frozen_for_good_no_step_is_made() -> None:  # case 322
 def test_a_batch_of_one_is_used_where_batchnorm_is_in_evaluation_mode_for_good() -> None:
     model = Model({"norm": nn.BatchNorm1d(2).eval()}, nn.Linear(2, 2), [])
     before = model.tensors(BODY)
-    tally = train(model, two_classes(33), Phase(), SGD(lr=0.1, batch_size=32), order())
+    tally = train(model, two_classes(33), Phase(), LocalTraining(lr=0.1, batch_size=32), order())
     assert (tally.steps, tally.skipped) == (2, 0)
     after = model.tensors(BODY)
     assert same({n: before[n] for n in after if "running" in n}, {n: after[n] for n in after if "running" in n})
@@ -234,7 +234,7 @@ def test_hooks_get_the_weights_that_have_a_gradient_by_name(part: Part, names: l
         for weight in weights.values():
             weight.add_(0.5)
 
-    sgd = SGD(lr=0.1, batch_size=48, momentum=0.0)
+    sgd = LocalTraining(lr=0.1, batch_size=48, momentum=0.0)
     train(model, dataset(48).train, Phase(train=part), sgd, order(), before_step=before_step, after_step=after_step)
     assert told == [names, names]
     after = model.tensors()
@@ -250,11 +250,11 @@ def test_a_loss_and_its_term_are_told_apart_over_the_samples() -> None:  # case 
         return Loss(plain + 0 * model(batch.inputs).sum(), term)
 
     samples = float_samples(torch.ones(5, 1), [0] * 5)
-    tally = train(linear(), samples, Phase(), SGD(lr=0.1, batch_size=2), order(), objective)
+    tally = train(linear(), samples, Phase(), LocalTraining(lr=0.1, batch_size=2), order(), objective)
     assert tally.plain == pytest.approx((2 * 1 + 2 * 3 + 2) / 5)
     assert tally.term == pytest.approx(2 * 4 / 5)
     assert tally.loss == pytest.approx(tally.plain + 2 * 4 / 5)
-    plain = train(linear(), samples, Phase(), SGD(lr=0.1, batch_size=2), order())
+    plain = train(linear(), samples, Phase(), LocalTraining(lr=0.1, batch_size=2), order())
     assert (plain.loss, plain.term) == (plain.plain, None)
 
 
@@ -266,7 +266,7 @@ def test_samples_are_shuffled_anew_every_epoch() -> None:  # case 54
         return model(batch.inputs).mean()
 
     samples = float_samples(torch.ones(20, 1), [0] * 20)
-    train(linear(), samples, Phase(), SGD(lr=0.1, batch_size=20, epochs=2), order(), objective)
+    train(linear(), samples, Phase(), LocalTraining(lr=0.1, batch_size=20, epochs=2), order(), objective)
     first, second = seen
     assert sorted(first) == sorted(second) == list(range(20))
     assert first != second
@@ -312,8 +312,8 @@ def test_the_worst_tenth_of_25_clients_is_the_mean_of_the_worst_two() -> None:
     ("schedule", "factors"),
     [
         ("constant", [1, 1, 1, 1, 1, 1, 1, 1]),
-        ("step:0.5,0.75", [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]),  # METHODS.md C: after rounds T/2 and 3T/4
-        ("step:0.5:5,0.75", [1, 1, 1, 1, 0.2, 0.2, 0.02, 0.02]),  # METHODS.md G.4: 0.05, 0.01, 0.001
+        ("step:0.5,0.75", [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]),  # specification C: after rounds T/2 and 3T/4
+        ("step:0.5:5,0.75", [1, 1, 1, 1, 0.2, 0.2, 0.02, 0.02]),  # specification G.4: 0.05, 0.01, 0.001
         ("cosine", [0.5 * (1 + math.cos(math.pi * t / 8)) for t in range(8)]),
     ],
 )
@@ -393,7 +393,14 @@ def test_training_sees_augmented_images_new_in_every_epoch_and_evaluation_does_n
         return model(batch.inputs.flatten(1)[:, :1]).mean()
 
     samples = float_samples(numbered(4), [0] * 4)
-    train(linear(), samples, Phase(), SGD(lr=0.1, batch_size=4, epochs=2, augment="crop_flip"), order(), objective)
+    train(
+        linear(),
+        samples,
+        Phase(),
+        LocalTraining(lr=0.1, batch_size=4, epochs=2, augment="crop_flip"),
+        order(),
+        objective,
+    )
     assert not torch.equal(seen[0], seen[1])
     assert (seen[0] == 0).any()  # the margin, black before normalisation
     assert torch.equal(samples.batch(slice(None)), numbered(4).float())
@@ -403,7 +410,7 @@ def test_with_augmentation_a_frozen_body_runs_on_every_batch() -> None:
     model, runs = build("tiny_cnn", (1, 8, 8), 10, 0), []
     model.body.conv1.register_forward_hook(lambda *_: runs.append(1))
     before = model.tensors(BODY)
-    sgd = SGD(lr=0.1, batch_size=16, epochs=2, augment="crop_flip")
+    sgd = LocalTraining(lr=0.1, batch_size=16, epochs=2, augment="crop_flip")
     train(model, dataset(48).train, Phase(train=HEAD), sgd, order())
     assert len(runs) == 6
     assert same(before, model.tensors(BODY))
@@ -415,7 +422,7 @@ def test_dropout_belongs_to_the_clients_stream(global_generators: None) -> None:
         head = nn.Linear(64, 10)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        sgd = SGD(lr=0.1, batch_size=48)  # one whole batch, whose order does not matter
+        sgd = LocalTraining(lr=0.1, batch_size=48)  # one whole batch, whose order does not matter
         train(Model(body, head, []), dataset(48).train, Phase(), sgd, order(seed))
         return head.weight
 
@@ -436,7 +443,7 @@ def test_what_a_module_draws_belongs_to_the_clients_stream(global_generators: No
         head = nn.Linear(64, 10, bias=False)
         nn.init.zeros_(head.weight)
         model = Model({"flatten": nn.Flatten(), "noisy": Noisy()}, head, [])
-        train(model, dataset(48).train, Phase(), SGD(lr=0.1, batch_size=48), order(seed))
+        train(model, dataset(48).train, Phase(), LocalTraining(lr=0.1, batch_size=48), order(seed))
         return head.weight
 
     with torch.random.fork_rng(devices=[]):
@@ -446,7 +453,7 @@ def test_what_a_module_draws_belongs_to_the_clients_stream(global_generators: No
 
 def test_training_in_channels_last_is_training() -> None:
     def trained(model: Model) -> dict[str, torch.Tensor]:
-        train(model, dataset(96).train, Phase(), SGD(lr=0.05, batch_size=16, weight_decay=1e-3), order())
+        train(model, dataset(96).train, Phase(), LocalTraining(lr=0.05, batch_size=16, weight_decay=1e-3), order())
         return model.tensors()
 
     plain, other = (build("tiny_cnn", (1, 8, 8), 10, 0) for _ in range(2))
@@ -457,7 +464,7 @@ def test_training_in_channels_last_is_training() -> None:
 
 def test_training_is_plain_sgd_with_momentum() -> None:
     model, other = (build("tiny_cnn", (1, 8, 8), 10, 0) for _ in range(2))
-    samples, sgd = dataset(48).train, SGD(lr=0.1, batch_size=16, weight_decay=1e-2)
+    samples, sgd = dataset(48).train, LocalTraining(lr=0.1, batch_size=16, weight_decay=1e-2)
     train(model, samples, Phase(), sgd, order())
     optimiser = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2, foreach=False)
     for rows in torch.randperm(48, generator=order()).split(16):

@@ -20,11 +20,11 @@ from kinfed.models import (
     HEAD,
     Model,
     build,
+    default_architecture,
     load_weights,
     open_saved,
     select,
     set_batchnorm,
-    suited,
 )
 
 LARGER = dict.fromkeys(("resnet34", "resnet50", "vgg16", "vgg16_bn"), (3, 32, 32)) | {"mcmahan_cnn": (1, 28, 28)}
@@ -46,13 +46,13 @@ def made(name: str) -> Model:
 @pytest.mark.parametrize(
     ("name", "shape", "parameters"),
     [
-        ("small_cnn", (3, 32, 32), 151_802),  # METHODS.md B.5
-        ("cnn4", (3, 32, 32), 115_658),  # METHODS.md C.6
+        ("small_cnn", (3, 32, 32), 151_802),  # specification B.5
+        ("cnn4", (3, 32, 32), 115_658),  # specification C.6
         ("cnn4_half", (3, 32, 32), 28 * 32 + 64 + 3 * (289 * 32 + 64) + 129 * 10),
         ("mlp", (1, 28, 28), 199_210),  # McMahan et al. 2017
         ("tiny_cnn", (1, 8, 8), (9 + 1) * 16 + (16 * 9 + 1) * 32 + (128 + 1) * 64 + (64 + 1) * 10),
         ("resnet18", (3, 32, 32), 11_173_962),  # torchvision's 11,689,512, less 990 classes and 7×7 - 3×3 of the stem
-        ("mcmahan_cnn", (1, 28, 28), 1_663_370),  # METHODS.md E.4
+        ("mcmahan_cnn", (1, 28, 28), 1_663_370),  # specification E.4
         ("resnet34", (3, 32, 32), 21_797_672 - 513 * 990 - 64 * 3 * (49 - 9)),
         ("resnet50", (3, 32, 32), 25_557_032 - 2049 * 990 - 64 * 3 * (49 - 9)),
         ("resnet50", (3, 96, 96), 25_557_032 - 2049 * 990),
@@ -100,7 +100,7 @@ def test_reading_a_tap_runs_no_further() -> None:
     assert model.activations(torch.rand(2, 3, 32, 32), ["conv1", "conv2"])["conv2"].shape == (2, 32, 10, 10)
 
 
-def test_small_cnn_has_fedckas_seven_layers() -> None:  # METHODS.md B.5
+def test_small_cnn_has_fedckas_seven_layers() -> None:  # specification B.5
     assert made("small_cnn").taps[:6] == ("conv1", "conv2", "fc120", "fc84", "proj84", "proj256")
 
 
@@ -189,7 +189,7 @@ def test_weights_belong_to_the_seed(name: str) -> None:
     assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
-def test_the_head_is_initialised_as_pytorch_does() -> None:  # METHODS.md C.3
+def test_the_head_is_initialised_as_pytorch_does() -> None:  # specification C.3
     head = made("tiny_cnn").head
     assert head.weight.abs().max() <= 64**-0.5
     assert head.weight.std().item() == pytest.approx(64**-0.5 / 3**0.5, rel=0.1)
@@ -221,7 +221,7 @@ def test_the_smallest_inputs_that_are_allowed_work(name: str) -> None:
     [((1, 8, 8), "tiny_cnn"), ((1, 16, 16), "cnn4"), ((3, 32, 32), "cnn4"), ((3, 64, 64), "resnet18"), ((30,), "mlp")],
 )
 def test_data_get_the_model_that_suits_them(shape: tuple[int, ...], name: str) -> None:
-    assert suited(shape) == name
+    assert default_architecture(shape) == name
     build(name, shape, 2, 0)
 
 
@@ -575,7 +575,7 @@ def noise(*shape: int) -> torch.Tensor:
 
 
 def as_defined(model: Model) -> nn.Sequential:
-    """The same layers, with every ReLU where METHODS.md B.5 has it: before the pooling."""
+    """The same layers, with every ReLU where specification B.5 has it: before the pooling."""
     layers: list[nn.Module] = []
     for stage in model.body.children():
         if layers and isinstance(stage, nn.Sequential) and isinstance(stage[0], nn.MaxPool2d):

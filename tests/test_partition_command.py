@@ -18,8 +18,8 @@ from kinfed.experiment.config import Config
 from kinfed.experiment.run import federation_of
 from kinfed.report.folders import read_runs
 from kinfed.report.partition import Holdings, client_table, save_holdings, summary_table
+from tests.builders import dataset
 from tests.test_cli import kinfed  # noqa: F401 - the fixture
-from tests.worlds import dataset
 
 Command = Any
 MNIST = Path("/work/shared/data/mnist")

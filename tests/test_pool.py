@@ -14,8 +14,8 @@ import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.models import BODY, build, load_weights, open_pool, save_tensors, select, weights_for
+from tests.builders import same
 from tests.test_models import noise
-from tests.worlds import same
 
 pytestmark = pytest.mark.usefixtures("global_generators")
 

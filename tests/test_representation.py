@@ -1,4 +1,4 @@
-"""Linear probe and nearest neighbours on fixed features (METHODS.md D.7; CASES 84, 85)."""
+"""Linear probe and nearest neighbours on fixed features (specification D.7; CASES 84, 85)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kinfed.learning import features, knn, linear_probe, unnormalised
 from kinfed.models import build
-from tests.worlds import dataset, same
+from tests.builders import dataset, same
 
 
 def stream(seed: int = 0) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""Losses, target, collapse and local training without labels (METHODS.md D.0; CASES 79 to 83)."""
+"""Losses, target, collapse and local training without labels (specification D.0; CASES 79 to 83)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Samples
-from kinfed.learning import COLLAPSED, SGD, byol_loss, simsiam_loss, spread, train_siamese, two_views
+from kinfed.learning import COLLAPSED, LocalTraining, byol_loss, simsiam_loss, spread, train_siamese, two_views
 from kinfed.models import BODY, HEAD, ONLINE, PREDICTOR, PROJECTOR, TARGET, Model, Siamese, Target, build
-from tests.worlds import dataset, same
+from tests.builders import dataset, same
 
 
 def stream(seed: int = 0) -> torch.Generator:
@@ -69,7 +69,7 @@ def test_an_encoder_that_returns_a_constant_is_seen_in_training(with_target: boo
     for part in (online.projector, online.predictor):
         nn.init.zeros_(part[3].weight)
         nn.init.ones_(part[3].bias)
-    sgd = SGD(lr=1e-12, batch_size=16)
+    sgd = LocalTraining(lr=1e-12, batch_size=16)
     target = Target(online) if with_target else None
     tally, found = train_siamese(online, target, dataset(48).train, sgd, stream())
     assert found < 1e-6
@@ -139,7 +139,7 @@ def test_the_target_follows_in_its_parameters_and_keeps_its_own_buffers() -> Non
 # -- local training ---------------------------------------------------------------------------------------------------
 
 
-def by_hand(online: Siamese, samples: Samples, sgd: SGD, byol: bool) -> list[Tensor]:
+def by_hand(online: Siamese, samples: Samples, sgd: LocalTraining, byol: bool) -> list[Tensor]:
     """BYOL or SimSiam as one would write it for this alone."""
     target = copy.deepcopy(online)
     parameters = [p for name, p in online.named_parameters() if name.startswith(ONLINE)]
@@ -171,7 +171,7 @@ def by_hand(online: Siamese, samples: Samples, sgd: SGD, byol: bool) -> list[Ten
 
 @pytest.mark.parametrize("byol", [True, False])
 def test_local_training_is_the_plain_loop(byol: bool) -> None:
-    samples, sgd = dataset(40).train, SGD(lr=0.05, batch_size=16, epochs=2, weight_decay=5e-4)
+    samples, sgd = dataset(40).train, LocalTraining(lr=0.05, batch_size=16, epochs=2, weight_decay=5e-4)
     online, other = siamese(), siamese()
     target = Target(online)
     tally, _ = train_siamese(online, target if byol else None, samples, sgd, stream())
@@ -188,7 +188,7 @@ def test_local_training_is_the_plain_loop(byol: bool) -> None:
 def test_the_head_and_the_labels_have_no_part_in_it(global_generators: None) -> None:
     train = dataset(40).train
     assert train.labels is not None
-    sgd = SGD(lr=0.05, batch_size=16)
+    sgd = LocalTraining(lr=0.05, batch_size=16)
     trained = []
     for labels in (train.labels, train.labels.flip(0), None):
         online = siamese()
@@ -203,7 +203,9 @@ def test_the_head_and_the_labels_have_no_part_in_it(global_generators: None) -> 
 def test_whole_batches_only_but_never_no_step_because_of_it(count: int, steps: int, skipped: int) -> None:  # case 57
     online = siamese()
     samples = dataset(40).train.take(range(count))
-    tally, found = train_siamese(online, Target(online), samples, SGD(lr=0.01, batch_size=16, epochs=2), stream())
+    tally, found = train_siamese(
+        online, Target(online), samples, LocalTraining(lr=0.01, batch_size=16, epochs=2), stream()
+    )
     assert (tally.steps, tally.skipped) == (steps, skipped)
     assert math.isnan(found) == math.isnan(tally.loss) == (steps == 0)
 
@@ -212,7 +214,7 @@ def test_images_are_seen_in_the_unit_range_whatever_their_normalisation() -> Non
     seen: list[Tensor] = []
     online = siamese()
     online.body.conv1.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    train_siamese(online, None, dataset(32).train, SGD(lr=0.01, batch_size=16), stream())
+    train_siamese(online, None, dataset(32).train, LocalTraining(lr=0.01, batch_size=16), stream())
     assert len(seen) == 4  # two steps, two views
     assert all(0 <= x.min() <= x.max() <= 1 for x in seen)
     assert max(x.max() for x in seen) > 0.9
@@ -220,7 +222,7 @@ def test_images_are_seen_in_the_unit_range_whatever_their_normalisation() -> Non
 
 def test_what_is_added_to_the_loss_is_trained_too() -> None:
     online, without = siamese(), siamese()
-    sgd = SGD(lr=0.05, batch_size=16)
+    sgd = LocalTraining(lr=0.05, batch_size=16)
     train_siamese(online, None, dataset(32).train, sgd, stream(), term=lambda: online.head.weight.sum() * 0 + 3.0)
     tally, _ = train_siamese(without, None, dataset(32).train, sgd, stream(), term=lambda: None)
     assert same(online.tensors(ONLINE), without.tensors(ONLINE))
@@ -234,12 +236,12 @@ def test_what_is_added_to_the_loss_is_trained_too() -> None:
 
 def test_training_makes_two_views_alike() -> None:
     online = siamese(hidden=64, out=32)
-    sgd = SGD(lr=0.1, batch_size=32, epochs=8)
+    sgd = LocalTraining(lr=0.1, batch_size=32, epochs=8)
     target = Target(online)
     order = stream()
-    first, _ = train_siamese(online, target, dataset(240).train, SGD(lr=1e-12, batch_size=32), order)
+    first, _ = train_siamese(online, target, dataset(240).train, LocalTraining(lr=1e-12, batch_size=32), order)
     train_siamese(online, target, dataset(240).train, sgd, order)
-    last, found = train_siamese(online, target, dataset(240).train, SGD(lr=1e-12, batch_size=32), order)
+    last, found = train_siamese(online, target, dataset(240).train, LocalTraining(lr=1e-12, batch_size=32), order)
     assert last.loss < 0.8 * first.loss
     assert found > COLLAPSED
 

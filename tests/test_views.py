@@ -1,4 +1,4 @@
-"""Two views of whole batches are torchvision's of single images (METHODS.md D.0)."""
+"""Two views of whole batches are torchvision's of single images (specification D.0)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchvision.transforms.functional import InterpolationMode
 from kinfed.errors import InputError
 from kinfed.learning.views import Draw, draw, two_views, unnormalised, view
 from kinfed.streams import torch_stream
-from tests.worlds import dataset, float_samples
+from tests.builders import dataset, float_samples
 
 
 def stream(seed: int = 0) -> torch.Generator:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kinfed import similarity
     from kinfed.api import Result, compare, load, open_result, reproduce, resume, run, train_sources, vote
     from kinfed.errors import InputError, RunFailed
-    from kinfed.learning import SGD
+    from kinfed.learning import LocalTraining
     from kinfed.methods.central import Central
     from kinfed.methods.central_byol import CentralBYOL
     from kinfed.methods.ditto import Ditto
@@ -42,7 +42,7 @@ _WHERE = {
     ),
     "InputError": "kinfed.errors",
     "RunFailed": "kinfed.errors",
-    "SGD": "kinfed.learning",
+    "LocalTraining": "kinfed.learning",
     "Central": "kinfed.methods.central",
     "CentralBYOL": "kinfed.methods.central_byol",
     "Ditto": "kinfed.methods.ditto",
@@ -72,7 +72,6 @@ _WHERE = {
 __all__ = [
     "MOON",
     "SCAFFOLD",
-    "SGD",
     "Central",
     "CentralBYOL",
     "Ditto",
@@ -95,6 +94,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LocalSSL",
+    "LocalTraining",
     "Result",
     "RunFailed",
     "Vote",

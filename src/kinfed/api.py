@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kinfed.data import Federation
     from kinfed.experiment.predictor import Predictor
-    from kinfed.experiment.run import Watcher
+    from kinfed.experiment.run import MakeCallback
     from kinfed.experiment.vote import Ballots
     from kinfed.methods import Method
 
@@ -496,7 +496,7 @@ def result_folder(out: str | Path | None, name: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _watching(quiet: bool) -> Iterator[Watcher]:
+def _watching(quiet: bool) -> Iterator[MakeCallback]:
     from kinfed.experiment.run import nobody
 
     if quiet:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["InputError", "RunFailed", "among", "plain"]
+__all__ = ["InputError", "RunFailed", "check_choice", "plain"]
 
 LONGEST = 600  # characters of a message; a longer one loses its middle
 
@@ -42,7 +42,7 @@ class RunFailed(_OneLine, RuntimeError):
     """Run that cannot continue, with the reason in one line; its saved files stay."""
 
 
-def among(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:
+def check_choice(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:
     """Refuse a name that is not among the allowed ones, and suggest the nearest of these.
 
     >>> among("method", "fedavgg", ["fedavg", "fedprox"])

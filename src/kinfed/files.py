@@ -66,13 +66,13 @@ def unfinished_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
 
 
-def write_whole(path: Path, text: str, *, lasting: bool = True) -> None:
+def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
     """Write a text file atomically.
 
     Args:
         path: Final name of the file.
         text: Content of the file.
-        lasting: True to flush the file to disk before returning; if False, `sync` does it later.
+        durable: True to flush the file to disk before returning; if False, `sync` does it later.
 
     Raises:
         NotSaved: If the file cannot be written.
@@ -80,10 +80,10 @@ def write_whole(path: Path, text: str, *, lasting: bool = True) -> None:
     unfinished = unfinished_name(path)
     with saving(path):
         unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))  # independent of the host's encoding
-        if lasting:
+        if durable:
             sync(unfinished)
         unfinished.replace(path)
-        if lasting:
+        if durable:
             sync(path.parent)
 
 

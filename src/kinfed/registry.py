@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
-from kinfed.errors import InputError, among
+from kinfed.errors import InputError, check_choice
 
 __all__ = ["Registry", "import_path", "imported", "nothing_from_files"]
 
@@ -83,7 +83,7 @@ class Registry(Mapping[str, T], Generic[T]):
         Raises:
             InputError: If there is no such name, the object cannot be imported, or it is not of this kind.
         """
-        among(self.kind, name, self)
+        check_choice(self.kind, name, self)
         return self[name]
 
     def origin(self, name: str) -> str:

@@ -26,21 +26,21 @@ from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, 
 from kinfed.engine import (
     ClientRuntime,
     Executor,
+    NoCallback,
     RoundSettings,
     RunFolder,
     SerialExecutor,
     TaskRunner,
-    Unwatched,
-    federate,
+    run_rounds,
 )
-from kinfed.engine.checks import fault
+from kinfed.engine.checks import upload_error
 from kinfed.engine.evaluator import Evaluator
 from kinfed.engine.executor import Task
 from kinfed.engine.folder import Checkpoint
 from kinfed.engine.loop import sampled
 from kinfed.files import NotSaved
-from kinfed.learning import SGD, Batch, Phase, Tally, train
-from kinfed.methods import ClientId, Memory, Message, Method, State, fedavg
+from kinfed.learning import Batch, LocalTraining, Phase, Tally, train
+from kinfed.methods import ClientId, ClientState, Message, Method, ServerState, fedavg
 from kinfed.methods.fedavg import FedAvg
 from kinfed.models import HEAD, Card, Model, Source, Tensors, build, read_tensors
 from kinfed.settings import own_settings
@@ -53,11 +53,11 @@ __all__ = [
     "Outcome",
     "card_of",
     "check_method",
+    "complete_run",
     "enlarged",
     "on_trial",
     "parabola_training",
     "parabolas",
-    "run_rounds",
     "same",
     "small_dataset",
     "small_federation",
@@ -157,13 +157,13 @@ def small_runtime(
     rounds: int = 3,
     participation: float = 1.0,
     seed: int = 0,
-    sgd: SGD | None = None,
+    sgd: LocalTraining | None = None,
     model: str = "tiny_cnn",
     wrap: Callable[[Model], Model] = lambda m: m,
     sources: tuple[Source, ...] | None = None,
     **plan: Any,
 ) -> ClientRuntime:
-    """A method, a small federation and a small model, ready for `run_rounds`.
+    """A method, a small federation and a small model, ready for `complete_run`.
 
     Args:
         method: The method.
@@ -191,7 +191,7 @@ def small_runtime(
         (wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),),
         RoundSettings(
             rounds=rounds,
-            sgd=sgd or SGD(lr=0.05, batch_size=16),
+            sgd=sgd or LocalTraining(lr=0.05, batch_size=16),
             participation=participation,
             seed=seed,
             **settings,
@@ -215,17 +215,17 @@ class Outcome:
     folder: RunFolder
 
     @property
-    def state(self) -> State:
+    def state(self) -> ServerState:
         """What the server knows in the end."""
         return self.last.state
 
     @property
-    def memories(self) -> dict[int, Memory]:
+    def memories(self) -> dict[int, ClientState]:
         """What each client keeps in the end."""
         return {id: self.folder.memories.read(id, round) for id, round in self.last.kept.items()}
 
 
-def run_rounds(
+def complete_run(
     runtime: ClientRuntime,
     path: Path,
     executor: Executor | None = None,
@@ -244,7 +244,7 @@ def run_rounds(
     executor = executor or SerialExecutor()
     with own_settings():
         executor.start(build or (lambda: runtime), TaskRunner(runtime, folder.memories))
-        federate(runtime, executor, folder, Unwatched())
+        run_rounds(runtime, executor, folder, NoCallback())
     last = folder.last_checkpoint()
     assert last is not None
     return Outcome(folder.lines("metrics.jsonl"), last, folder)
@@ -261,7 +261,9 @@ def same(a: Tensors | Message, b: Tensors | Message) -> bool:
     return all(a[n].dtype == b[n].dtype and torch.equal(a[n].nan_to_num(), b[n].nan_to_num()) for n in a)
 
 
-def parabolas(method: Method, centres: Sequence[float], *, start: float = 0.0, sgd: SGD, **plan: Any) -> ClientRuntime:
+def parabolas(
+    method: Method, centres: Sequence[float], *, start: float = 0.0, sgd: LocalTraining, **plan: Any
+) -> ClientRuntime:
     """A model of one weight w and clients of one sample each, m_i; `parabola_training` gives them (w − m_i)²/2."""
     inputs = torch.tensor(centres)[:, None]
     samples = Samples(inputs, torch.zeros(len(centres), dtype=torch.int64), Normalisation((0.0,), (1.0,)))
@@ -293,7 +295,7 @@ def _run(runtime: ClientRuntime, path: Path, executor: Executor | None = None) -
     """A run in which nothing may fail."""
     name = type(runtime.method).__name__
     try:
-        outcome = run_rounds(runtime, path, executor)
+        outcome = complete_run(runtime, path, executor)
     except (_Stopped, ContractError, NotSaved):
         raise
     except Exception as error:
@@ -310,10 +312,10 @@ def _run(runtime: ClientRuntime, path: Path, executor: Executor | None = None) -
 class _Round:
     """The second round: the state before it, and every client's message, upload and memory."""
 
-    state: State
+    state: ServerState
     messages: dict[ClientId, Message]
     uploads: dict[ClientId, Message]
-    memories: dict[ClientId, Memory]
+    memories: dict[ClientId, ClientState]
 
     def __iter__(self) -> Iterator[Message]:
         every = (self.messages, self.uploads, self.memories)
@@ -323,7 +325,7 @@ class _Round:
 def _second_round(runtime: ClientRuntime) -> _Round:
     method, ids = runtime.method, range(len(runtime.trained))
     try:
-        state, memories = method.init(runtime.server(0)), {id: Memory() for id in ids}
+        state, memories = method.init(runtime.server(0)), {id: ClientState() for id in ids}
         messages = {id: method.download(state, id) for id in ids}
         answers = {id: runtime.update(id, 1, messages[id], memories[id]) for id in ids}
         state = method.aggregate(runtime.server(1), state, {id: upload for id, (upload, _) in answers.items()})
@@ -515,7 +517,7 @@ def check_uploads_are_as_said(method: Method, folder: Path) -> None:
     del folder
     runtime, name = _runtime(method), type(method).__name__
     for id, upload in _second_round(runtime).uploads.items():
-        reason = fault(upload, runtime.method.upload_like(runtime.server(2)), runtime.samples)
+        reason = upload_error(upload, runtime.method.upload_like(runtime.server(2)), runtime.samples)
         _demand(reason is None, "uploads", f"what {name} sends is not as its upload_like says: {reason}")
         samples, steps = upload.numbers.get("samples"), upload.numbers.get("steps", 0)
         own = len(runtime.trained.partition.train[id])
@@ -652,7 +654,7 @@ def check_holds_hyper_parameters_only(method: Method, folder: Path) -> None:
 
 def check_learns(method: Method, folder: Path) -> None:
     """The loss falls, and a supervised method guesses better than at random."""
-    sgd, name = SGD(lr=0.1, momentum=0.5, batch_size=8, epochs=6), type(method).__name__
+    sgd, name = LocalTraining(lr=0.1, momentum=0.5, batch_size=8, epochs=6), type(method).__name__
     if method.supervised:
         lines = _run(_runtime(method, rounds=12, sgd=sgd), folder / "out").lines
         before, after = lines[0]["train_loss"], lines[-1]["train_loss"]
@@ -706,15 +708,15 @@ def check_one_weight(method: Method, folder: Path) -> str | None:
 def _path_of_one_weight(method: Method, rounds: int) -> NDArray[np.float64] | None:
     """The global weight after each round; None if there is none."""
     share = 1 / len(WANTED)
-    sgd = SGD(lr=0.5, epochs=3, momentum=0.0)
+    sgd = LocalTraining(lr=0.5, epochs=3, momentum=0.0)
     runtime = parabolas(method, WANTED, sgd=sgd, rounds=rounds, participation=share)
     state, path = method.init(runtime.server(0)), []
-    memories: dict[ClientId, Memory] = {}
+    memories: dict[ClientId, ClientState] = {}
     for round in range(1, rounds + 1):
         uploads = {}
         for id in sampled(len(runtime.trained), 1 if method.trains == "pooled" else share, 0, round):
             message = method.download(state, id)
-            uploads[id], memories[id] = runtime.update(id, round, message, memories.get(id, Memory()))
+            uploads[id], memories[id] = runtime.update(id, round, message, memories.get(id, ClientState()))
         state = method.aggregate(runtime.server(round), state, uploads)
         served = method.global_model(runtime.server(round), state)
         if served is None:

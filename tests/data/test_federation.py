@@ -18,7 +18,7 @@ from kinfed.data import (
     subsample,
 )
 from kinfed.errors import InputError
-from tests.worlds import dataset, federation
+from tests.builders import dataset, federation
 
 
 def test_the_probe_is_balanced_and_nobody_elses() -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from kinfed.data import Dataset, as_dataset, from_arrays, load, make_federation, select_classes
 from kinfed.errors import InputError
-from tests.worlds import dataset
+from tests.builders import dataset
 
 X = np.arange(120, dtype=np.uint8).reshape(30, 2, 2)
 Y = np.repeat(["cat", "dog", "emu"], [15, 10, 5])

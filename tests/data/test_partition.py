@@ -66,7 +66,7 @@ def test_shards_cover_when_classes_cannot_be_cut_evenly(each: int, of_test: int,
     assert_cover(cut.test, len(test))
 
 
-def test_shards_of_cifar100_size_have_250_samples() -> None:  # METHODS.md F.1
+def test_shards_of_cifar100_size_have_250_samples() -> None:  # specification F.1
     cut = shards(balanced(100, 500), balanced(100, 100), 100, 2, rng())
     assert {len(rows) for rows in cut.train} == {500}
     assert {len(rows) for rows in cut.test} == {100}

@@ -36,10 +36,10 @@ from kinfed.data.partitions import as_partition, partition_options
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.configure import configure
+from tests.builders import dataset
 from tests.data.test_partition import assert_cover, balanced, rng
 from tests.data.test_partition_recipes import digest
 from tests.test_cli import kinfed as command  # noqa: F401 - the fixture
-from tests.worlds import dataset
 
 SIZES = '''
 """One file outside of the package: sizes drawn from a log-normal distribution."""

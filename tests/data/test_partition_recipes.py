@@ -223,7 +223,7 @@ def test_clients_of_their_own_proportions_are_tested_on_what_they_train_on() -> 
     assert digest(cut) == digest(dirichlet_clients(train, test, 100, 0.5, rng())) != digest(other)
 
 
-def test_per_client_dirichlet_reaches_its_proportions() -> None:  # METHODS.md J.11
+def test_per_client_dirichlet_reaches_its_proportions() -> None:  # specification J.11
     seed = rng(5)
     labels = np.arange(400_000) % 4
     cut = dirichlet_clients(labels, [], 4, 0.5, rng(5))
@@ -256,7 +256,7 @@ def test_disjoint_clients_have_whole_classes_that_nobody_else_has(clients: int, 
     assert np.array_equal(counts_of(test, cut.test), counts // 4)
 
 
-def test_disjoint_gives_five_clients_two_classes_of_cifar10_and_twenty_of_cifar100() -> None:  # METHODS.md F.4
+def test_disjoint_gives_five_clients_two_classes_of_cifar10_and_twenty_of_cifar100() -> None:  # specification F.4
     for classes, each in ((10, 2), (100, 20)):
         labels = balanced(classes, 10)
         counts = counts_of(labels, disjoint(labels, labels, 5, None, rng()).train, classes)
@@ -379,7 +379,7 @@ def test_which_shard_of_a_class_a_client_gets_is_random() -> None:
     assert any(train != test for train, test in zip(orders[::2], orders[1::2], strict=True))
 
 
-def test_the_two_groups_of_fedshibus_figure() -> None:  # METHODS.md F.7
+def test_the_two_groups_of_fedshibus_figure() -> None:  # specification F.7
     train, test = balanced(10, 50), balanced(10, 10, 1)
     cut = two_groups(train, test, 10, rng())
     for labels, split in ((train, cut.train), (test, cut.test)):

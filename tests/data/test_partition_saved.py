@@ -10,7 +10,7 @@ import pytest
 
 from kinfed.data import IID, DirichletClients, Federation, Partition, make_federation, open_rows, save_rows
 from kinfed.errors import InputError
-from tests.worlds import dataset
+from tests.builders import dataset
 
 
 def same_rows(a: Federation, b: Federation) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import nn
 
-from kinfed.engine.checks import bounded, diverged, fault, not_finite, unsound
+from kinfed.engine.checks import bounded, diverged, not_finite, unsound, upload_error
 from kinfed.methods import Message
 
 LIKE = {"w": torch.zeros(2), "n": torch.tensor(0)}
@@ -66,13 +66,13 @@ BAD = [
 
 @pytest.mark.parametrize(("bad", "reason"), BAD)
 def test_what_is_no_upload_is_refused_with_the_reason(bad: Any, reason: str) -> None:  # case 307
-    told = fault(bad, LIKE, 10)
+    told = upload_error(bad, LIKE, 10)
     assert told == reason or re.fullmatch(reason, str(told))
 
 
 @pytest.mark.parametrize("count", [3, 3.0, np.int64(3), np.float32(3), torch.tensor(3)])
 def test_numbers_of_numpy_and_torch_are_numbers(count: Any) -> None:
-    assert fault(upload(samples=count, loss=torch.tensor([0.5])), LIKE, 10) is None
+    assert upload_error(upload(samples=count, loss=torch.tensor([0.5])), LIKE, 10) is None
 
 
 STRANGE = [torch.ones(2), torch.ones(2, device="meta"), torch.ones(2).to_sparse(), torch.tensor(1), object()]
@@ -88,7 +88,7 @@ ANYTHING = some.recursive(
 @given(tensors=ANYTHING, numbers=ANYTHING)
 def test_nothing_that_is_sent_makes_the_check_raise(tensors: Any, numbers: Any) -> None:
     for sent in (tensors, Message(tensors, numbers), Message({"w": tensors, "n": numbers}, {"samples": numbers})):
-        told = fault(sent, LIKE, 10)
+        told = upload_error(sent, LIKE, 10)
         assert told
         assert told.isprintable()
         assert len(told) <= 600

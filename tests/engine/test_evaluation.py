@@ -18,14 +18,14 @@ from kinfed.engine import ClientRuntime, RunFolder, SerialExecutor
 from kinfed.engine.evaluator import Evaluator
 from kinfed.engine.executor import Task
 from kinfed.errors import RunFailed
-from kinfed.learning import SGD, NotFinite, Phase, correct, train
-from kinfed.methods import METHODS, Client, Memory, Message, Server, State
+from kinfed.learning import LocalTraining, NotFinite, Phase, correct, train
+from kinfed.methods import METHODS, Client, ClientState, Message, Server, ServerState
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.local_ssl import LocalSSL
 from kinfed.models import BODY, HEAD, Model, Tensors, build, select
 from kinfed.streams import torch_stream
-from tests.worlds import NOBODY, close, federation, float_samples, run, same, workshop
+from tests.builders import NOBODY, build_runtime, close, federation, float_samples, run, same
 
 SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
 
@@ -37,7 +37,7 @@ SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
 def test_every_method_tells_its_primary_accuracy_before_and_after_fine_tuning(name: str, tmp_path: Path) -> None:  # G.2
     tuning = Phase(epochs=5, lr=0.05)
     with_it, without = (
-        run(workshop(name, fine_tuning=t), tmp_path / n) for t, n in ((tuning, "with"), (None, "without"))
+        run(build_runtime(name, fine_tuning=t), tmp_path / n) for t, n in ((tuning, "with"), (None, "without"))
     )
     *before, last = with_it.lines
     assert not any("fine_tuned" in key or "initial" in key for line in before for key in line)
@@ -55,15 +55,15 @@ def test_every_method_tells_its_primary_accuracy_before_and_after_fine_tuning(na
 
 
 def test_the_global_model_is_fine_tuned_as_by_hand_and_not_saved(tmp_path: Path) -> None:
-    tuning, sgd = Phase(epochs=2, lr=0.03), SGD(lr=0.05, batch_size=16)
-    shop = workshop("fedavg", rounds=2, fine_tuning=tuning, sgd=sgd)
-    outcome = run(shop, tmp_path / "out")
+    tuning, sgd = Phase(epochs=2, lr=0.03), LocalTraining(lr=0.05, batch_size=16)
+    runtime = build_runtime("fedavg", rounds=2, fine_tuning=tuning, sgd=sgd)
+    outcome = run(runtime, tmp_path / "out")
     expected = []
     for id in range(4):
-        model = shop.client(id, 1).model
+        model = runtime.client(id, 1).model
         model.load(outcome.state.tensors)
-        train(model, shop.federation.train(id), tuning, sgd, torch_stream(0, "fine-tuning", id, 2))
-        expected.append(correct(model, shop.federation.test(id)).double().mean().item())
+        train(model, runtime.federation.train(id), tuning, sgd, torch_stream(0, "fine-tuning", id, 2))
+        expected.append(correct(model, runtime.federation.test(id)).double().mean().item())
     assert outcome.lines[-1]["client_acc"]["fine_tuned"] == expected
     assert not [*(tmp_path / "out" / "models").glob("client-*")]
 
@@ -76,7 +76,7 @@ class Unlabelled(FedAvg):
 
 
 def test_a_method_whose_clients_have_no_labels_is_not_fine_tuned(tmp_path: Path) -> None:
-    last = run(workshop(Unlabelled(), federation(new=2)), tmp_path / "out").lines[-1]
+    last = run(build_runtime(Unlabelled(), federation(new=2)), tmp_path / "out").lines[-1]
     assert last["client_acc"].keys() == {"personal", "new_global"}
 
 
@@ -86,7 +86,7 @@ def test_a_method_whose_clients_have_no_labels_is_not_fine_tuned(tmp_path: Path)
 @pytest.mark.parametrize("name", METHODS)
 def test_new_clients_are_tested_after_the_last_round_of_every_method(name: str, tmp_path: Path) -> None:  # CRC-T2
     fed = federation(new=2)
-    *before, last = run(workshop(name, fed), tmp_path / "out").lines
+    *before, last = run(build_runtime(name, fed), tmp_path / "out").lines
     assert not any("new_" in key for line in before for key in line)
     assert not last["untested"]
     if name in ("hetero_ssfl", "local_ssl"):  # a head that was fitted to one encoder suits no mean of several
@@ -104,7 +104,7 @@ def test_new_clients_are_tested_after_the_last_round_of_every_method(name: str, 
 def test_new_clients_change_nothing_for_the_others(name: str, tmp_path: Path) -> None:
     fed = federation(new=2)
     with_them, without = (
-        run(workshop(name, f), tmp_path / n) for f, n in ((fed, "a"), (replace(fed, new_clients=NOBODY), "b"))
+        run(build_runtime(name, f), tmp_path / n) for f, n in ((fed, "a"), (replace(fed, new_clients=NOBODY), "b"))
     )
     assert same(with_them.state, without.state)
     kept = {key: value for key, value in with_them.lines[-1]["client_acc"].items() if not key.startswith("new_")}
@@ -124,11 +124,11 @@ class Given(FedPer):
 
     heads: tuple[float, ...]
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
         return {"stale": one_weight(2.0, self.heads[client.id]).tensors()}
 
 
-def welcomed(shop: ClientRuntime, path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
+def welcomed(runtime: ClientRuntime, path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
     """The models that the new clients of a run were given."""
     given: list[Tensors] = []
     welcome = Evaluator.evaluate_new_client
@@ -138,7 +138,7 @@ def welcomed(shop: ClientRuntime, path: Path, monkeypatch: pytest.MonkeyPatch) -
         return welcome(self, id, round, tensors)
 
     monkeypatch.setattr(Evaluator, "evaluate_new_client", noting)
-    run(shop, path)
+    run(runtime, path)
     return given
 
 
@@ -149,16 +149,16 @@ def test_where_heads_are_personal_new_clients_get_the_body_and_the_mean_of_the_h
     rows = lambda *sizes: [np.arange(a - n, a) for n, a in zip(sizes, np.cumsum(sizes), strict=True)]  # noqa: E731
     cut = Partition(rows(3, 1, 4), rows(2, 2, 2))
     fed = Federation(Dataset("x", samples, samples, ("0", "1")), cut.of([0, 1]), np.arange(0), cut.of([2]))
-    shop = workshop(Given(heads=(10.0, 30.0)), fed, rounds=1, wrap=lambda _: one_weight(2.0, 1.0), model="mlp")
-    (given,) = welcomed(shop, tmp_path / "out", monkeypatch)
+    runtime = build_runtime(Given(heads=(10.0, 30.0)), fed, rounds=1, wrap=lambda _: one_weight(2.0, 1.0), model="mlp")
+    (given,) = welcomed(runtime, tmp_path / "out", monkeypatch)
     assert given["body.scale.weight"].tolist() == [[2.0]]
     assert given["head.weight"].tolist() == [[15.0], [-15.0]]  # (3·10 + 1·30) / 4
 
 
 def test_the_mean_is_of_the_saved_models_by_training_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = workshop("fedper", federation(new=1))
-    (given,) = welcomed(shop, tmp_path / "out", monkeypatch)
-    counts = [len(rows) for rows in shop.federation.partition.train]
+    runtime = build_runtime("fedper", federation(new=1))
+    (given,) = welcomed(runtime, tmp_path / "out", monkeypatch)
+    counts = [len(rows) for rows in runtime.federation.partition.train]
     saved = [load_file(path) for path in sorted((tmp_path / "out" / "models").glob("*-personal.safetensors"))]
     by_hand = {n: sum(c * s[n].double() for c, s in zip(counts, saved, strict=True)) / sum(counts) for n in saved[0]}
     assert close(given, by_hand)  # type: ignore[arg-type]
@@ -174,25 +174,25 @@ def test_the_head_of_a_new_client_is_fitted_on_a_frozen_body_from_the_initial_he
         trained.append(model.tensors())
 
     monkeypatch.setattr("kinfed.engine.evaluator.train", recorded)
-    sgd = SGD(lr=0.05, batch_size=8)
-    shop = workshop("fedavg", federation(new=2), sgd=sgd, lr_schedule="step:0.5")
+    sgd = LocalTraining(lr=0.05, batch_size=8)
+    runtime = build_runtime("fedavg", federation(new=2), sgd=sgd, lr_schedule="step:0.5")
     given = build("tiny_cnn", (1, 8, 8), 10, 7).tensors()
-    results = {result.name: result for result in Evaluator(shop).evaluate_new_client(5, 3, given)}
-    model, own = shop.client(0, 3).model, shop.federation.train(5)
+    results = {result.name: result for result in Evaluator(runtime).evaluate_new_client(5, 3, given)}
+    model, own = runtime.client(0, 3).model, runtime.federation.train(5)
     model.load(select(given, BODY))  # under the run's initial head
     order = torch_stream(0, "new head", 5, 3)
     train(model, own, Phase(train=HEAD, epochs=10, lr=0.05), sgd, order)  # at the rate of the first round
     assert same(model.tensors(BODY), select(given, BODY))
     assert same(trained[0], model.tensors())
-    assert torch.equal(results["new_head"].correct, correct(model, shop.federation.test(5)))
+    assert torch.equal(results["new_head"].correct, correct(model, runtime.federation.test(5)))
     model.load(given)
-    assert torch.equal(results["new_global"].correct, correct(model, shop.federation.test(5)))
+    assert torch.equal(results["new_global"].correct, correct(model, runtime.federation.test(5)))
 
 
 def test_a_new_client_without_test_samples_has_no_accuracy(tmp_path: Path) -> None:
     fed = federation(new=2)
     nothing = replace(fed.new_clients, test=[np.arange(0), fed.new_clients.test[1]])
-    last = run(workshop("fedper", replace(fed, new_clients=nothing)), tmp_path / "out").lines[-1]
+    last = run(build_runtime("fedper", replace(fed, new_clients=nothing)), tmp_path / "out").lines[-1]
     for kind in ("new_global", "new_head", "new_fine_tuned"):
         none, some = last["client_acc"][kind]
         assert none is None
@@ -202,8 +202,8 @@ def test_a_new_client_without_test_samples_has_no_accuracy(tmp_path: Path) -> No
 def test_there_is_no_global_model_of_different_architectures(tmp_path: Path) -> None:
     fed = federation(new=2)
     models = tuple(build(name, fed.dataset.shape, 10, 0) for name in ("tiny_cnn", "mlp"))
-    shop = replace(workshop("local", fed), models=models, architectures=(0, 0, 1, 1))
-    last = run(shop, tmp_path / "out").lines[-1]
+    runtime = replace(build_runtime("local", fed), models=models, architectures=(0, 0, 1, 1))
+    last = run(runtime, tmp_path / "out").lines[-1]
     assert last["client_acc"]["new_global"] == [None, None]
     assert last["new_global_acc_weighted"] is None
     assert None not in last["client_acc"]["fine_tuned"]
@@ -213,14 +213,14 @@ def test_there_is_no_global_model_of_different_architectures(tmp_path: Path) -> 
 class Forgetful(FedPer):
     """The own model of client 1 cannot be had."""
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
         if client.id == 1:
             raise ValueError("no model")
         return super().evaluated(client, message, memory)
 
 
 def test_a_client_without_a_model_is_not_fine_tuned_and_not_in_the_mean(tmp_path: Path) -> None:
-    last = run(workshop(Forgetful(), federation(new=1)), tmp_path / "out").lines[-1]
+    last = run(build_runtime(Forgetful(), federation(new=1)), tmp_path / "out").lines[-1]
     assert last["untested"] == {"1": "ValueError: no model"}
     assert [a is None for a in last["client_acc"]["fine_tuned"]] == [False, True, False, False]
     assert None not in last["client_acc"]["new_global"]
@@ -230,10 +230,10 @@ def test_a_test_that_fails_is_told_and_leaves_the_others(tmp_path: Path, monkeyp
     def failing(*_: object) -> None:
         raise MemoryError("too much")
 
-    whole = run(workshop("fedavg", federation(new=1)), tmp_path / "whole").lines[-1]
+    whole = run(build_runtime("fedavg", federation(new=1)), tmp_path / "whole").lines[-1]
     monkeypatch.setattr(Evaluator, "fine_tune", failing)
     monkeypatch.setattr(Evaluator, "evaluate_new_client", failing)
-    last = run(workshop("fedavg", federation(new=1)), tmp_path / "out").lines[-1]
+    last = run(build_runtime("fedavg", federation(new=1)), tmp_path / "out").lines[-1]
     reason = "MemoryError: too much"
     tuned = {f"{id}, fine-tuning": reason for id in range(4)}
     assert last["untested"] == {**tuned, "4, new client": reason}
@@ -242,7 +242,7 @@ def test_a_test_that_fails_is_told_and_leaves_the_others(tmp_path: Path, monkeyp
 
 def test_test_samples_change_no_model_in_the_last_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # METHODS.md J.13
+) -> None:  # specification J.13
     fed = federation(new=2)
     flipped = replace(fed.dataset.test, labels=(fed.dataset.test.labels + 1) % 10)  # type: ignore[operator]
     other = replace(fed, dataset=replace(fed.dataset, test=flipped))
@@ -255,7 +255,7 @@ def test_test_samples_change_no_model_in_the_last_evaluation(
     monkeypatch.setattr("kinfed.engine.evaluator.correct", noting)
     for name, f in (("a", fed), ("b", other)):
         tested.append([])
-        run(workshop("fedper", f), tmp_path / name)
+        run(build_runtime("fedper", f), tmp_path / name)
     # own, refreshed, fine-tuned, and of the new clients
     assert [len(models) for models in tested] == [3 * 4 + 4 + 4 + 2 * 3] * 2
     assert all(same(a, b) for a, b in zip(*tested, strict=True))
@@ -263,7 +263,7 @@ def test_test_samples_change_no_model_in_the_last_evaluation(
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper"])
 def test_a_run_stopped_in_its_last_evaluation_ends_as_if_it_had_not_been(name: str, tmp_path: Path) -> None:
-    straight = run(workshop(name, federation(new=2)), tmp_path / "a")
+    straight = run(build_runtime(name, federation(new=2)), tmp_path / "a")
 
     class Stops(SerialExecutor):
         def evaluate(self, tasks: Iterable[Task]):  # type: ignore[no-untyped-def]
@@ -272,11 +272,11 @@ def test_a_run_stopped_in_its_last_evaluation_ends_as_if_it_had_not_been(name: s
                     raise InterruptedError
                 yield from super().evaluate([task])
 
-    shop = workshop(name, federation(new=2), checkpoint_every=2)
+    runtime = build_runtime(name, federation(new=2), checkpoint_every=2)
     with pytest.raises(InterruptedError):
-        run(shop, tmp_path / "b", Stops())
+        run(runtime, tmp_path / "b", Stops())
     assert len((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()) == 2
-    resumed = run(shop, tmp_path / "b")
+    resumed = run(runtime, tmp_path / "b")
     assert resumed.lines == straight.lines
     models = [{p.name: p.read_bytes() for p in (tmp_path / n / "models").iterdir()} for n in "ab"]
     assert models[0] == models[1]
@@ -289,8 +289,8 @@ def test_where_nobody_has_test_samples_there_is_no_accuracy_of_ones_own(
 ) -> None:  # case 337
     fed = federation(new=1)
     nobody = [Partition(cut.train, [np.arange(0)] * len(cut), pooled) for cut in (fed.partition, fed.new_clients)]
-    shop = workshop(name, Federation(fed.dataset, nobody[0], fed.probe_rows, nobody[1]), linear_probe=True)
-    last = run(shop, tmp_path / "out").lines[-1]
+    runtime = build_runtime(name, Federation(fed.dataset, nobody[0], fed.probe_rows, nobody[1]), linear_probe=True)
+    last = run(runtime, tmp_path / "out").lines[-1]
     assert last["untested"] == {"all": "no client has test samples"}
     assert all(accuracy is None for accuracy in last["client_acc"].get("personal", []))
     assert last.get("personal_acc_weighted") is None
@@ -308,7 +308,7 @@ class Spoilt(FedPer):
     number: float
     who: tuple[int, ...] = (1,)
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
         tested = super().evaluated(client, message, memory)
         if client.id in self.who:
             tested["stale"]["head.weight"].fill_(self.number)
@@ -322,7 +322,10 @@ NOT_FINITE = [(float("nan"), "head.weight is not finite"), (3e38, "its outputs a
 def test_a_model_that_is_not_finite_has_no_accuracy_and_is_not_saved(
     number: float, reason: str, tmp_path: Path
 ) -> None:  # case 306
-    outcome, whole = run(workshop(Spoilt(number=number)), tmp_path / "a"), run(workshop(FedPer()), tmp_path / "b")
+    outcome, whole = (
+        run(build_runtime(Spoilt(number=number)), tmp_path / "a"),
+        run(build_runtime(FedPer()), tmp_path / "b"),
+    )
     assert [line["untested"] for line in outcome.lines] == [{"1": reason}] * 3
     for kind in ("personal", "fine_tuned"):
         told, expected = (o.lines[-1]["client_acc"][kind] for o in (outcome, whole))
@@ -334,33 +337,33 @@ def test_a_model_that_is_not_finite_has_no_accuracy_and_is_not_saved(
 
 
 def test_a_run_fails_if_no_client_has_a_model_that_can_be_tested(tmp_path: Path) -> None:
-    shop = workshop(Spoilt(number=3e38, who=(0, 1, 2, 3)), sgd=SGD(lr=0.05, batch_size=16))
+    runtime = build_runtime(Spoilt(number=3e38, who=(0, 1, 2, 3)), sgd=LocalTraining(lr=0.05, batch_size=16))
     for _ in range(2):  # and when it is resumed
         with pytest.raises(
             RunFailed, match=r"^no model can be tested; .*: its outputs are not finite; try .* lr \(0\.05"
         ):
-            run(shop, tmp_path / "out")
+            run(runtime, tmp_path / "out")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blown(FedAvg):
     """Its global model is of finite numbers, but says nothing that is one."""
 
-    def global_model(self, server: Server, state: State) -> Tensors:
+    def global_model(self, server: Server, state: ServerState) -> Tensors:
         return {**state.tensors, "head.weight": torch.full_like(state.tensors["head.weight"], 3e38)}
 
 
 def test_a_run_fails_if_its_global_model_cannot_be_tested(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"^no model can be tested; the first reason: its outputs are not finite"):
-        run(workshop(Blown()), tmp_path / "out")
+        run(build_runtime(Blown()), tmp_path / "out")
     assert RunFolder(tmp_path / "out").lines("metrics.jsonl")[0]["untested"] == {"global": "its outputs are not finite"}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper"])
 def test_a_fine_tuned_copy_that_diverged_has_no_accuracy_and_is_not_saved(name: str, tmp_path: Path) -> None:
     tuning = Phase(epochs=2, lr=1e30)
-    last = run(workshop(name, federation(new=1), fine_tuning=tuning), tmp_path / "out").lines[-1]
-    whole = run(workshop(name, federation(new=1), fine_tuning=None), tmp_path / "whole").lines[-1]
+    last = run(build_runtime(name, federation(new=1), fine_tuning=tuning), tmp_path / "out").lines[-1]
+    whole = run(build_runtime(name, federation(new=1), fine_tuning=None), tmp_path / "whole").lines[-1]
     names = {*(f"{id}, fine_tuned" for id in range(4)), "4, new_fine_tuned"}
     assert last["untested"] == dict.fromkeys(sorted(names), "body.conv1.0.weight is not finite")
     assert last["client_acc"]["fine_tuned"] == [None] * 4
@@ -375,13 +378,13 @@ def test_a_fine_tuned_copy_that_diverged_has_no_accuracy_and_is_not_saved(name: 
 class SpoiltBody(LocalSSL):
     """The own network of client 1 cannot be tested."""
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
         return {name: {n: t * (torch.inf if client.id == 1 else 1) for n, t in tensors.items()}
                 for name, tensors in super().evaluated(client, message, memory).items()}  # fmt: skip
 
 
 def test_no_linear_probe_is_fitted_to_what_is_not_finite(tmp_path: Path) -> None:
-    last = run(workshop(SpoiltBody(hidden=32, out=16), rounds=1), tmp_path / "out").lines[-1]
+    last = run(build_runtime(SpoiltBody(hidden=32, out=16), rounds=1), tmp_path / "out").lines[-1]
     assert last["untested"] == {"1": "body.conv1.0.weight is not finite"}
     for kind in ("personal", "linear_global", "knn"):
         assert [accuracy is None for accuracy in last["client_acc"][kind]] == [False, True, False, False]
@@ -389,7 +392,7 @@ def test_no_linear_probe_is_fitted_to_what_is_not_finite(tmp_path: Path) -> None
 
 
 def test_a_linear_probe_of_representations_that_are_not_finite_is_told(tmp_path: Path) -> None:
-    shop = workshop("local", rounds=1, linear_probe=True)
-    loud = {n: t.fill_(3e38) if n == "body.fc64.0.weight" else t for n, t in shop.models[0].tensors().items()}
+    runtime = build_runtime("local", rounds=1, linear_probe=True)
+    loud = {n: t.fill_(3e38) if n == "body.fc64.0.weight" else t for n, t in runtime.models[0].tensors().items()}
     with pytest.raises(NotFinite, match=r"^its representations are not finite$"):
-        Evaluator(shop).evaluate_representation(1, loud)
+        Evaluator(runtime).evaluate_representation(1, loud)

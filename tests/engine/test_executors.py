@@ -20,24 +20,24 @@ from kinfed.data import Federation, Partition
 from kinfed.engine import ClientRuntime, ProcessExecutor, WorkersFailed
 from kinfed.engine.executor import Task
 from kinfed.errors import RunFailed
-from kinfed.learning import SGD, Phase
-from kinfed.methods import METHODS, Client, Memory, Message, Method
+from kinfed.learning import LocalTraining, Phase
+from kinfed.methods import METHODS, Client, ClientState, Message, Method
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
 from kinfed.models import Model
 from kinfed.settings import own_settings
-from tests.worlds import dataset, federation, run, same, workshop
+from tests.builders import build_runtime, dataset, federation, run, same
 
 # -- the same bits, wherever clients run ------------------------------------------------------------------------------
 
-AUGMENTED = SGD(lr=0.05, batch_size=16, augment="crop_flip")
+AUGMENTED = LocalTraining(lr=0.05, batch_size=16, augment="crop_flip")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Broken(FedPer):
     """FedPer whose client 2 fails in round 2."""
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         if (client.id, client.round) == (2, 2):
             raise OSError("no space left on this client")
         return super().update(client, message, memory)
@@ -47,7 +47,7 @@ class Broken(FedPer):
 class Diverging(FedPer):
     """FedPer of which client 1 cannot be tested, nor, in the end, any fine-tuned copy."""
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, dict[str, torch.Tensor]]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, dict[str, torch.Tensor]]:
         tested = super().evaluated(client, message, memory)
         tested["stale"]["head.bias"] /= client.id != 1
         return tested
@@ -60,11 +60,11 @@ def untested() -> Federation:
 
 
 WORLDS: dict[str, Callable[[], ClientRuntime]] = {
-    **{name: functools.partial(workshop, name, federation(new=2), participation=0.75) for name in METHODS},
-    "augmented": functools.partial(workshop, "fedavg", sgd=AUGMENTED),
-    "untested": functools.partial(workshop, "fedavg", untested()),
-    "broken": functools.partial(workshop, Broken()),
-    "diverging": functools.partial(workshop, Diverging(), fine_tuning=Phase(epochs=1, lr=1e30)),
+    **{name: functools.partial(build_runtime, name, federation(new=2), participation=0.75) for name in METHODS},
+    "augmented": functools.partial(build_runtime, "fedavg", sgd=AUGMENTED),
+    "untested": functools.partial(build_runtime, "fedavg", untested()),
+    "broken": functools.partial(build_runtime, Broken()),
+    "diverging": functools.partial(build_runtime, Diverging(), fine_tuning=Phase(epochs=1, lr=1e30)),
 }
 
 
@@ -75,7 +75,7 @@ def megabyte(shape: tuple[int, ...], classes: int) -> Model:
 def many() -> ClientRuntime:
     """200 clients of a model of 1 MB, 50 of them in each of five rounds."""
     fed = federation(clients=200, probe=0, data=dataset(400, 200))
-    return workshop("fedavg", fed, rounds=5, participation=0.25, model=f"{__name__}:megabyte")
+    return build_runtime("fedavg", fed, rounds=5, participation=0.25, model=f"{__name__}:megabyte")
 
 
 @contextlib.contextmanager
@@ -140,7 +140,7 @@ def test_the_number_of_threads_is_one_inside_and_restored_after() -> None:
 class Deadly(FedAvg):
     """FedAvg whose client 1 hangs in round 1, whose client 2 kills its process in round 2, and client 0 leaves in 3."""
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         if (client.id, client.round) == (1, 1):
             time.sleep(600)
         if (client.id, client.round) == (2, 2):
@@ -154,14 +154,14 @@ class Deadly(FedAvg):
 class Absent(FedAvg):
     """FedAvg to which the same clients do not come."""
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         if (client.id, client.round) in ((1, 1), (2, 2), (0, 3)):
             raise OSError
         return super().update(client, message, memory)
 
 
 def of(method: Method, **fields: Any) -> ClientRuntime:
-    return workshop(method, rounds=4, **fields)
+    return build_runtime(method, rounds=4, **fields)
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ class Killing:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_while_idle_is_replaced_and_no_client_is_lost(tmp_path: Path) -> None:
-    build = functools.partial(workshop, "fedavg", rounds=2)
+    build = functools.partial(build_runtime, "fedavg", rounds=2)
     with working(1) as workers:
         outcome = run(build(), tmp_path / "out", Killing(workers), build)
     assert not any(line["refused"] or line["untested"] for line in outcome.lines)
@@ -209,8 +209,8 @@ def test_workers_that_cannot_start_end_the_run_with_the_reason_and_serve_the_nex
     two_workers: ProcessExecutor, tmp_path: Path
 ) -> None:
     with pytest.raises(WorkersFailed, match="cannot start: OSError: the data are gone"):
-        run(workshop("fedavg"), tmp_path / "out", two_workers, unbuildable)
-    build = functools.partial(workshop, "fedavg", rounds=1)
+        run(build_runtime("fedavg"), tmp_path / "out", two_workers, unbuildable)
+    build = functools.partial(build_runtime, "fedavg", rounds=1)
     assert run(build(), tmp_path / "next", two_workers, build).lines[0]["refused"] == {}
 
 
@@ -229,7 +229,7 @@ class Counting:
 
 @pytest.mark.slow
 def test_messages_in_shared_memory_do_not_pile_up(tmp_path: Path) -> None:
-    build = functools.partial(workshop, "fedshibu", federation(clients=12), rounds=2)
+    build = functools.partial(build_runtime, "fedshibu", federation(clients=12), rounds=2)
     with working() as workers:
         counting = Counting(workers)
         run(build(), tmp_path / "out", counting, build)
@@ -277,14 +277,14 @@ def test_many_clients_pile_up_neither_memory_nor_processes(
 class Hopeless(FedAvg):
     """Nobody's work ever ends well."""
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         raise ZeroDivisionError("client %d divides by nought" % client.id)  # noqa: UP031
 
 
 def test_three_rounds_of_failures_are_three_whether_or_not_the_run_was_stopped_between(tmp_path: Path) -> None:
     def lines_after(rounds: int, path: Path) -> int:
         with contextlib.suppress(RunFailed):
-            run(workshop(Hopeless(), rounds=rounds, checkpoint_every=1), path)
+            run(build_runtime(Hopeless(), rounds=rounds, checkpoint_every=1), path)
         return len((path / "metrics.jsonl").read_text().splitlines())
 
     assert lines_after(9, tmp_path / "a") == 3
@@ -295,7 +295,7 @@ def test_three_rounds_of_failures_are_three_whether_or_not_the_run_was_stopped_b
 
 def test_the_first_traceback_of_each_reason_is_kept(tmp_path: Path) -> None:  # case 95
     with pytest.raises(RunFailed, match="the first reason: ZeroDivisionError: client 0 divides by nought"):
-        run(workshop(Hopeless()), tmp_path / "out")
+        run(build_runtime(Hopeless()), tmp_path / "out")
     told = (tmp_path / "out" / "errors.log").read_text()
     assert told.count("round 1, client 0: ZeroDivisionError: client 0 divides by nought\nTraceback") == 1
     assert told.count("Traceback") == 4
@@ -306,14 +306,14 @@ def test_the_first_traceback_of_each_reason_is_kept(tmp_path: Path) -> None:  # 
 class Untestable(FedPer):
     """The own model of client 1 cannot be had."""
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, dict[str, torch.Tensor]]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, dict[str, torch.Tensor]]:
         if client.id == 1:
             raise ValueError("no model")
         return super().evaluated(client, message, memory)
 
 
 def test_a_test_that_fails_leaves_out_one_accuracy_and_nothing_else(tmp_path: Path) -> None:
-    outcome, whole = run(workshop(Untestable()), tmp_path / "a"), run(workshop(FedPer()), tmp_path / "b")
+    outcome, whole = run(build_runtime(Untestable()), tmp_path / "a"), run(build_runtime(FedPer()), tmp_path / "b")
     assert [line["untested"] for line in outcome.lines] == [{"1": "ValueError: no model"}] * 3
     own, all_of_them = (o.lines[-1]["client_acc"]["personal"] for o in (outcome, whole))
     assert own == [all_of_them[0], None, *all_of_them[2:]]

@@ -15,19 +15,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kinfed.engine.client_store import ClientStore, StateLedger
 from kinfed.engine.folder import RUN_FILES, Checkpoint, RunFolder
-from kinfed.engine.memories import Ledger, Memories
 from kinfed.errors import InputError
 from kinfed.files import clear_unfinished, write_whole
-from kinfed.methods import Memory, Message, State
+from kinfed.methods import ClientState, Message, ServerState
 from kinfed.models import build, checksum, read_tensors, save_tensors
-from tests.worlds import same
+from tests.builders import same
 
-MEMORY = Memory({"head.w": torch.arange(3.0)}, {"d": 2.5})
+MEMORY = ClientState({"head.w": torch.arange(3.0)}, {"d": 2.5})
 
 
 def checkpoint(round: int) -> Checkpoint:
-    state = State({"body.w": torch.full((2, 3), float(round)), "n": torch.tensor(round)}, {"mu": 0.1})
+    state = ServerState({"body.w": torch.full((2, 3), float(round)), "n": torch.tensor(round)}, {"mu": 0.1})
     return Checkpoint(round, state, {3: 1})
 
 
@@ -49,13 +49,13 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     assert (read.round, read.kept) == (7, {3: 1})
     assert same(read.state, checkpoint(7).state)
     assert same(folder.memories.read(3, 1), MEMORY)
-    assert same(folder.memories.read(12, None), Memory())
+    assert same(folder.memories.read(12, None), ClientState())
 
 
 def test_tensors_that_share_memory_are_saved_whole(tmp_path: Path) -> None:
     rows = torch.arange(3.0).expand(4, 3)
     RunFolder(tmp_path).append("metrics.jsonl", {"round": 1})
-    RunFolder(tmp_path).save_checkpoint(Checkpoint(1, State({"rows": rows, "a": rows[0], "b": rows[0]}), {}))
+    RunFolder(tmp_path).save_checkpoint(Checkpoint(1, ServerState({"rows": rows, "a": rows[0], "b": rows[0]}), {}))
     read = RunFolder(tmp_path).last_checkpoint()
     assert read is not None
     assert torch.equal(read.state.tensors["rows"], rows)
@@ -190,9 +190,9 @@ def test_checkpoints_none_of_which_can_be_used_end_the_run_with_the_reasons(tmp_
 
 
 def test_a_memory_stays_as_long_as_a_checkpoint_needs_it_and_no_longer(tmp_path: Path) -> None:
-    memories = Memories(tmp_path / "memories")
+    memories = ClientStore(tmp_path / "memories")
     there = lambda: sorted(int(path.stem[-6:]) for path in memories.folder.rglob("*.safetensors"))  # noqa: E731
-    ledger = Ledger(memories, {}, {})
+    ledger = StateLedger(memories, {}, {})
     for round in (1, 2, 3):
         memories.write(5, round, MEMORY)
         ledger.accept(5, round, keeps=True)
@@ -216,8 +216,8 @@ def test_a_memory_stays_as_long_as_a_checkpoint_needs_it_and_no_longer(tmp_path:
 
 
 def test_a_client_may_give_up_its_memory_before_a_checkpoint(tmp_path: Path) -> None:
-    memories = Memories(tmp_path / "memories")
-    ledger = Ledger(memories, {}, {})
+    memories = ClientStore(tmp_path / "memories")
+    ledger = StateLedger(memories, {}, {})
     memories.write(5, 1, MEMORY)
     ledger.accept(5, 1, keeps=True)
     ledger.accept(5, 2, keeps=False)
@@ -226,10 +226,10 @@ def test_a_client_may_give_up_its_memory_before_a_checkpoint(tmp_path: Path) -> 
 
 
 def test_memories_that_no_checkpoint_needs_are_deleted_when_a_run_goes_on(tmp_path: Path) -> None:
-    memories = Memories(tmp_path / "memories")
+    memories = ClientStore(tmp_path / "memories")
     for round in (1, 2, 3, 4):
         memories.write(1234, round, MEMORY)
-    Ledger(memories, {1234: 3}, {9: {1234: 3}, 2: {1234: 1}})
+    StateLedger(memories, {1234: 3}, {9: {1234: 3}, 2: {1234: 1}})
     assert sorted(path.name for path in memories.folder.rglob("*.safetensors")) == [
         "client-01234-round-000001.safetensors", "client-01234-round-000003.safetensors",
     ]  # fmt: skip
@@ -247,7 +247,7 @@ def test_a_run_killed_while_it_saves_always_has_a_whole_checkpoint(tmp_path: Pat
     folder, moments = RunFolder(tmp_path), random.Random(0)
 
     def state(round: int) -> Checkpoint:
-        return Checkpoint(round, State({"w": torch.full((250_000,), float(round))}), {})
+        return Checkpoint(round, ServerState({"w": torch.full((250_000,), float(round))}), {})
 
     save(folder, 1)
     last, half_written = 1, 0
@@ -279,7 +279,7 @@ def test_a_checkpoint_holds_the_weights_of_its_round_whatever_training_did_since
     folder, model, states = RunFolder(tmp_path), build("mlp", (1, 2, 2), 2, 0), []
     for round, accuracy in ((1, 0.5), (2, 0.9), (3, 0.6)):
         torch.nn.init.constant_(model.head.weight, round)
-        states.append(State(model.tensors()))
+        states.append(ServerState(model.tensors()))
         folder.append("metrics.jsonl", {"round": round, "global_acc": accuracy})
         folder.save_checkpoint(Checkpoint(round, states[-1], {}))
     torch.nn.init.constant_(model.head.weight, 4.0)

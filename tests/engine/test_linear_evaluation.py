@@ -1,4 +1,4 @@
-"""Linear probes and nearest neighbours: what a representation is worth (METHODS.md D.7, G.2, G.3; CASES 80, 84)."""
+"""Linear probes and nearest neighbours: what a representation is worth (specification D.7, G.2, G.3; CASES 80, 84)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kinfed.data import Federation, Partition
 from kinfed.engine import ClientRuntime, ProcessExecutor
 from kinfed.engine.evaluator import Evaluator
 from kinfed.learning import correct, features, linear_probe, unnormalised
-from kinfed.methods import METHODS, Client, Memory, Message
+from kinfed.methods import METHODS, Client, ClientState, Message
 from kinfed.methods.hetero_ssfl import HeteroSSFL
 from kinfed.models import BODY, build, select
 from kinfed.streams import torch_stream
-from tests.worlds import NOBODY, dataset, federation, run, same, workshop
+from tests.builders import NOBODY, build_runtime, dataset, federation, run, same
 
 UNLABELLED = [name for name, method in METHODS.items() if not method.supervised]
 
@@ -41,7 +41,7 @@ def share(right: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", UNLABELLED)
 def test_what_reads_no_labels_has_accuracies_by_a_probe_after_the_last_round_alone(name: str, tmp_path: Path) -> None:
-    *before, last = run(workshop(name, by_classes(*PAIRS)), tmp_path / "out").lines
+    *before, last = run(build_runtime(name, by_classes(*PAIRS)), tmp_path / "out").lines
     assert all(line["client_acc"] == {} and line["global_acc"] is None for line in before)
     told = last["client_acc"]
     assert told.keys() == {"personal", "linear_global", "linear_local", "knn"}
@@ -56,8 +56,8 @@ def test_what_reads_no_labels_has_accuracies_by_a_probe_after_the_last_round_alo
 
 def test_a_global_encoder_is_probed_as_by_hand(tmp_path: Path) -> None:
     fed = by_classes(*PAIRS)
-    shop = workshop("fedbyol", fed)
-    outcome = run(shop, tmp_path / "out")
+    runtime = build_runtime("fedbyol", fed)
+    outcome = run(runtime, tmp_path / "out")
     model = build("tiny_cnn", (1, 8, 8), 10, 0)
     model.load(select(outcome.state.tensors, BODY))
     train, test = (unnormalised(samples) for samples in (fed.dataset.train, fed.dataset.test))  # somebody has each
@@ -82,8 +82,8 @@ def test_a_global_encoder_is_probed_as_by_hand(tmp_path: Path) -> None:
 
 def test_every_client_s_own_encoder_is_probed_and_saved_under_its_head(tmp_path: Path) -> None:
     fed = by_classes(*PAIRS)
-    shop = workshop("hetero_ssfl", fed)
-    outcome = run(shop, tmp_path / "out")
+    runtime = build_runtime("hetero_ssfl", fed)
+    outcome = run(runtime, tmp_path / "out")
     told = outcome.lines[-1]["client_acc"]
     for id in range(4):
         model = build("tiny_cnn", (1, 8, 8), 10, 0)
@@ -97,8 +97,8 @@ def test_every_client_s_own_encoder_is_probed_and_saved_under_its_head(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedbyol", "hetero_ssfl", "central_byol"])
 def test_probes_are_the_same_bit_for_bit_in_worker_processes(name: str, tmp_path: Path) -> None:
-    shop = workshop(name, by_classes(*PAIRS), knn_every=2)
-    here = run(shop, tmp_path / "here")
+    runtime = build_runtime(name, by_classes(*PAIRS), knn_every=2)
+    here = run(runtime, tmp_path / "here")
     workers = ProcessExecutor(2)
     try:
 
@@ -106,7 +106,7 @@ def test_probes_are_the_same_bit_for_bit_in_worker_processes(name: str, tmp_path
             workers.take_on(Again(name), inline)
             return workers
 
-        elsewhere = run(shop, tmp_path / "there", there)
+        elsewhere = run(runtime, tmp_path / "there", there)
     finally:
         workers.close()
     assert elsewhere.lines == here.lines
@@ -121,13 +121,13 @@ class Again:
     name: str
 
     def __call__(self) -> ClientRuntime:
-        return workshop(self.name, by_classes(*PAIRS), knn_every=2)
+        return build_runtime(self.name, by_classes(*PAIRS), knn_every=2)
 
 
 def test_neighbours_vote_every_few_rounds_and_take_the_place_of_the_evaluation(tmp_path: Path) -> None:
     fed = by_classes(*PAIRS)
     told = {
-        every: [line.get("knn_acc_mean") for line in run(workshop("fedu", fed, rounds=5, knn_every=every),
+        every: [line.get("knn_acc_mean") for line in run(build_runtime("fedu", fed, rounds=5, knn_every=every),
                 tmp_path / str(every)).lines]
         for every in (2, 0)
     }  # fmt: skip
@@ -137,8 +137,8 @@ def test_neighbours_vote_every_few_rounds_and_take_the_place_of_the_evaluation(t
 
 def test_probes_change_no_training_and_can_be_left_out(tmp_path: Path) -> None:
     fed = by_classes(*PAIRS)
-    with_it = run(workshop("local_ssl", fed), tmp_path / "with")
-    without = run(workshop("local_ssl", fed, linear_probe=False, knn_every=0), tmp_path / "without")
+    with_it = run(build_runtime("local_ssl", fed), tmp_path / "with")
+    without = run(build_runtime("local_ssl", fed, linear_probe=False, knn_every=0), tmp_path / "without")
     assert all(same(with_it.memories[id].tensors, without.memories[id].tensors) for id in range(4))
     last = without.lines[-1]
     assert last["personal_acc_mean"] is None
@@ -150,8 +150,8 @@ def test_probes_change_no_training_and_can_be_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedper"])
 def test_a_supervised_method_can_be_probed_too_and_reads_its_images_as_it_does(name: str, tmp_path: Path) -> None:
     fed = by_classes(*PAIRS)
-    outcome = run(workshop(name, fed, linear_probe=True), tmp_path / "out")
-    plain = run(workshop(name, fed), tmp_path / "plain").lines[-1]
+    outcome = run(build_runtime(name, fed, linear_probe=True), tmp_path / "out")
+    plain = run(build_runtime(name, fed), tmp_path / "plain").lines[-1]
     last = outcome.lines[-1]
     assert {key: last[key] for key in plain if key != "client_acc"} == {
         key: value for key, value in plain.items() if key != "client_acc"
@@ -171,16 +171,16 @@ def test_a_supervised_method_can_be_probed_too_and_reads_its_images_as_it_does(n
 
 
 def test_images_of_the_probe_can_be_limited_with_the_classes_alike(tmp_path: Path) -> None:
-    shop = workshop("fedbyol", by_classes(*PAIRS), probed=50)
-    labels = Evaluator(shop)._probed.labels
+    runtime = build_runtime("fedbyol", by_classes(*PAIRS), probed=50)
+    labels = Evaluator(runtime)._probed.labels
     assert labels is not None
     assert torch.bincount(labels).tolist() == [5] * 10
-    assert run(shop, tmp_path / "out").lines[-1]["client_acc"]["linear_global"][0] > 0.1
+    assert run(runtime, tmp_path / "out").lines[-1]["client_acc"]["linear_global"][0] > 0.1
 
 
 def test_of_one_class_there_is_no_local_probe(tmp_path: Path) -> None:
     fed = by_classes((0,), (1, 2), (3, 4))
-    last = run(workshop("local_ssl", fed), tmp_path / "out").lines[-1]
+    last = run(build_runtime("local_ssl", fed), tmp_path / "out").lines[-1]
     none, *others = last["client_acc"]["linear_local"]
     assert none is None
     assert None not in others
@@ -193,7 +193,7 @@ def test_a_probe_that_fails_is_told_and_the_run_goes_on(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("kinfed.engine.evaluator.linear_probe", failing)
     for name, whose in (("fedbyol", ["global"]), ("local_ssl", ["0", "1", "2", "3"])):
-        last = run(workshop(name, by_classes(*PAIRS)), tmp_path / name).lines[-1]
+        last = run(build_runtime(name, by_classes(*PAIRS)), tmp_path / name).lines[-1]
         assert last["untested"] == dict.fromkeys(whose, "MemoryError: too much")
         assert last["global_acc"] is None
         assert "personal" not in last["client_acc"]
@@ -201,12 +201,12 @@ def test_a_probe_that_fails_is_told_and_the_run_goes_on(tmp_path: Path, monkeypa
 
 def test_a_new_client_gets_the_global_encoder_under_its_probe(tmp_path: Path) -> None:
     fed = federation(new=2)
-    last = run(workshop("fedema", fed), tmp_path / "with").lines[-1]
+    last = run(build_runtime("fedema", fed), tmp_path / "with").lines[-1]
     assert last["client_acc"].keys() == {"personal", "linear_global", "linear_local", "knn", "new_global"}
     model = build("tiny_cnn", (1, 8, 8), 10, 0)
     model.load(load_file(tmp_path / "with" / "models" / "global.safetensors"))
     assert last["client_acc"]["new_global"] == [share(correct(model, unnormalised(fed.test(id)))) for id in (4, 5)]
-    without = run(workshop("fedema", replace(fed, new_clients=NOBODY)), tmp_path / "without").lines[-1]
+    without = run(build_runtime("fedema", replace(fed, new_clients=NOBODY)), tmp_path / "without").lines[-1]
     assert last["global_acc"] == without["global_acc"]
 
 
@@ -214,21 +214,21 @@ def test_a_new_client_gets_the_global_encoder_under_its_probe(tmp_path: Path) ->
 
 
 def test_the_spread_of_every_client_s_outputs_is_told_each_round(tmp_path: Path) -> None:  # case 80
-    lines = run(workshop("fedsimsiam", participation=0.5), tmp_path / "out").lines
+    lines = run(build_runtime("fedsimsiam", participation=0.5), tmp_path / "out").lines
     assert all([*line["spread"]] == [str(id) for id in line["clients"]] for line in lines)
     assert all(0.1 < value <= 1 for line in lines for value in line["spread"].values())
-    assert "spread" not in run(workshop("fedavg"), tmp_path / "labelled").lines[0]
+    assert "spread" not in run(build_runtime("fedavg"), tmp_path / "labelled").lines[0]
 
 
 def test_the_server_s_images_are_counted_once_a_client_also_after_a_kill(tmp_path: Path) -> None:
     class Stops(HeteroSSFL):
-        def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+        def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
             if client.round == 4:
                 raise KeyboardInterrupt
             return super().update(client, message, memory)
 
     own = {"hidden": 32, "out": 16}
-    straight = run(workshop(HeteroSSFL(**own), rounds=6, participation=0.5), tmp_path / "a").lines
+    straight = run(build_runtime(HeteroSSFL(**own), rounds=6, participation=0.5), tmp_path / "a").lines
     probe = federation().probe
     assert probe is not None
     a_set = probe.inputs.nbytes
@@ -242,8 +242,8 @@ def test_the_server_s_images_are_counted_once_a_client_also_after_a_kill(tmp_pat
 
     plan = {"rounds": 6, "participation": 0.5, "checkpoint_every": 1}
     with pytest.raises(KeyboardInterrupt):
-        run(workshop(Stops(**own), **plan), tmp_path / "c")
-    resumed = run(workshop(HeteroSSFL(**own), **plan), tmp_path / "c").lines
+        run(build_runtime(Stops(**own), **plan), tmp_path / "c")
+    resumed = run(build_runtime(HeteroSSFL(**own), **plan), tmp_path / "c").lines
     assert [line["down_bytes"] for line in resumed] == [line["down_bytes"] for line in straight]
 
 
@@ -251,8 +251,8 @@ def test_where_clients_split_their_samples_themselves_no_test_sample_is_learned_
     data = dataset()
     rows = np.random.default_rng(0).permutation(np.arange(24, 360))
     cut = Partition([rows[:100], rows[150:260]], [rows[100:150], rows[260:]], pooled=True)
-    shop = workshop("fedbyol", Federation(data, cut, np.arange(24)))
-    learned = {image.numpy().tobytes() for image in Evaluator(shop)._probed.inputs}
-    tested = {image.numpy().tobytes() for image in shop.federation.tested[0].inputs}
-    assert (len(Evaluator(shop)._probed), len(tested)) == (24 + 210, 126)
+    runtime = build_runtime("fedbyol", Federation(data, cut, np.arange(24)))
+    learned = {image.numpy().tobytes() for image in Evaluator(runtime)._probed.inputs}
+    tested = {image.numpy().tobytes() for image in runtime.federation.tested[0].inputs}
+    assert (len(Evaluator(runtime)._probed), len(tested)) == (24 + 210, 126)
     assert not learned & tested

@@ -24,8 +24,8 @@ from kinfed.engine.exchange import Exchange, clear_left_behind
 from kinfed.engine.interrupt import SIGNALS, Interrupt, Stopped, out_of_reach
 from kinfed.errors import InputError
 from kinfed.methods import Message
+from tests.builders import build_runtime, run
 from tests.engine.test_executors import working
-from tests.worlds import run, workshop
 
 SMALL: dict[str, Any] = {"clients": 3, "partition": "iid", "rounds": 1, "ft_epochs": 0, "quiet": True}
 
@@ -76,7 +76,7 @@ def test_a_process_that_dies_before_it_is_ready_is_no_clients_fault(tmp_path: Pa
         working(1) as workers,
         pytest.raises(WorkersFailed, match=r"^a worker process ended with exit code 3 before it was ready$"),
     ):
-        run(workshop("fedavg"), tmp_path / "out", workers, dying)
+        run(build_runtime("fedavg"), tmp_path / "out", workers, dying)
     assert not (tmp_path / "out" / "metrics.jsonl").read_text()
 
 
@@ -94,7 +94,7 @@ def test_workers_know_nothing_of_the_main_module_and_change_nothing_in_it(
     with working(1) as workers:
         assert (multiprocessing.get_start_method(allow_none=True), sys.modules["__main__"]) == before
         with pytest.raises(WorkersFailed, match=r"^a worker process cannot start: AttributeError: .* 'Gone'"):
-            run(workshop("fedavg"), tmp_path / "out", workers, functools.partial(built_of, gone()))
+            run(build_runtime("fedavg"), tmp_path / "out", workers, functools.partial(built_of, gone()))
     assert capfd.readouterr().err == ""
 
 

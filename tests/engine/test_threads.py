@@ -16,11 +16,11 @@ from torch import nn
 from kinfed.engine import SerialExecutor
 from kinfed.engine.evaluator import TestResult
 from kinfed.engine.executor import Done, Failure, Task
-from kinfed.methods import METHODS, Client, ClientId, Memory, Message
+from kinfed.methods import METHODS, Client, ClientId, ClientState, Message
 from kinfed.methods.fedavg import FedAvg
 from kinfed.models import Model, build, may_draw
 from kinfed.streams import seeded_globals, torch_stream, without_draws
-from tests.worlds import Outcome, federation, run, same, workshop
+from tests.builders import Outcome, build_runtime, federation, run, same
 
 THREADS = 4
 Answer = TypeVar("Answer")
@@ -89,7 +89,7 @@ def files(outcome: Outcome) -> dict[str, bytes]:
 def test_threads_give_the_same_bits_as_one_client_after_the_other(
     name: str, threads: ThreadExecutor, tmp_path: Path
 ) -> None:
-    world = lambda: workshop(name, federation(clients=5, new=2), rounds=2)  # noqa: E731
+    world = lambda: build_runtime(name, federation(clients=5, new=2), rounds=2)  # noqa: E731
     assert not world().draws
     assert_same(run(world(), tmp_path / "threads", threads), run(world(), tmp_path / "serial"))
     assert threads.together > 1 or METHODS[name].trains == "pooled"
@@ -100,7 +100,7 @@ def with_dropout(model: Model) -> Model:
 
 
 def test_modules_that_draw_take_turns(threads: ThreadExecutor, tmp_path: Path) -> None:
-    world = lambda: workshop("fedper", federation(clients=6), wrap=with_dropout)  # noqa: E731
+    world = lambda: build_runtime("fedper", federation(clients=6), wrap=with_dropout)  # noqa: E731
     assert world().draws
     assert_same(run(world(), tmp_path / "threads", threads), run(world(), tmp_path / "serial"))
 
@@ -109,13 +109,13 @@ def test_modules_that_draw_take_turns(threads: ThreadExecutor, tmp_path: Path) -
 class Noisy(FedAvg):
     """FedAvg whose clients draw from torch's global generator."""
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         upload, kept = super().update(client, message, memory)
         return Message({n: t + 1e-3 * torch.randn(()) for n, t in upload.tensors.items()}, upload.numbers), kept
 
 
 def test_so_do_methods_from_elsewhere(threads: ThreadExecutor, tmp_path: Path) -> None:
-    world = lambda: workshop(Noisy(), federation(clients=6))  # noqa: E731
+    world = lambda: build_runtime(Noisy(), federation(clients=6))  # noqa: E731
     assert world().draws
     assert_same(run(world(), tmp_path / "threads", threads), run(world(), tmp_path / "serial"))
 

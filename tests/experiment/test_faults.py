@@ -16,11 +16,11 @@ import pytest
 from torch import nn
 
 import kinfed
-from kinfed.engine import NotSaved, Unwatched
+from kinfed.engine import NoCallback, NotSaved
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import run
-from kinfed.methods import METHODS, Client, Memory, Message
+from kinfed.methods import METHODS, Client, ClientState, Message
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
 from kinfed.models import Model
@@ -58,7 +58,7 @@ def test_a_disk_that_is_full_stops_the_run_in_one_line_and_harms_nothing(
     assert files(out) == files(straight)
 
 
-class Removing(Unwatched):
+class Removing(NoCallback):
     """Somebody deletes the run folder after round 3."""
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_run_whose_folder_is_deleted_ends_and_does_not_make_it_again(method: s
 class Diverging(FedAvg):
     """Its loss is no number."""
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         upload, kept = super().update(client, message, memory)
         return Message(upload.tensors, {**upload.numbers, "loss": float("nan")}), kept
 
@@ -127,12 +127,12 @@ def normed(shape: tuple[int, ...], classes: int) -> Model:
 class Unreliable(FedPer):
     """Client 3 is refused whenever it takes part, and client 4 cannot be tested."""
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         upload, kept = super().update(client, message, memory)
         count = -1 if client.id == 3 else upload.numbers["samples"]
         return Message(upload.tensors, {**upload.numbers, "samples": count}), kept
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Any]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Any]:
         if client.id == 4:
             raise MemoryError("no room for the model")
         return super().evaluated(client, message, memory)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import kinfed
-from kinfed.engine import Unwatched
+from kinfed.engine import NoCallback
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import run
@@ -88,7 +88,7 @@ def test_overwriting_deletes_only_what_kinfed_wrote_and_tells_what_is_left(compa
 # -- two processes -----------------------------------------------------------------------------------------------------
 
 
-class Waiting(Unwatched):
+class Waiting(NoCallback):
     """Holds a run in its first round until it may go on."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""SFTL's Table 1: partitions, what counts as right, and the experiment as a whole on digits (METHODS.md E.4)."""
+"""SFTL's Table 1: partitions, what counts as right, and the experiment as a whole on digits (specification E.4)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.keywords import Fields
 from kinfed.experiment.objects import as_fields
-from kinfed.learning import SGD
+from kinfed.learning import LocalTraining
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedprox import FedProx
 from tests.experiment.test_run import files
@@ -114,7 +114,7 @@ def test_what_is_no_method_is_told_in_one_line(wrong: Any, tmp_path: Path) -> No
 
 
 def test_training_is_given_as_one_object() -> None:
-    training = SGD(lr=0.3, epochs=2, batch_size=5)
+    training = LocalTraining(lr=0.3, epochs=2, batch_size=5)
     fields, _ = as_fields({"methods": "fedavg", "training": training})
     config = Config.checked(fields)
     assert (config.lr, config.local_epochs, config.batch_size) == (0.3, 2, 5)

@@ -306,7 +306,7 @@ def test_every_cell_of_every_table_is_a_valid_config(name: str, tmp_path: Path) 
 )
 def test_printed_numbers_stand_in_their_columns(name: str, label: str, column: str, number: float) -> None:
     (row,) = (row for row in COMPARED[name].at("paper").rows if row.label == label)
-    assert row.printed[[*COMPARED[name].columns].index(column)] == number  # METHODS.md H
+    assert row.printed[[*COMPARED[name].columns].index(column)] == number  # specification H
 
 
 def test_learning_rates_of_fedcrc_are_the_papers() -> None:

@@ -21,7 +21,7 @@ from kinfed.errors import InputError
 from kinfed.experiment.participation import never_trained, of_trained
 from kinfed.experiment.targets import rounds_to
 from kinfed.report.folders import Run, read_runs
-from tests.worlds import same
+from tests.builders import same
 
 pytestmark = pytest.mark.usefixtures("global_generators")
 
@@ -191,7 +191,7 @@ def test_a_comparison_is_a_folder_a_method_and_seed_on_the_same_clients(out: Pat
 
 
 @pytest.mark.slow
-def test_clients_are_the_same_whether_or_not_a_method_uses_the_probe(tmp_path: Path) -> None:  # METHODS.md F.0
+def test_clients_are_the_same_whether_or_not_a_method_uses_the_probe(tmp_path: Path) -> None:  # specification F.0
     for method in ("fedavg", "fedshibu"):
         kinfed.run(method, out=tmp_path / method, **SMALL)
     assert (tmp_path / "fedavg" / "federation.json").read_bytes() == (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kinfed
-from kinfed.engine import Unwatched, Watch
+from kinfed.engine import Callback, NoCallback
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import run
@@ -23,14 +23,14 @@ ROUNDS = 6
 def stopped(out: Path, after: int, look: Any = None, **fields: Any) -> None:
     """A run that is stopped after a round, looked at before that."""
 
-    class Looks(Unwatched):
+    class Looks(NoCallback):
         def round(self, line: dict[str, Any]) -> None:
             if line["round"] == after:
                 if look is not None:
                     look()
                 raise KeyboardInterrupt
 
-    def watch(method: str, seed: int, rounds: int) -> Watch:
+    def watch(method: str, seed: int, rounds: int) -> Callback:
         return Looks()
 
     config = {"methods": ("fedavg",), "clients": 5, "rounds": ROUNDS, **fields}

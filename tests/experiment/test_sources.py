@@ -14,7 +14,7 @@ from kinfed.data import load, select_classes
 from kinfed.errors import InputError
 from kinfed.experiment.sources import train_source
 from kinfed.experiment.training import Training
-from kinfed.learning import SGD
+from kinfed.learning import LocalTraining
 from kinfed.models import open_pool
 
 pytestmark = pytest.mark.usefixtures("global_generators")
@@ -62,7 +62,7 @@ def test_a_pool_is_what_was_trained_with_the_same_bits_each_time(tmp_path: Path)
 
 
 def test_every_source_starts_from_weights_of_its_own(tmp_path: Path) -> None:
-    dataset, still = load("digits"), SGD(lr=1e-30, momentum=0.0)
+    dataset, still = load("digits"), LocalTraining(lr=1e-30, momentum=0.0)
     one, again, other, seeded = (
         train_source(dataset, "tiny_cnn", still, seed=seed, purpose=("source", name))[0].tensors()
         for seed, name in ((0, "a"), (0, "a"), (0, "b"), (1, "a"))
@@ -75,7 +75,9 @@ def test_every_source_starts_from_weights_of_its_own(tmp_path: Path) -> None:
 
 def test_more_epochs_teach_more_than_one(tmp_path: Path) -> None:
     accuracies = [
-        train_source(load("digits"), "tiny_cnn", SGD(lr=0.1, epochs=epochs, momentum=0.9), seed=0, purpose=("x",))[1]
+        train_source(
+            load("digits"), "tiny_cnn", LocalTraining(lr=0.1, epochs=epochs, momentum=0.9), seed=0, purpose=("x",)
+        )[1]
         for epochs in (1, 8)
     ]
     assert accuracies[1] > max(accuracies[0], 0.9)
@@ -83,7 +85,7 @@ def test_more_epochs_teach_more_than_one(tmp_path: Path) -> None:
 
 def test_training_that_diverges_is_told() -> None:
     with pytest.raises(InputError, match=r"lr: 1e\+10 makes the training on digits diverge; must be smaller"):
-        train_source(load("digits"), "tiny_cnn", SGD(lr=1e10), seed=0, purpose=("x",))
+        train_source(load("digits"), "tiny_cnn", LocalTraining(lr=1e10), seed=0, purpose=("x",))
 
 
 class Told:
@@ -106,7 +108,7 @@ class Told:
 def test_every_step_and_epoch_is_told() -> None:
     told, dataset = Told(), load("digits")
     dataset = replace(dataset, train=dataset.train.take(range(101)))
-    train_source(dataset, "tiny_cnn", SGD(lr=0.1, epochs=2), seed=0, purpose=("x",), watch=told)
+    train_source(dataset, "tiny_cnn", LocalTraining(lr=0.1, epochs=2), seed=0, purpose=("x",), watch=told)
     assert told.lines == [0, (1, 3), (2, 3), 1, (3, 3), (1, 3), (2, 3), (3, 3), 2]
 
 
@@ -264,7 +266,7 @@ SHARED = Path("/work/shared/data")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "usps").is_dir(), reason="needs the data sets of /work/shared")
-def test_real_images_get_the_format_of_usps(tmp_path: Path) -> None:  # METHODS.md E.5
+def test_real_images_get_the_format_of_usps(tmp_path: Path) -> None:  # specification E.5
     fields = TINY | {"model": "mlp", "train_images": 50, "like": str(SHARED / "usps"), "image_size": 28}
     pool = kinfed.train_sources(
         [str(SHARED / name) for name in ("usps", "cifar100_small")], out=tmp_path / "p", **fields

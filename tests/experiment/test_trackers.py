@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kinfed
-from kinfed.engine import Unwatched, Watch
+from kinfed.engine import Callback, NoCallback
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import run
@@ -67,13 +67,13 @@ def mlflow_runs() -> dict[str, Any]:
     return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
 
 
-class Interrupted(Unwatched):
+class Interrupted(NoCallback):
     def round(self, line: dict[str, Any]) -> None:
         if line["round"] == 4:
             raise KeyboardInterrupt
 
 
-def interrupted(method: str, seed: int, rounds: int) -> Watch:
+def interrupted(method: str, seed: int, rounds: int) -> Callback:
     return Interrupted()
 
 

@@ -14,8 +14,8 @@ from kinfed.experiment.config import Config
 from kinfed.experiment.configure import configure
 from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS
 from kinfed.methods import METHODS, method_fields
+from tests.builders import small
 from tests.test_cli import kinfed as command  # noqa: F401 - the fixture
-from tests.worlds import small
 
 NET = "tests.experiment.test_predictor:net"
 

@@ -1,4 +1,4 @@
-"""`kinfed vote`, and the votes of fedvote runs from the config to the report (METHODS.md E; cases 88 and 89)."""
+"""`kinfed vote`, and the votes of fedvote runs from the config to the report (specification E; cases 88 and 89)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kinfed.methods.fedvote import Vote
 from kinfed.models import Model, build, open_pool
 from kinfed.report.page import write_report
 from kinfed.similarity import sketched_cka
-from tests import worlds
+from tests import builders
 
 FIELDS: dict[str, Any] = {"clients": 10, "rounds": 2, "train_images": 600, "ft_epochs": 0, "quiet": True}
 SHAPE, WIDTHS = (1, 8, 8), {"tiny_cnn": 64, "mlp": 200, "mcmahan_cnn": 512}
@@ -40,10 +40,10 @@ def write_pool(path: Path, names: Iterable[str], model: str = "tiny_cnn", seed: 
     """Untrained sources of these names, each from a seed of its own."""
     path.mkdir(exist_ok=True)
     data = load("digits")
-    card = worlds.card_of(data, model).model_dump(mode="json")
+    card = builders.card_of(data, model).model_dump(mode="json")
     for i, name in enumerate(names, start=seed):
         tensors = build(model, data.shape, len(data.classes), i).tensors()
-        save_model(path / f"{name}.safetensors", tensors, {}, card, lasting=False)
+        save_model(path / f"{name}.safetensors", tensors, {}, card, durable=False)
     return path
 
 
@@ -119,7 +119,7 @@ def test_the_scores_are_those_computed_from_the_saved_models_by_hand(
     held: tuple[Path, Any], pool: Path, out: Path
 ) -> None:
     run, _ = held
-    federation = Electorate.of(run, pool).workshop.federation
+    federation = Electorate.of(run, pool).build_runtime.federation
     images = federation.dataset.train.inputs.numpy()
     sources = [build("tiny_cnn", SHAPE, 10, seed) for seed in range(11, 15)]
     own = build("tiny_cnn", SHAPE, 10, 0)

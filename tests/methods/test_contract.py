@@ -8,7 +8,7 @@ import pytest
 
 from kinfed.methods import METHODS
 from kinfed.testing import CHECKS, Check, check_learns, check_uneven_clients, uneven_round
-from tests.worlds import small
+from tests.builders import small
 
 # Methods without labels take ten times as long as the others.
 NAMES = [name if kind.supervised else pytest.param(name, marks=pytest.mark.slow) for name, kind in METHODS.items()]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kinfed import testing
-from kinfed.learning import SGD, Phase
-from kinfed.methods import Client, ClientId, Memory, Message, Method, Server, State
+from kinfed.learning import LocalTraining, Phase
+from kinfed.methods import Client, ClientId, ClientState, Message, Method, Server, ServerState
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedprox import FedProx
 from kinfed.methods.moon import MOON
@@ -49,7 +49,7 @@ def test_the_trial_of_a_method_is_joined_with_that_of_its_bases() -> None:
 class _OverTheSampled:
     """The fault: what is a sum over all clients is divided by those that took part."""
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         return super().aggregate(replace(server, clients=len(uploads)), state, uploads)  # type: ignore[misc,no-any-return]
 
 
@@ -64,20 +64,20 @@ class WrongSCAFFOLD(_OverTheSampled, SCAFFOLD):
 class ForgetfulFedAvg(FedAvg):
     """Another fault: the mean is over all clients, as if those that did not come had sent 0."""
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         mean = super().aggregate(server, state, uploads).tensors
-        return State({n: t * len(uploads) / server.clients for n, t in mean.items()})
+        return ServerState({n: t * len(uploads) / server.clients for n, t in mean.items()})
 
 
 class Restless(FedAvg):
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         upload, kept = super().update(client, message, memory)
         upload.tensors["head.weight"] += torch.rand(()) * 1e-3
         return upload, kept
 
 
 class Meddling(FedAvg):
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         for upload in uploads.values():
             upload.tensors["head.bias"].clamp_(-1e-9, 1e-9)
         return super().aggregate(server, state, uploads)
@@ -85,7 +85,7 @@ class Meddling(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class Counting(FedAvg):
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         vars(self)["rounds_seen"] = vars(self).get("rounds_seen", 0) + 1
         return super().aggregate(server, state, uploads)
 
@@ -96,7 +96,7 @@ class Changeable(FedAvg):
 
 
 class Live(FedAvg):
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         upload, kept = super().update(client, message, memory)
         return replace(
             upload, tensors={n: t.requires_grad_(t.is_floating_point()) for n, t in upload.tensors.items()}
@@ -104,25 +104,25 @@ class Live(FedAvg):
 
 
 class Boastful(FedAvg):
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         upload, kept = super().update(client, message, memory)
         return replace(upload, numbers={**upload.numbers, "samples": 3}), kept
 
 
 class Short(FedAvg):
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         upload, kept = super().update(client, message, memory)
         return replace(upload, tensors={n: t for n, t in upload.tensors.items() if n != "head.bias"}), kept
 
 
 class Silent(FedAvg):
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         upload, kept = super().update(client, message, memory)
         return replace(upload, numbers={n: v for n, v in upload.numbers.items() if n != "cross_entropy"}), kept
 
 
 class Broken(FedAvg):
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         raise ZeroDivisionError("by nothing")
 
 
@@ -134,7 +134,7 @@ class Lazy(FedAvg):
 
 
 class Halved(FedAvg):
-    def global_model(self, server: Server, state: State) -> Tensors | None:
+    def global_model(self, server: Server, state: ServerState) -> Tensors | None:
         return {n: t for n, t in state.tensors.items() if n.startswith("body.")}
 
 
@@ -185,10 +185,10 @@ def test_a_fault_is_told_in_one_sentence(method: Method, check: Any, message: st
 def test_a_step_of_feddyn_is_that_of_the_bent_loss() -> None:
     """One step of gradient descent a round, against autograd on the loss of equation 1, written out."""
     method, eta = FedDyn(alpha=0.3), 0.5
-    sgd = SGD(lr=eta, batch_size=1000, epochs=1, momentum=0.0)
+    sgd = LocalTraining(lr=eta, batch_size=1000, epochs=1, momentum=0.0)
     runtime = testing.small_runtime(method, sgd=sgd, model="mlp")
     ids, m = range(4), 4
-    state, memories = method.init(runtime.server(0)), {id: Memory() for id in ids}
+    state, memories = method.init(runtime.server(0)), {id: ClientState() for id in ids}
     theta = {n: t.double() for n, t in state.tensors.items() if not n.startswith("h.")}
     h = {n: torch.zeros_like(t) for n, t in theta.items()}
     g = {id: {n: torch.zeros_like(t) for n, t in theta.items()} for id in ids}

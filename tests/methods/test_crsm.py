@@ -1,4 +1,4 @@
-"""FedSHIBU and FedAvg + CRSM: reductions, and every similarity and row weighting of METHODS.md C.4."""
+"""FedSHIBU and FedAvg + CRSM: reductions, and every similarity and row weighting of specification C.4."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from kinfed.data import Federation, Partition
 from kinfed.engine import ClientRuntime
-from kinfed.engine.checks import fault
+from kinfed.engine.checks import upload_error
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
-from kinfed.learning import SGD, activations, features
-from kinfed.methods import Memory, Message, Method, State, crsm
+from kinfed.learning import LocalTraining, activations, features
+from kinfed.methods import ClientState, Message, Method, ServerState, crsm
 from kinfed.methods.crsm import CRSMMixing
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedavg_crsm import FedAvgCRSM
@@ -26,21 +26,23 @@ from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.methods.local import Local
 from kinfed.models import ARCHITECTURES, BODY, HEAD, Model, Part, Tensors, build, from_module, select
 from kinfed.similarity import cka, class_means
-from tests.worlds import close, dataset, equal_sizes, run, same, workshop
+from tests.builders import build_runtime, close, dataset, equal_sizes, run, same
 
 MATRICES = ("crsm", "weights")
 SOURCES = ("probe", "local_random", "local_sorted", "local_feature_cov", "local_class_mean")
 
 
-def mixture(state: State, id: int) -> Tensors:
+def mixture(state: ServerState, id: int) -> Tensors:
     return {n: rows[id] for n, rows in state.tensors.items() if n not in MATRICES}
 
 
-def first_round(method: CRSMMixing, fed: Federation | None = None) -> tuple[ClientRuntime, State, dict[int, Message]]:
-    shop = workshop(method, fed)
-    state = method.init(shop.server(0))
-    clients = range(len(shop.trained))
-    return shop, state, {id: shop.update(id, 1, method.download(state, id), Memory())[0] for id in clients}
+def first_round(
+    method: CRSMMixing, fed: Federation | None = None
+) -> tuple[ClientRuntime, ServerState, dict[int, Message]]:
+    runtime = build_runtime(method, fed)
+    state = method.init(runtime.server(0))
+    clients = range(len(runtime.trained))
+    return runtime, state, {id: runtime.update(id, 1, method.download(state, id), ClientState())[0] for id in clients}
 
 
 def two_groups() -> Federation:
@@ -69,7 +71,7 @@ def test_equal_similarities_give_the_plain_mean(
 ) -> None:
     with_similarity(monkeypatch, torch.ones(4, 4, dtype=torch.float64))
     fed = equal_sizes()
-    mixed, mean = (run(workshop(m, fed), tmp_path / n) for m, n in ((mixing(norm=norm), "m"), (plain(), "p")))
+    mixed, mean = (run(build_runtime(m, fed), tmp_path / n) for m, n in ((mixing(norm=norm), "m"), (plain(), "p")))
     for id in range(4):
         assert close(mixture(mixed.state, id), mean.state.tensors)
     assert mixed.lines[-1]["client_acc"]["personal"] == mean.lines[-1]["client_acc"]["personal"]
@@ -90,16 +92,16 @@ def test_similarity_to_oneself_alone_is_isolated_training(
     norm: crsm.Norm, mixing: type[CRSMMixing], alone: type[Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_similarity(monkeypatch, torch.eye(4, dtype=torch.float64))
-    mixed, local = (run(workshop(m), tmp_path / n) for m, n in ((mixing(norm=norm), "m"), (alone(), "l")))
+    mixed, local = (run(build_runtime(m), tmp_path / n) for m, n in ((mixing(norm=norm), "m"), (alone(), "l")))
     for id in range(4):
         assert same(mixture(mixed.state, id), local.memories[id].tensors)
 
 
 def test_permuting_the_clients_permutes_the_mixtures_only() -> None:
-    shop, state, uploads = first_round(FedSHIBU())
+    runtime, state, uploads = first_round(FedSHIBU())
     order = [2, 0, 3, 1]
-    straight = shop.method.aggregate(shop.server(1), state, uploads)
-    permuted = shop.method.aggregate(shop.server(1), state, {i: uploads[o] for i, o in enumerate(order)})
+    straight = runtime.method.aggregate(runtime.server(1), state, uploads)
+    permuted = runtime.method.aggregate(runtime.server(1), state, {i: uploads[o] for i, o in enumerate(order)})
     for new, old in enumerate(order):
         assert close(mixture(straight, old), mixture(permuted, new))
     for name in MATRICES:
@@ -107,29 +109,31 @@ def test_permuting_the_clients_permutes_the_mixtures_only() -> None:
 
 
 def test_clients_that_took_no_part_keep_their_mixture_and_are_not_compared(tmp_path: Path) -> None:
-    shop = workshop("fedshibu", participation=0.5, rounds=1)
-    outcome = run(shop, tmp_path / "out")
+    runtime = build_runtime("fedshibu", participation=0.5, rounds=1)
+    outcome = run(runtime, tmp_path / "out")
     took_part = outcome.lines[0]["clients"]
     initial = build("tiny_cnn", (1, 8, 8), 10, 0).tensors(BODY)
     for id in range(4):
-        assert same(shop.method.download(outcome.state, id).tensors, initial) == (id not in took_part)
+        assert same(runtime.method.download(outcome.state, id).tensors, initial) == (id not in took_part)
     for name in MATRICES:
         known = ~outcome.state.tensors[name].isnan()
         assert known.nonzero().tolist() == [[a, b] for a in took_part for b in took_part]
 
 
 def test_the_head_of_fedshibu_stays_as_it_was(tmp_path: Path) -> None:
-    shop = workshop("fedshibu")
-    outcome = run(shop, tmp_path / "out")
-    shown = shop.method.evaluated(shop.client(0, 3), shop.method.download(outcome.state, 0), Memory())["mixture"]
+    runtime = build_runtime("fedshibu")
+    outcome = run(runtime, tmp_path / "out")
+    shown = runtime.method.evaluated(runtime.client(0, 3), runtime.method.download(outcome.state, 0), ClientState())[
+        "mixture"
+    ]
     assert same(select(shown, HEAD), build("tiny_cnn", (1, 8, 8), 10, 0).tensors(HEAD))
     assert not any(name.startswith(HEAD) for name in outcome.state.tensors)
 
 
 def test_fedavg_crsm_may_leave_heads_where_they_are() -> None:
-    shop, state, uploads = first_round(FedAvgCRSM(mix_head=False, norm="sum"))
-    after = shop.method.aggregate(shop.server(1), state, uploads)
-    whole = FedAvgCRSM(norm="sum").aggregate(shop.server(1), state, uploads)
+    runtime, state, uploads = first_round(FedAvgCRSM(mix_head=False, norm="sum"))
+    after = runtime.method.aggregate(runtime.server(1), state, uploads)
+    whole = FedAvgCRSM(norm="sum").aggregate(runtime.server(1), state, uploads)
     for id, upload in uploads.items():
         assert same(select(mixture(after, id), HEAD), select(upload.tensors, HEAD))
         assert same(select(mixture(after, id), BODY), select(mixture(whole, id), BODY))
@@ -137,13 +141,13 @@ def test_fedavg_crsm_may_leave_heads_where_they_are() -> None:
 
 
 def test_fedavg_crsm_may_start_from_the_initial_head_as_printed() -> None:
-    shop, state, uploads = first_round(FedAvgCRSM(reset_head=True))
-    state = shop.method.aggregate(shop.server(1), state, uploads)
-    message = shop.method.download(state, 0)
-    reset = shop.update(0, 2, message, Memory())[0]
+    runtime, state, uploads = first_round(FedAvgCRSM(reset_head=True))
+    state = runtime.method.aggregate(runtime.server(1), state, uploads)
+    message = runtime.method.download(state, 0)
+    reset = runtime.update(0, 2, message, ClientState())[0]
     initial = Message({**message.tensors, **build("tiny_cnn", (1, 8, 8), 10, 0).tensors(HEAD)})
-    assert same(FedAvgCRSM().update(shop.client(0, 2), initial, Memory())[0], reset)
-    assert not same(FedAvgCRSM().update(shop.client(0, 2), message, Memory())[0], reset)
+    assert same(FedAvgCRSM().update(runtime.client(0, 2), initial, ClientState())[0], reset)
+    assert not same(FedAvgCRSM().update(runtime.client(0, 2), message, ClientState())[0], reset)
 
 
 # -- which rows are compared ------------------------------------------------------------------------------------------
@@ -151,11 +155,11 @@ def test_fedavg_crsm_may_start_from_the_initial_head_as_printed() -> None:
 
 def gap(method: CRSMMixing, seed: int) -> float:
     """Similarity within the two groups less that across, after three rounds."""
-    shop = workshop(method, two_groups(), seed=seed, sgd=SGD(lr=0.1, batch_size=16, epochs=2))
-    state = method.init(shop.server(0))
+    runtime = build_runtime(method, two_groups(), seed=seed, sgd=LocalTraining(lr=0.1, batch_size=16, epochs=2))
+    state = method.init(runtime.server(0))
     for round in (1, 2, 3):
-        uploads = {id: shop.update(id, round, method.download(state, id), Memory())[0] for id in range(4)}
-        state = method.aggregate(shop.server(round), state, uploads)
+        uploads = {id: runtime.update(id, round, method.download(state, id), ClientState())[0] for id in range(4)}
+        state = method.aggregate(runtime.server(round), state, uploads)
     matrix = state.tensors["crsm"]
     return float((matrix[0, 1] + matrix[2, 3]) / 2 - matrix[:2, 2:].mean())
 
@@ -174,12 +178,12 @@ def gap(method: CRSMMixing, seed: int) -> float:
         {"rep_source": "local_class_mean"},
     ],
 )
-def test_the_crsm_tells_two_groups_with_disjoint_classes_apart(fields: dict[str, Any]) -> None:  # METHODS.md J.10
+def test_the_crsm_tells_two_groups_with_disjoint_classes_apart(fields: dict[str, Any]) -> None:  # specification J.10
     assert all(gap(FedSHIBU(**fields), seed) > 0.01 for seed in (0, 1))
 
 
 @pytest.mark.slow
-def test_the_literal_crsm_does_not() -> None:  # METHODS.md J.10, SHIBU-1
+def test_the_literal_crsm_does_not() -> None:  # specification J.10, SHIBU-1
     literal = [gap(FedSHIBU(rep_source="local_random"), seed) for seed in range(6)]
     sorted_rows = [gap(FedSHIBU(rep_source="local_sorted"), seed) for seed in range(3)]
     told = [gap(FedSHIBU(), seed) for seed in range(3)]
@@ -190,35 +194,38 @@ def test_the_literal_crsm_does_not() -> None:  # METHODS.md J.10, SHIBU-1
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("samples", [20, 100])  # fewer and more than the clients have
 def test_uploads_of_every_source_are_as_announced(source: crsm.RepSource, samples: int) -> None:
-    shop, state, uploads = first_round(FedSHIBU(rep_source=source, samples=samples))
-    assert all(fault(u, shop.method.upload_like(shop.server(1)), shop.samples) is None for u in uploads.values())
-    after = shop.method.aggregate(shop.server(1), state, uploads)
+    runtime, state, uploads = first_round(FedSHIBU(rep_source=source, samples=samples))
+    assert all(
+        upload_error(u, runtime.method.upload_like(runtime.server(1)), runtime.samples) is None
+        for u in uploads.values()
+    )
+    after = runtime.method.aggregate(runtime.server(1), state, uploads)
     assert torch.allclose(after.tensors["crsm"].diagonal(), torch.ones(4, dtype=torch.float64))
     rows = {"probe": 0, "local_class_mean": 10}.get(source, samples)
-    plain = FedBABU().upload_like(shop.server(1))
+    plain = FedBABU().upload_like(runtime.server(1))
     assert uploads[0].nbytes == sum(t.nbytes for t in plain.values()) + 4 * 64 * rows
 
 
 def test_own_samples_are_the_clients_and_drawn_anew_each_round() -> None:
-    shop, state, uploads = first_round(FedSHIBU(rep_source="local_random", samples=20))
+    runtime, state, uploads = first_round(FedSHIBU(rep_source="local_random", samples=20))
     told = uploads[1].tensors["representation"]
-    model = shop.client(1, 1).model
+    model = runtime.client(1, 1).model
     model.load(select(uploads[1].tensors, BODY))
-    distance = torch.cdist(told, features(model, shop.trained.train(1)))
+    distance = torch.cdist(told, features(model, runtime.trained.train(1)))
     assert distance.amin(dim=1).max() < 1e-2 * distance.median()
     assert len(set(distance.argmin(dim=1).tolist())) == 20  # without replacement
-    later = shop.update(1, 2, shop.method.download(state, 1), Memory())[0]
+    later = runtime.update(1, 2, runtime.method.download(state, 1), ClientState())[0]
     assert set(distance.argmin(dim=1).tolist()) != set(
-        torch.cdist(later.tensors["representation"], features(model, shop.trained.train(1))).argmin(dim=1).tolist()
+        torch.cdist(later.tensors["representation"], features(model, runtime.trained.train(1))).argmin(dim=1).tolist()
     )
 
 
 def test_sorted_samples_are_the_random_ones_by_label() -> None:
-    shop, _, uploads = first_round(FedSHIBU(rep_source="local_sorted", samples=20))
+    runtime, _, uploads = first_round(FedSHIBU(rep_source="local_sorted", samples=20))
     _, _, unsorted = first_round(FedSHIBU(rep_source="local_random", samples=20))
-    model = shop.client(1, 1).model
+    model = runtime.client(1, 1).model
     model.load(select(uploads[1].tensors, BODY))
-    own = shop.trained.train(1)
+    own = runtime.trained.train(1)
     assert own.labels is not None
     told = uploads[1].tensors["representation"]
     labels = own.labels[torch.cdist(told, features(model, own)).argmin(dim=1)]
@@ -228,10 +235,10 @@ def test_sorted_samples_are_the_random_ones_by_label() -> None:
 
 
 def test_class_means_are_of_the_clients_classes() -> None:
-    shop, _, uploads = first_round(FedSHIBU(rep_source="local_class_mean", samples=500), two_groups())
-    model = shop.client(0, 1).model
+    runtime, _, uploads = first_round(FedSHIBU(rep_source="local_class_mean", samples=500), two_groups())
+    model = runtime.client(0, 1).model
     model.load(select(uploads[0].tensors, BODY))
-    own = shop.trained.train(0)
+    own = runtime.trained.train(0)
     assert own.labels is not None
     told = uploads[0].tensors["representation"]
     assert not told[5:].any()  # classes that the client lacks
@@ -240,40 +247,40 @@ def test_class_means_are_of_the_clients_classes() -> None:
 
 
 def test_the_change_of_a_representation_is_what_the_round_did() -> None:
-    shop, state, uploads = first_round(FedSHIBU(compared="change"))
-    after = shop.method.aggregate(shop.server(1), state, uploads).tensors["crsm"]
-    assert shop.federation.probe is not None
+    runtime, state, uploads = first_round(FedSHIBU(compared="change"))
+    after = runtime.method.aggregate(runtime.server(1), state, uploads).tensors["crsm"]
+    assert runtime.federation.probe is not None
     changes = []
     for id in (0, 1):
-        model = shop.client(id, 1).model
-        before = features(model, shop.federation.probe)
+        model = runtime.client(id, 1).model
+        before = features(model, runtime.federation.probe)
         model.load(uploads[id].tensors)
-        changes.append(features(model, shop.federation.probe) - before)
+        changes.append(features(model, runtime.federation.probe) - before)
     assert after[0, 1].item() == pytest.approx(float(cka(changes[0], changes[1])), abs=1e-6)
 
 
 def test_mean_predictions_are_compared_by_their_cosine() -> None:
-    shop, state, uploads = first_round(FedSHIBU(compared="mean_prediction"))
-    after = shop.method.aggregate(shop.server(1), state, uploads).tensors["crsm"]
-    assert shop.federation.probe is not None
+    runtime, state, uploads = first_round(FedSHIBU(compared="mean_prediction"))
+    after = runtime.method.aggregate(runtime.server(1), state, uploads).tensors["crsm"]
+    assert runtime.federation.probe is not None
     mean = []
     for id in (0, 3):
-        model = shop.client(id, 1).model
+        model = runtime.client(id, 1).model
         model.load(uploads[id].tensors)
-        mean.append(model(shop.federation.probe.batch(slice(0, 24))).softmax(dim=1).mean(dim=0))
+        mean.append(model(runtime.federation.probe.batch(slice(0, 24))).softmax(dim=1).mean(dim=0))
     assert after[0, 3].item() == pytest.approx(torch.cosine_similarity(mean[0], mean[1], dim=0).item(), abs=1e-6)
 
 
 # -- every stage by its own similarity ------------------------------------------------------------------------------
 
 
-def similarities(shop: ClientRuntime, uploads: dict[int, Message], stage: str) -> Tensor:
+def similarities(runtime: ClientRuntime, uploads: dict[int, Message], stage: str) -> Tensor:
     """Of client 1 to each of the clients, by hand."""
-    probe = shop.federation.probe
+    probe = runtime.federation.probe
     assert probe is not None
     seen = []
     for id, upload in uploads.items():
-        model = shop.client(id, 1).model
+        model = runtime.client(id, 1).model
         model.load(upload.tensors)
         seen.append(activations(model, probe, [stage])[0])
     return torch.stack([cka(seen[1], other) for other in seen]).double()
@@ -284,18 +291,18 @@ def similarities(shop: ClientRuntime, uploads: dict[int, Message], stage: str) -
 def test_each_stage_is_mixed_by_the_similarity_of_its_own_outputs(norm: crsm.Norm) -> None:
     fields: dict[str, Any] = {"norm": norm, "gamma": 8.0, "reach": 0.5}
     method = FedSHIBU(layers="each", **fields)
-    shop, state, uploads = first_round(method)
-    after = method.aggregate(shop.server(1), state, uploads)
-    representation = similarities(shop, uploads, "fc64")
+    runtime, state, uploads = first_round(method)
+    after = method.aggregate(runtime.server(1), state, uploads)
+    representation = similarities(runtime, uploads, "fc64")
     scale = (1 - representation).sum() / 3  # mean over the three others; of the last stage, whichever is mixed
     for stage in ("conv1", "conv2", "fc64"):
-        row = similarities(shop, uploads, stage)
+        row = similarities(runtime, uploads, stage)
         row = row**8 if norm == "power" else (-(1 - row) / (0.5 * scale)).exp()
         name = next(name for name in uploads[0].tensors if name.startswith(f"body.{stage}."))
         tensors = torch.stack([upload.tensors[name] for upload in uploads.values()]).double()
         expected = torch.tensordot(row / row.sum(), tensors, dims=1)
         assert torch.allclose(mixture(after, 1)[name].double(), expected, atol=1e-5)
-    plain = FedSHIBU(layers="last", **fields).aggregate(shop.server(1), state, uploads)
+    plain = FedSHIBU(layers="last", **fields).aggregate(runtime.server(1), state, uploads)
     for name in MATRICES:  # the picture is that of the representation
         assert torch.allclose(after.tensors[name], plain.tensors[name])
     assert not close(mixture(after, 1), mixture(plain, 1))
@@ -319,10 +326,10 @@ def test_stages_that_are_no_tap_points_are_mixed_by_the_representation() -> None
 
 def test_a_body_of_one_stage_is_mixed_by_the_representation() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-    shop = workshop(FedSHIBU(), wrap=lambda _: from_module(module, "3"))
-    state = shop.method.init(shop.server(0))
-    uploads = {id: shop.update(id, 1, shop.method.download(state, id), Memory())[0] for id in range(4)}
-    each, last = (FedSHIBU(layers=layers).aggregate(shop.server(1), state, uploads) for layers in ("each", "last"))  # type: ignore[arg-type]
+    runtime = build_runtime(FedSHIBU(), wrap=lambda _: from_module(module, "3"))
+    state = runtime.method.init(runtime.server(0))
+    uploads = {id: runtime.update(id, 1, runtime.method.download(state, id), ClientState())[0] for id in range(4)}
+    each, last = (FedSHIBU(layers=layers).aggregate(runtime.server(1), state, uploads) for layers in ("each", "last"))  # type: ignore[arg-type]
     assert same(each, last)
 
 
@@ -395,9 +402,9 @@ def test_one_client_alone_keeps_its_body(norm: crsm.Norm, include_self: bool) ->
 @pytest.mark.parametrize("norm", ["minmax", "sum"])
 @pytest.mark.filterwarnings("ignore:.*constant")
 def test_a_body_of_zeros_cannot_be_compared_and_stays_alone(norm: crsm.Norm) -> None:  # case 72
-    shop, state, uploads = first_round(FedSHIBU(norm=norm))
+    runtime, state, uploads = first_round(FedSHIBU(norm=norm))
     zeros = {n: torch.zeros_like(t) for n, t in uploads[0].tensors.items()}
-    after = shop.method.aggregate(shop.server(1), state, {**uploads, 0: Message(zeros, uploads[0].numbers)})
+    after = runtime.method.aggregate(runtime.server(1), state, {**uploads, 0: Message(zeros, uploads[0].numbers)})
     for id in range(4):
         for tensor in mixture(after, id).values():
             assert tensor.isfinite().all()

@@ -1,4 +1,4 @@
-"""FedVote: the vote, the transfer, what travels, and what it must not fall back on (METHODS.md E; cases 88 to 91)."""
+"""FedVote: the vote, the transfer, what travels, and what it must not fall back on (specification E; cases 88 to 91)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from kinfed.methods.local import Local
 from kinfed.methods.scaffold import SCAFFOLD
 from kinfed.methods.voting import count, scores
 from kinfed.models import ALL, BODY, HEAD, build, select
-from tests.worlds import Outcome, close, federation, pool, run, same, small, workshop
+from tests.builders import Outcome, build_runtime, close, federation, pool, run, same, small
 
 CARRIERS = [name for name, kind in METHODS.items() if carries_vote(kind)]
 
 
 def outcome(path: Path, method: str = "fedvote", **given: Any) -> Outcome:
     own = {name: given.pop(name) for name in [*given] if name in Vote.__dataclass_fields__}
-    return run(workshop(replace(small(method), **own), **given), path)
+    return run(build_runtime(replace(small(method), **own), **given), path)
 
 
 def test_before_the_vote_it_is_fedavg_and_the_vote_changes_the_next_round(tmp_path: Path) -> None:
-    voted, plain = outcome(tmp_path / "a", rounds=3), run(workshop("fedavg", rounds=3), tmp_path / "b")
+    voted, plain = outcome(tmp_path / "a", rounds=3), run(build_runtime("fedavg", rounds=3), tmp_path / "b")
     told = [(line["train_loss"], line["global_acc"]) for line in voted.lines]
     expected = [(line["train_loss"], line["global_acc"]) for line in plain.lines]
     assert told[0] == expected[0]
@@ -48,7 +48,7 @@ def test_before_the_vote_it_is_fedavg_and_the_vote_changes_the_next_round(tmp_pa
 @pytest.mark.independent("fedvote")
 def test_the_winners_body_replaces_the_servers_under_its_head(tmp_path: Path) -> None:
     voted = outcome(tmp_path / "a", rounds=2)
-    plain = run(workshop("fedavg", rounds=2), tmp_path / "b")
+    plain = run(build_runtime("fedavg", rounds=2), tmp_path / "b")
     sources = pool(federation().dataset)
     cast = {int(id): choices for id, choices in voted.lines[1]["ballots"].items()}
     assert cast.keys() == {0, 1, 2, 3}
@@ -70,7 +70,7 @@ def test_the_classifier_can_start_anew_or_be_the_sources(classifier: str, head: 
 @pytest.mark.parametrize("base", CARRIERS)
 def test_any_method_with_a_body_at_the_server_carries_the_vote(base: str, tmp_path: Path) -> None:
     name = f"fedvote+{base}"
-    voted, plain = outcome(tmp_path / "a", name, rounds=3), run(workshop(base, rounds=3), tmp_path / "b")
+    voted, plain = outcome(tmp_path / "a", name, rounds=3), run(build_runtime(base, rounds=3), tmp_path / "b")
     assert [line["train_loss"] for line in voted.lines[:2]] == [line["train_loss"] for line in plain.lines[:2]]
     assert voted.lines[2]["train_loss"] != plain.lines[2]["train_loss"]
     assert len(voted.lines[1]["ballots"]) == len(voted.lines[1]["clients"])
@@ -95,7 +95,10 @@ def test_methods_without_a_body_at_the_server_cannot() -> None:
 def test_a_vote_that_is_never_held_is_its_base_method(tmp_path: Path) -> None:
     for base in ("fedavg", "scaffold", "fedshibu"):
         never = replace(small(f"fedvote+{base}" if base != "fedavg" else "fedvote"), round=9)  # type: ignore[call-arg]
-        voted, plain = run(workshop(never), tmp_path / f"{base}-a"), run(workshop(base), tmp_path / f"{base}-b")
+        voted, plain = (
+            run(build_runtime(never), tmp_path / f"{base}-a"),
+            run(build_runtime(base), tmp_path / f"{base}-b"),
+        )
         assert voted.lines == plain.lines
         assert same(voted.state, plain.state)
 
@@ -124,7 +127,7 @@ def test_name_and_fields_of_a_method_make_it_again(name: str) -> None:
 
 
 def test_only_indices_travel_beside_what_the_base_method_sends() -> None:
-    with_vote, without = workshop("fedvote", rounds=2), workshop("fedavg", rounds=2)
+    with_vote, without = build_runtime("fedvote", rounds=2), build_runtime("fedavg", rounds=2)
     state = with_vote.method.init(with_vote.server(0))
     for round in (1, 2):
         message = with_vote.method.download(state, 0)
@@ -150,10 +153,10 @@ def test_test_data_change_no_ballot(tmp_path: Path) -> None:  # case 88
 
 def test_a_source_that_a_client_has_trained_itself_wins(tmp_path: Path) -> None:
     """The federation's own model after the same rounds is among untrained ones, and wins by every ballot."""
-    trained = run(workshop("fedavg", rounds=3, seed=0), tmp_path / "a").state.tensors
+    trained = run(build_runtime("fedavg", rounds=3, seed=0), tmp_path / "a").state.tensors
     sources = pool(federation().dataset)
     sources[1].model.load(trained)
-    line = run(workshop(Vote(round=2, ballot=1), sources=sources, rounds=2), tmp_path / "b").lines[1]
+    line = run(build_runtime(Vote(round=2, ballot=1), sources=sources, rounds=2), tmp_path / "b").lines[1]
     assert [*line["ballots"].values()] == [[1]] * 4
 
 
@@ -165,7 +168,7 @@ def test_nobody_voting_ends_the_run(tmp_path: Path) -> None:  # case 90
         pytest.raises(RunFailed, match=r"nobody voted in round 2: .* by sketched_cka"),
         pytest.warns(RuntimeWarning, match="constant"),
     ):
-        run(workshop("fedvote", sources=sources), tmp_path / "a")
+        run(build_runtime("fedvote", sources=sources), tmp_path / "a")
     assert len((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
@@ -179,30 +182,30 @@ def test_ballots_that_name_no_source_or_one_twice_are_left_out() -> None:
 
 
 def test_the_vote_waits_for_a_round_in_which_somebodys_work_can_be_used(tmp_path: Path) -> None:
-    shop = workshop("fedvote", rounds=4)
+    runtime = build_runtime("fedvote", rounds=4)
 
-    class Failing(type(shop.method)):  # type: ignore[misc]
+    class Failing(type(runtime.method)):  # type: ignore[misc]
         def update(self, client: Any, message: Any, memory: Any) -> Any:
             if client.round == 2:
                 raise RuntimeError("no")
             return super().update(client, message, memory)
 
-    lines = run(replace(shop, method=Failing(round=2, ballot=2)), tmp_path / "a").lines
+    lines = run(replace(runtime, method=Failing(round=2, ballot=2)), tmp_path / "a").lines
     assert [line["round"] for line in lines if "ballots" in line] == [3]
 
 
 def test_the_sources_bytes_count_once_to_who_votes(tmp_path: Path) -> None:
     voted = outcome(tmp_path / "a", rounds=3, participation=0.5).lines
-    plain = run(workshop("fedavg", rounds=3, participation=0.5), tmp_path / "b").lines
-    shop = workshop("fedvote")
+    plain = run(build_runtime("fedavg", rounds=3, participation=0.5), tmp_path / "b").lines
+    runtime = build_runtime("fedvote")
     more = [one["down_bytes"] - other["down_bytes"] for one, other in zip(voted, plain, strict=True)]
-    assert more == [0, 2 * 3 * sum(t.nbytes for t in shop.sources[0].model.tensors().values()), 0]
+    assert more == [0, 2 * 3 * sum(t.nbytes for t in runtime.sources[0].model.tensors().values()), 0]
     assert [line["up_bytes"] for line in voted] == [line["up_bytes"] for line in plain]
 
 
 def checked(**given: Any) -> ClientRuntime:
     sources = given.pop("sources", None)
-    return workshop(replace(small("fedvote"), **given), sources=sources)
+    return build_runtime(replace(small("fedvote"), **given), sources=sources)
 
 
 @pytest.mark.parametrize(
@@ -258,11 +261,11 @@ def test_the_same_images_are_drawn_where_a_client_has_more_than_are_looked_at(tm
 
 def test_close_to_a_hand_computed_score() -> None:
     """What a client votes by is its own model after local training, not the global one (SFTL-14)."""
-    shop = workshop(replace(small("fedvote"), round=1, measure="cka"), rounds=1)
-    message = shop.method.download(shop.method.init(shop.server(0)), 2)
-    sent, _ = shop.update(2, 1, message, Message())
-    client = shop.client(2, 1)
+    runtime = build_runtime(replace(small("fedvote"), round=1, measure="cka"), rounds=1)
+    message = runtime.method.download(runtime.method.init(runtime.server(0)), 2)
+    sent, _ = runtime.update(2, 1, message, Message())
+    client = runtime.client(2, 1)
     client.model.load(sent.tensors)
-    told = scores(shop.method.seen(client), "cka")  # type: ignore[attr-defined]
+    told = scores(runtime.method.seen(client), "cka")  # type: ignore[attr-defined]
     assert int(sent.numbers["choice.1"]) == int(told.argmax())
     assert close(client.model.tensors(), sent.tensors)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from kinfed.methods import METHODS
-from tests.worlds import run, workshop
+from tests.builders import build_runtime, run
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -55,7 +55,7 @@ def within_rounding(trace: Trace, other: Trace, supervised: bool) -> bool:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_trace(name: str, tmp_path: Path) -> None:
-    lines = run(workshop(name, rounds=6, participation=0.5), tmp_path / "out").lines
+    lines = run(build_runtime(name, rounds=6, participation=0.5), tmp_path / "out").lines
     supervised = METHODS[name].supervised
     told = ("train_loss", "personal_acc_mean") if supervised else ("train_loss",)
     trace = [[line[quantity] for quantity in told] for line in lines]

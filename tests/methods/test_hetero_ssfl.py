@@ -1,4 +1,4 @@
-"""Hetero-SSFL: its term, what travels, reductions (METHODS.md D.5, J.5; case 87)."""
+"""Hetero-SSFL: its term, what travels, reductions (specification D.5, J.5; case 87)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from kinfed.engine import ClientRuntime
-from kinfed.learning import SGD, features, unnormalised
-from kinfed.methods import Memory, Message
+from kinfed.learning import LocalTraining, features, unnormalised
+from kinfed.methods import ClientState, Message
 from kinfed.methods.hetero_ssfl import HeteroSSFL, disagreement
 from kinfed.methods.local_ssl import LocalSSL
 from kinfed.models import ONLINE, Siamese, Target, build, select
 from kinfed.similarity import cka
-from tests.worlds import federation, run, same, workshop
+from tests.builders import build_runtime, federation, run, same
 
 X6 = torch.tensor([[1, 0, 2], [2, 1, 0], [0, 3, 1], [4, 1, 1], [3, 2, 5], [5, 4, 0]], dtype=torch.float64)
 Y6 = torch.tensor([[1, 1], [0, 2], [2, 4], [3, 0], [5, 1], [4, 6]], dtype=torch.float64)
@@ -27,20 +27,20 @@ NARROW, WIDE = {"hidden": 32, "out": 8}, {"hidden": 32, "out": 16}
 
 
 def shop_of(method: HeteroSSFL | LocalSSL, probe: int = PROBE, **plan: object) -> ClientRuntime:
-    return workshop(method, federation(probe=probe), **plan)  # type: ignore[arg-type]
+    return build_runtime(method, federation(probe=probe), **plan)  # type: ignore[arg-type]
 
 
 def mixed(method: HeteroSSFL) -> ClientRuntime:
     """Two clients have one architecture, two another, whose representations have other widths."""
-    shop = shop_of(method)
+    runtime = shop_of(method)
     models = tuple(build(name, (1, 8, 8), 10, 0) for name in ("tiny_cnn", "mlp"))
-    return replace(shop, models=models, architectures=(0, 0, 1, 1))
+    return replace(runtime, models=models, architectures=(0, 0, 1, 1))
 
 
-def one_round(shop: ClientRuntime, round: int = 1, state: Message | None = None):  # type: ignore[no-untyped-def]
-    state = state or shop.method.init(shop.server(0))
-    message = shop.method.download(state, 0)
-    answers = {id: shop.update(id, round, message, Memory()) for id in range(4)}
+def one_round(runtime: ClientRuntime, round: int = 1, state: Message | None = None):  # type: ignore[no-untyped-def]
+    state = state or runtime.method.init(runtime.server(0))
+    message = runtime.method.download(state, 0)
+    answers = {id: runtime.update(id, round, message, ClientState()) for id in range(4)}
     return state, message, answers
 
 
@@ -93,8 +93,10 @@ def test_the_term_pulls_a_client_towards_the_mean() -> None:
     wanted = torch.nn.functional.adaptive_avg_pool2d(probe.inputs / 255, 2).flatten(1)
     found = []
     for mu in (0.0, 0.5, 2.0):
-        shop = shop_of(HeteroSSFL(mu=mu, **NARROW), sgd=SGD(lr=0.02, momentum=0.5, batch_size=16, epochs=6))
-        upload, _ = shop.update(3, 1, Message({"factors": wanted}), Memory())
+        runtime = shop_of(
+            HeteroSSFL(mu=mu, **NARROW), sgd=LocalTraining(lr=0.02, momentum=0.5, batch_size=16, epochs=6)
+        )
+        upload, _ = runtime.update(3, 1, Message({"factors": wanted}), ClientState())
         found.append(cka(upload.tensors["representation"], wanted).item())
     assert found[0] < found[1] < found[2]
     assert found[1] > found[0] + 0.3
@@ -105,10 +107,10 @@ def test_the_term_pulls_a_client_towards_the_mean() -> None:
 
 def test_the_mean_travels_in_the_smaller_form_and_is_the_mean_of_the_clients_grams() -> None:
     for sizes, form, width in ((NARROW, "factors", 32), (WIDE, "gram", PROBE)):
-        shop = shop_of(HeteroSSFL(**sizes))
-        state, _, answers = one_round(shop)
+        runtime = shop_of(HeteroSSFL(**sizes))
+        state, _, answers = one_round(runtime)
         uploads = {id: upload for id, (upload, _) in answers.items()}
-        message = shop.method.download(shop.method.aggregate(shop.server(1), state, uploads), 0)
+        message = runtime.method.download(runtime.method.aggregate(runtime.server(1), state, uploads), 0)
         assert {name: tuple(t.shape) for name, t in message.tensors.items()} == {form: (PROBE, width)}
         sent = [upload.tensors["representation"].double() for upload in uploads.values()]
         expected = sum(a @ a.T for a in sent) / 4
@@ -124,8 +126,8 @@ def test_a_client_sends_its_gram_where_that_is_smaller_or_widths_differ() -> Non
         "gram": HeteroSSFL(phi="projector", hidden=32, out=64),
         "backbone": HeteroSSFL(phi="backbone", **NARROW),
     }.items():
-        shop = mixed(method)
-        _, _, answers = one_round(shop)
+        runtime = mixed(method)
+        _, _, answers = one_round(runtime)
         narrow[name] = {tuple(upload.tensors["representation"].shape) for upload, _ in answers.values()}
     assert narrow == {"rows": {(PROBE, 16)}, "gram": {(PROBE, PROBE)}, "backbone": {(PROBE, PROBE)}}
 
@@ -134,9 +136,9 @@ def test_rows_and_grams_train_alike() -> None:
     """The same clients' views of the RAD as factors and as a mean Gram: the same training but for rounding."""
     stream = torch.Generator().manual_seed(0)
     factors = torch.randn(PROBE, 32, generator=stream)
-    shop = shop_of(HeteroSSFL(**NARROW))
+    runtime = shop_of(HeteroSSFL(**NARROW))
     uploads = [
-        shop.update(3, 1, Message(shared), Memory())[0]
+        runtime.update(3, 1, Message(shared), ClientState())[0]
         for shared in ({"factors": factors}, {"gram": factors @ factors.T})
     ]
     a, b = (upload.tensors["representation"] for upload in uploads)
@@ -147,20 +149,20 @@ def test_rows_and_grams_train_alike() -> None:
 @pytest.mark.parametrize("sizes", [NARROW, WIDE])
 def test_weights_never_leave_a_client(sizes: dict[str, int]) -> None:
     """Every message of three rounds of mixed clients: no name and no shape of a model's tensor, both ways."""
-    shop = mixed(HeteroSSFL(**sizes))
+    runtime = mixed(HeteroSSFL(**sizes))
     names, shapes = set(), set()
     for id in (0, 2):
-        online = Siamese(shop.client(id, 1).model, 0, **sizes)
+        online = Siamese(runtime.client(id, 1).model, 0, **sizes)
         names |= {*online.state_dict(), *Target(online).state_dict()}
         shapes |= {tuple(t.shape) for t in online.state_dict().values()}
-    state, memories = shop.method.init(shop.server(0)), {}
+    state, memories = runtime.method.init(runtime.server(0)), {}
     seen = [state]
     for round in (1, 2, 3):
-        messages = {id: shop.method.download(state, id) for id in range(4)}
-        answers = {id: shop.update(id, round, messages[id], memories.get(id, Memory())) for id in range(4)}
+        messages = {id: runtime.method.download(state, id) for id in range(4)}
+        answers = {id: runtime.update(id, round, messages[id], memories.get(id, ClientState())) for id in range(4)}
         uploads = {id: upload for id, (upload, _) in answers.items()}
         memories = {id: memory for id, (_, memory) in answers.items()}
-        state = shop.method.aggregate(shop.server(round), state, uploads)
+        state = runtime.method.aggregate(runtime.server(round), state, uploads)
         seen += [*messages.values(), *uploads.values(), state]
     assert {name for message in seen for name in message.tensors} <= {"factors", "gram", "representation", "clients"}
     assert not names & {name for message in seen for name in message.tensors}
@@ -186,13 +188,15 @@ def test_the_bytes_are_those_of_the_smaller_form(tmp_path: Path) -> None:
 
 
 def test_what_a_client_sends_is_what_its_network_says_of_the_probe_in_evaluation() -> None:
-    shop = shop_of(HeteroSSFL(**NARROW))
-    upload, memory = shop.update(3, 1, shop.method.download(shop.method.init(shop.server(0)), 0), Memory())
+    runtime = shop_of(HeteroSSFL(**NARROW))
+    upload, memory = runtime.update(
+        3, 1, runtime.method.download(runtime.method.init(runtime.server(0)), 0), ClientState()
+    )
     model = build("tiny_cnn", (1, 8, 8), 10, 0)
     online = Siamese(model, 0, **NARROW)
     online.load(select(memory.tensors, ONLINE))
     online.eval()
-    probe = shop.federation.probe
+    probe = runtime.federation.probe
     assert probe is not None
     body = features(online, unnormalised(probe))
     with torch.no_grad():
@@ -203,7 +207,7 @@ def test_what_a_client_sends_is_what_its_network_says_of_the_probe_in_evaluation
 def test_clients_get_the_probe_only_where_the_method_sends_it() -> None:
     assert shop_of(HeteroSSFL(**NARROW)).client(0, 1).probe is not None
     assert shop_of(LocalSSL(**NARROW)).client(0, 1).probe is None
-    assert workshop("fedshibu").client(0, 1).probe is None
+    assert build_runtime("fedshibu").client(0, 1).probe is None
 
 
 def test_labels_of_the_probe_are_gone() -> None:
@@ -217,10 +221,10 @@ def test_labels_of_the_probe_are_gone() -> None:
 
 @pytest.mark.parametrize("sizes", [NARROW, WIDE])
 def test_who_takes_no_part_is_remembered_as_it_was(sizes: dict[str, int]) -> None:
-    shop = shop_of(HeteroSSFL(**sizes))
-    state, _, answers = one_round(shop)
+    runtime = shop_of(HeteroSSFL(**sizes))
+    state, _, answers = one_round(runtime)
     some = {id: answers[id][0] for id in (1, 3)}
-    after = shop.method.aggregate(shop.server(1), state, some)
+    after = runtime.method.aggregate(runtime.server(1), state, some)
     for id in range(4):
         own = after.tensors["clients"][id]
         expected = some[id].tensors["representation"] / 2 if id in some else state.tensors["clients"][id]
@@ -231,10 +235,10 @@ def test_who_takes_no_part_is_remembered_as_it_was(sizes: dict[str, int]) -> Non
 def test_the_first_mean_is_that_of_the_initial_networks() -> None:
     """So before its first step a client agrees with everybody."""
     method = HeteroSSFL(mu=1.0, **NARROW)
-    shop = shop_of(method)
-    client = shop.client(3, 1)
-    message = method.download(method.init(shop.server(0)), 3)
-    online = Siamese(shop.client(3, 1).model, 0, **NARROW)
+    runtime = shop_of(method)
+    client = runtime.client(3, 1)
+    message = method.download(method.init(runtime.server(0)), 3)
+    online = Siamese(runtime.client(3, 1).model, 0, **NARROW)
     term = method._term(client, online, message)
     assert term is not None
     value = term()
@@ -246,13 +250,13 @@ def test_the_first_mean_is_that_of_the_initial_networks() -> None:
 def test_with_normalised_grams_nobody_counts_for_more(sizes: dict[str, int]) -> None:
     def alike(normalise: bool) -> tuple[float, float]:
         """How alike the mean is to the views of a client with outputs ten times as large, and of another."""
-        shop = shop_of(HeteroSSFL(normalise_gram=normalise, **sizes))
+        runtime = shop_of(HeteroSSFL(normalise_gram=normalise, **sizes))
         stream = torch.Generator().manual_seed(0)
         views = [torch.randn(PROBE, sizes["out"], generator=stream) for _ in range(4)]
         views[2] *= 10
         uploads = {id: Message({"representation": a}, {"samples": 1}) for id, a in enumerate(views)}
-        state = shop.method.aggregate(shop.server(1), shop.method.init(shop.server(0)), uploads)
-        (shared,) = shop.method.download(state, 0).tensors.items()
+        state = runtime.method.aggregate(runtime.server(1), runtime.method.init(runtime.server(0)), uploads)
+        (shared,) = runtime.method.download(state, 0).tensors.items()
         values = [1 - disagreement(views[id], dict([shared]), torch.arange(PROBE)).item() for id in (2, 0)]
         return values[0], values[1]
 
@@ -277,16 +281,16 @@ def test_without_the_term_it_is_local_ssl_bit_for_bit(ssl: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(("mu", "independent"), [(0.0, True), (0.5, False)])
 def test_only_without_the_term_a_client_does_not_depend_on_what_comes(mu: float, independent: bool) -> None:  # J.5
-    shop = shop_of(HeteroSSFL(mu=mu, **NARROW))
+    runtime = shop_of(HeteroSSFL(mu=mu, **NARROW))
     views = [torch.randn(PROBE, 32, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
-    answers = [shop.update(3, 1, Message({"factors": factors}), Memory()) for factors in views]
+    answers = [runtime.update(3, 1, Message({"factors": factors}), ClientState()) for factors in views]
     assert same(answers[0][0], answers[1][0]) == same(answers[0][1], answers[1][1]) == independent
 
 
 def test_the_term_may_start_in_round_2() -> None:
     late, never = shop_of(HeteroSSFL(start=2, **NARROW)), shop_of(HeteroSSFL(mu=0.0, **NARROW))
     message = late.method.download(late.method.init(late.server(0)), 0)
-    kept = [[shop.update(3, round, message, Memory())[1] for shop in (late, never)] for round in (1, 2)]
+    kept = [[runtime.update(3, round, message, ClientState())[1] for runtime in (late, never)] for round in (1, 2)]
     assert [same(a, b) for a, b in kept] == [True, False]
 
 
@@ -312,20 +316,20 @@ class Counting(HeteroSSFL):
     ],
 )
 def test_how_much_of_the_rad_a_step_compares(fields: dict[str, int], expected: list[int]) -> None:
-    shop = shop_of(Counting(**NARROW, **fields))  # type: ignore[arg-type]
-    client = shop.client(3, 1)
+    runtime = shop_of(Counting(**NARROW, **fields))  # type: ignore[arg-type]
+    client = runtime.client(3, 1)
     client = replace(client, train=client.train.take(range(3 * 16)))
     Counting.seen.clear()
-    shop.method.update(client, shop.method.download(shop.method.init(shop.server(0)), 0), Memory())
+    runtime.method.update(client, runtime.method.download(runtime.method.init(runtime.server(0)), 0), ClientState())
     assert Counting.seen == expected
 
 
 @pytest.mark.parametrize(("mode", "moves"), [("eval", False), ("train", True)])
 def test_the_rad_leaves_running_statistics_alone_unless_asked(mode: str, moves: bool) -> None:
     method = HeteroSSFL(rad_bn=mode, **NARROW)  # type: ignore[arg-type]
-    shop = shop_of(method)
-    online = Siamese(shop.client(3, 1).model, 0, **NARROW)
-    probe = shop.client(3, 1).probe
+    runtime = shop_of(method)
+    online = Siamese(runtime.client(3, 1).model, 0, **NARROW)
+    probe = runtime.client(3, 1).probe
     assert probe is not None
     before = online.tensors(ONLINE)
     a = method._represented(online, unnormalised(probe).batch(slice(None)))

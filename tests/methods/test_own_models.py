@@ -15,12 +15,12 @@ from torch import nn
 
 import kinfed
 from kinfed.errors import InputError
-from kinfed.learning import SGD, Phase
+from kinfed.learning import LocalTraining, Phase
 from kinfed.methods import METHODS, Method
 from kinfed.methods.fedcrc import FedCRC
 from kinfed.methods.moon import MOON
 from kinfed.models import Model, Tensors
-from tests.worlds import Outcome, federation, run, same, small, workshop
+from tests.builders import Outcome, build_runtime, federation, run, same, small
 
 FROZEN = ("conv1.0.weight", "conv1.0.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
 SERVERS_OWN = ("control.", "change.", "control_change.")  # SCAFFOLD's: what is not trained has none
@@ -61,8 +61,10 @@ def everything(outcome: Outcome) -> list[tuple[str, torch.Tensor]]:
 
 
 def trained_by(method: Method | str, path: Path, wrap: Any = own_model, **fields: Any) -> Outcome:
-    shop = workshop(method, federation(new=1), wrap=wrap, rounds=2, sgd=SGD(lr=0.05, batch_size=16), **fields)
-    outcome = run(shop, path)
+    runtime = build_runtime(
+        method, federation(new=1), wrap=wrap, rounds=2, sgd=LocalTraining(lr=0.05, batch_size=16), **fields
+    )
+    outcome = run(runtime, path)
     assert not any(line["refused"] or line["untested"] for line in outcome.lines)
     return outcome
 
@@ -105,8 +107,8 @@ def test_what_is_frozen_keeps_its_bits_where_a_method_reckons_with_weights(metho
 def test_what_is_frozen_is_the_same_in_a_random_previous_model() -> None:
     from kinfed.methods.contrast import _random
 
-    shop = workshop(MOON(prev_init="random"), wrap=own_model)
-    previous, initial = _random(shop.client(0, 1)), own_model().tensors()
+    runtime = build_runtime(MOON(prev_init="random"), wrap=own_model)
+    previous, initial = _random(runtime.client(0, 1)), own_model().tensors()
     unlike = {name for name in initial if not torch.equal(previous[name], initial[name])}
     assert not any(name.endswith(FROZEN) for name in unlike)
     assert {"body.twice.weight", "head.weight"} <= unlike
@@ -115,11 +117,11 @@ def test_what_is_frozen_is_the_same_in_a_random_previous_model() -> None:
 def test_a_source_does_not_replace_what_is_frozen(tmp_path: Path) -> None:
     from kinfed.methods.fedvote import fitting
 
-    shop = workshop("fedvote", wrap=own_model)
-    assert fitting(shop.sources[0], own_model()) == ["body.fc64.0.weight", "body.fc64.0.bias"]
+    runtime = build_runtime("fedvote", wrap=own_model)
+    assert fitting(runtime.sources[0], own_model()) == ["body.fc64.0.weight", "body.fc64.0.bias"]
     free = own_model()
     free.frozen = frozenset()
-    assert "body.conv1.0.weight" in fitting(shop.sources[0], free)
+    assert "body.conv1.0.weight" in fitting(runtime.sources[0], free)
 
 
 def with_frozen(part: str) -> Any:
@@ -141,7 +143,7 @@ def with_frozen(part: str) -> Any:
 )
 def test_a_model_in_which_a_method_can_train_nothing_is_refused(name: str, part: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        workshop(name, wrap=with_frozen(part))
+        build_runtime(name, wrap=with_frozen(part))
 
 
 @pytest.mark.parametrize("name", ["fedrep", "fedper", "fedcrc", "fedbabu"])
@@ -153,7 +155,7 @@ def test_a_phase_whose_part_is_frozen_makes_no_step(name: str, tmp_path: Path) -
 
 def test_a_model_that_stands_still_is_the_same_for_two_targets() -> None:
     """The target of BYOL is in training mode, but for what is frozen in evaluation mode."""
-    online = small("fedbyol").online(workshop("fedbyol", wrap=own_model).client(0, 1))  # type: ignore[attr-defined]
+    online = small("fedbyol").online(build_runtime("fedbyol", wrap=own_model).client(0, 1))  # type: ignore[attr-defined]
     target = small("fedbyol").target(online, {})  # type: ignore[attr-defined]
     body = target.target.body
     assert (body.norm.training, body.norm2.training) == (False, True)

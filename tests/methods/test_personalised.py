@@ -1,4 +1,4 @@
-"""Methods whose clients keep a model, or a part of one, of their own (METHODS.md C, J; cases 74 to 78)."""
+"""Methods whose clients keep a model, or a part of one, of their own (specification C, J; cases 74 to 78)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from kinfed.data import Dataset, Federation, Partition
 from kinfed.errors import InputError
-from kinfed.learning import SGD, Batch, Phase, features, train
-from kinfed.methods import METHODS, Memory, Message, Method, Server, State, fedavg
+from kinfed.learning import Batch, LocalTraining, Phase, features, train
+from kinfed.methods import METHODS, ClientState, Message, Method, Server, ServerState, fedavg
 from kinfed.methods.ditto import Ditto
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedcrc import FedCRC
@@ -26,7 +26,7 @@ from kinfed.methods.fedproto import FedProto
 from kinfed.methods.fedrep import FedRep
 from kinfed.methods.lg_fedavg import LGFedAvg
 from kinfed.models import BODY, HEAD, Model, Tensors, build, select
-from tests.worlds import close, federation, float_samples, larger, parabolas, run, same, workshop
+from tests.builders import build_runtime, close, federation, float_samples, larger, parabolas, run, same
 
 OWN_HEADS = ["fedper", "fedrep", "fedcrc"]
 OWN = [*OWN_HEADS, "ditto", "fedproto", "lg_fedavg"]
@@ -62,19 +62,19 @@ def test_what_is_shared_is_averaged_and_what_is_kept_is_left(
     for id, (body, head) in enumerate(((1.0, 10.0), (3.0, 20.0))):
         tensors = one_weight(body, head).tensors()
         uploads[id] = Message(select(tensors, method.shared), {"samples": 5})
-        kept[id] = Memory(select(tensors, method.kept))
+        kept[id] = ClientState(select(tensors, method.kept))
     assert [u.nbytes for u in uploads.values()] == [4, 4]  # one float32: what is shared alone
     state = method.aggregate(None, None, uploads)  # type: ignore[arg-type]
     assert {n: t.item() for n, t in state.tensors.items()} == averaged
-    shop = workshop(method, wrap=lambda _: one_weight(0, 0))
+    runtime = build_runtime(method, wrap=lambda _: one_weight(0, 0))
     for id in (0, 1):
-        own = method.evaluated(shop.client(id, 1), method.download(state, id), kept[id])[method.primary]
+        own = method.evaluated(runtime.client(id, 1), method.download(state, id), kept[id])[method.primary]
         assert (own["body.scale.weight"].item(), own["head.weight"].item()) == personal[id]
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "lg_fedavg"])
 def test_with_no_training_only_what_is_shared_travels(name: str, tmp_path: Path) -> None:  # case 74
-    outcome = run(workshop(name, sgd=SGD(lr=1e-30, batch_size=16)), tmp_path / "out")
+    outcome = run(build_runtime(name, sgd=LocalTraining(lr=1e-30, batch_size=16)), tmp_path / "out")
     shared = select(initial(), METHODS[name].shared)  # type: ignore[attr-defined]
     assert close(outcome.state.tensors, shared)
     sent = 4 * sum(t.nbytes for t in shared.values())
@@ -83,34 +83,34 @@ def test_with_no_training_only_what_is_shared_travels(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize("name", OWN_HEADS)
 def test_everybody_has_the_same_body_and_who_never_took_part_the_initial_head(name: str, tmp_path: Path) -> None:
-    shop = workshop(name, participation=0.25, rounds=1)
-    outcome = run(shop, tmp_path / "out")
+    runtime = build_runtime(name, participation=0.25, rounds=1)
+    outcome = run(runtime, tmp_path / "out")
     (trained,) = outcome.memories
     for id in range(4):
-        message = shop.method.download(outcome.state, id)
-        memory = outcome.memories.get(id, Memory())
-        personal = shop.method.evaluated(shop.client(id, 1), message, memory)["stale"]
+        message = runtime.method.download(outcome.state, id)
+        memory = outcome.memories.get(id, ClientState())
+        personal = runtime.method.evaluated(runtime.client(id, 1), message, memory)["stale"]
         assert same(select(personal, BODY), select(outcome.state.tensors, BODY))
         assert same(select(personal, HEAD), select(initial(), HEAD)) == (id != trained)
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedproto"])
 def test_who_never_took_part_has_the_initial_model(name: str, tmp_path: Path) -> None:
-    shop = workshop(name, participation=0.25, rounds=1)
-    outcome = run(shop, tmp_path / "out")
+    runtime = build_runtime(name, participation=0.25, rounds=1)
+    outcome = run(runtime, tmp_path / "out")
     for id in range(4):
-        memory = outcome.memories.get(id, Memory())
-        own = shop.method.evaluated(shop.client(id, 1), shop.method.download(outcome.state, id), memory)["own"]
+        memory = outcome.memories.get(id, ClientState())
+        own = runtime.method.evaluated(runtime.client(id, 1), runtime.method.download(outcome.state, id), memory)["own"]
         assert same(own, initial()) == (id not in outcome.memories)
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_what_a_client_keeps_is_there_when_it_takes_part_again(name: str) -> None:  # case 75
     """The client's model at the start of its training is what came, and what it kept four rounds before."""
-    shop = workshop(name, rounds=5)
-    method = shop.method
-    state, started = method.init(shop.server(0)), []
-    memories: dict[int, Memory] = {}
+    runtime = build_runtime(name, rounds=5)
+    method = runtime.method
+    state, started = method.init(runtime.server(0)), []
+    memories: dict[int, ClientState] = {}
 
     def watched(model: Model, *given: Any, **hooks: Any) -> Any:
         started.append(model.tensors())
@@ -119,8 +119,8 @@ def test_what_a_client_keeps_is_there_when_it_takes_part_again(name: str) -> Non
     for round, id in enumerate((2, 0, 1, 3, 2), start=1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fedavg, "train", watched)
-            message, kept = method.download(state, id), memories.get(id, Memory())
-            upload, memories[id] = shop.update(id, round, message, kept)
+            message, kept = method.download(state, id), memories.get(id, ClientState())
+            upload, memories[id] = runtime.update(id, round, message, kept)
         if round == 5:
             assert method.kept  # type: ignore[attr-defined]
             assert kept.tensors.keys() == select(initial(), method.kept).keys()  # type: ignore[attr-defined]
@@ -128,13 +128,13 @@ def test_what_a_client_keeps_is_there_when_it_takes_part_again(name: str) -> Non
             began = started[-2 if name in ("ditto", "fedrep") else -1]
             assert same(began, {n: t for n, t in expected.items() if n in began})
         started.clear()
-        state = method.aggregate(shop.server(round), state, {id: upload})
+        state = method.aggregate(runtime.server(round), state, {id: upload})
 
 
 @pytest.mark.parametrize("name", ["fedper", "lg_fedavg"])
 def test_with_one_client_what_is_shared_and_what_is_kept_is_fedavg(name: str, tmp_path: Path) -> None:
     fed = federation(clients=1)
-    own, whole = (run(workshop(n, fed), tmp_path / n) for n in (name, "fedavg"))
+    own, whole = (run(build_runtime(n, fed), tmp_path / n) for n in (name, "fedavg"))
     assert same({**own.state.tensors, **own.memories[0].tensors}, whole.state.tensors)
 
 
@@ -153,8 +153,10 @@ def opposite_labels() -> Federation:
 )
 def test_clients_with_opposite_labels_need_something_of_their_own(method: Method, tmp_path: Path) -> None:  # case 77
     def outcome(method: Method | str, out: str) -> dict:  # type: ignore[type-arg]
-        shop = workshop(method, opposite_labels(), rounds=40, model="mlp", sgd=SGD(lr=0.1, batch_size=40, epochs=5))
-        return run(shop, tmp_path / out).lines[-1]
+        runtime = build_runtime(
+            method, opposite_labels(), rounds=40, model="mlp", sgd=LocalTraining(lr=0.1, batch_size=40, epochs=5)
+        )
+        return run(runtime, tmp_path / out).lines[-1]
 
     own = outcome(method, "own")
     # FedCRC's body is trained under a common head, to which both clients together say nothing.
@@ -169,12 +171,12 @@ def test_clients_with_opposite_labels_need_something_of_their_own(method: Method
 
 @pytest.mark.parametrize("name", OWN_HEADS)
 def test_heads_are_refreshed_after_the_last_round_only_and_not_written_back(name: str, tmp_path: Path) -> None:
-    shop = workshop(name)
-    outcome = run(shop, tmp_path / "out")
+    runtime = build_runtime(name)
+    outcome = run(runtime, tmp_path / "out")
     assert ["refreshed" in line["client_acc"] for line in outcome.lines] == [False, False, True]
     for id, memory in outcome.memories.items():
-        message = shop.method.download(outcome.state, id)
-        heads = shop.method.evaluated(shop.client(id, 3), message, memory)
+        message = runtime.method.download(outcome.state, id)
+        heads = runtime.method.evaluated(runtime.client(id, 3), message, memory)
         assert same(select(heads["stale"], HEAD), memory.tensors)
         assert same(select(heads["stale"], BODY), select(heads["refreshed"], BODY))
         assert not same(select(heads["stale"], HEAD), select(heads["refreshed"], HEAD))
@@ -193,11 +195,11 @@ def plainly(model: Model, parameters: Any, loss: Callable[[Tensor, Tensor], Tens
 
 @pytest.mark.parametrize(("name", "epochs"), [("fedper", 3), ("fedrep", 5), ("fedcrc", 3)])
 def test_a_refreshed_head_is_the_stale_one_trained_on_the_latest_body(name: str, epochs: int, tmp_path: Path) -> None:
-    shop = workshop(name, rounds=2, sgd=SGD(lr=0.05, batch_size=16, epochs=3))
-    outcome = run(shop, tmp_path / "out")
-    message, memory = shop.method.download(outcome.state, 1), outcome.memories[1]
-    client = shop.client(1, 2)
-    refreshed = shop.method.evaluated(client, message, memory)["refreshed"]
+    runtime = build_runtime(name, rounds=2, sgd=LocalTraining(lr=0.05, batch_size=16, epochs=3))
+    outcome = run(runtime, tmp_path / "out")
+    message, memory = runtime.method.download(outcome.state, 1), outcome.memories[1]
+    client = runtime.client(1, 2)
+    refreshed = runtime.method.evaluated(client, message, memory)["refreshed"]
     model = build("tiny_cnn", (1, 8, 8), 10, 7)
     model.load({**message.tensors, **memory.tensors})
     data = (client.train, client.stream("refreshed head"))
@@ -210,7 +212,7 @@ def test_a_refreshed_head_is_the_stale_one_trained_on_the_latest_body(name: str,
 
 def test_fedrep_trains_the_head_on_a_frozen_body_and_then_the_body_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each phase leaves the other half bit for bit, BatchNorm statistics and all (J.4)."""
-    shop = workshop("fedrep", larger(federation()), model="cnn4")
+    runtime = build_runtime("fedrep", larger(federation()), model="cnn4")
     seen = []
 
     def watched(model: Model, *given: Any, **hooks: Any) -> Any:
@@ -221,16 +223,16 @@ def test_fedrep_trains_the_head_on_a_frozen_body_and_then_the_body_under_it(monk
         return tally
 
     monkeypatch.setattr(fedavg, "train", watched)
-    shop.update(3, 1, shop.method.download(shop.method.init(shop.server(0)), 3), Memory())
+    runtime.update(3, 1, runtime.method.download(runtime.method.init(runtime.server(0)), 3), ClientState())
     head_first, then_body = Phase(train=HEAD, epochs=5), Phase(train=BODY, epochs=1)
     assert seen == [(head_first, (False, True)), (then_body, (True, False))]
 
 
 @pytest.mark.independent("fedrep")
 def test_fedrep_is_the_plain_loop_of_the_paper() -> None:
-    shop = workshop(FedRep(head_epochs=3, body_epochs=2), sgd=SGD(lr=0.05, batch_size=16, epochs=9))
-    client, model = shop.client(2, 1), build("tiny_cnn", (1, 8, 8), 10, 0)
-    upload, memory = shop.update(2, 1, Message(model.tensors(BODY)), Memory())
+    runtime = build_runtime(FedRep(head_epochs=3, body_epochs=2), sgd=LocalTraining(lr=0.05, batch_size=16, epochs=9))
+    client, model = runtime.client(2, 1), build("tiny_cnn", (1, 8, 8), 10, 0)
+    upload, memory = runtime.update(2, 1, Message(model.tensors(BODY)), ClientState())
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(model(x), y)
@@ -245,10 +247,10 @@ def test_fedrep_is_the_plain_loop_of_the_paper() -> None:
 
 @pytest.mark.slow
 def test_fedcrc_whose_head_never_moves_is_fedbabu(tmp_path: Path) -> None:  # J.3, case 76
-    sgd = SGD(lr=0.05, batch_size=16, epochs=2, weight_decay=0.1)
+    sgd = LocalTraining(lr=0.05, batch_size=16, epochs=2, weight_decay=0.1)
     fed = larger(federation())
     crc, babu = (
-        run(workshop(m, fed, model="cnn4", sgd=sgd, rounds=4, participation=0.5), tmp_path / type(m).__name__)
+        run(build_runtime(m, fed, model="cnn4", sgd=sgd, rounds=4, participation=0.5), tmp_path / type(m).__name__)
         for m in (FedCRC(tau=1), FedBABU())
     )
     assert same(select(crc.state.tensors, BODY), babu.state.tensors)
@@ -256,13 +258,15 @@ def test_fedcrc_whose_head_never_moves_is_fedbabu(tmp_path: Path) -> None:  # J.
     assert same(select(crc.state.tensors, HEAD), initial_head)
     for ours, theirs in zip(crc.lines, babu.lines, strict=True):
         assert (ours["global_acc"], ours["train_loss"]) == (theirs["global_acc"], theirs["train_loss"])
-    moved = run(workshop(FedCRC(tau=0.5), fed, model="cnn4", sgd=sgd, rounds=4, participation=0.5), tmp_path / "moved")
+    moved = run(
+        build_runtime(FedCRC(tau=0.5), fed, model="cnn4", sgd=sgd, rounds=4, participation=0.5), tmp_path / "moved"
+    )
     assert not same(select(moved.state.tensors, HEAD), initial_head)
     assert not same(select(moved.state.tensors, BODY), babu.state.tensors)
 
 
 def test_fedcrcs_global_head_moves_slowly_and_its_body_at_once() -> None:
-    state = State(one_weight(5, 10).tensors())
+    state = ServerState(one_weight(5, 10).tensors())
     uploads = {
         0: Message(one_weight(1, 20).tensors(), {"samples": 1}),
         1: Message(one_weight(3, 40).tensors(), {"samples": 3}),
@@ -299,10 +303,10 @@ def test_the_global_head_learns_from_the_personal_one(kl: Any, expected: float) 
 @pytest.mark.parametrize("kl", ["forward", "reverse"])
 def test_fedcrc_is_the_plain_loop_of_the_paper(kl: Any) -> None:
     """Three models, three phases, and nothing stored; h_i and h_g come in different."""
-    shop = workshop(FedCRC(kl=kl), sgd=SGD(lr=0.05, batch_size=16, epochs=2))
-    client = shop.client(2, 3)
+    runtime = build_runtime(FedCRC(kl=kl), sgd=LocalTraining(lr=0.05, batch_size=16, epochs=2))
+    client = runtime.client(2, 3)
     received, own = (build("tiny_cnn", (1, 8, 8), 10, seed) for seed in (5, 6))
-    upload, memory = shop.update(2, 3, Message(received.tensors()), Memory(own.tensors(HEAD)))
+    upload, memory = runtime.update(2, 3, Message(received.tensors()), ClientState(own.tensors(HEAD)))
 
     f, h_g, h_i = received.body, received.head, own.head
     entropy = functional.cross_entropy
@@ -321,27 +325,29 @@ def test_fedcrc_is_the_plain_loop_of_the_paper(kl: Any) -> None:
     assert close(memory.tensors, own.tensors(HEAD))
 
 
-def body_passes(shop: Any) -> tuple[list[str], Message, Memory]:
+def body_passes(runtime: Any) -> tuple[list[str], Message, ClientState]:
     """In which mode the body ran, pass by pass, during one client's work; and what came of it."""
-    model, modes = shop.models[0], []
+    model, modes = runtime.models[0], []
     handle = model.body.conv1.register_forward_hook(lambda m, *_: modes.append("train" if m.training else "eval"))
-    answer = shop.update(1, 1, shop.method.download(shop.method.init(shop.server(0)), 1), Memory())
+    answer = runtime.update(1, 1, runtime.method.download(runtime.method.init(runtime.server(0)), 1), ClientState())
     handle.remove()
     return modes, *answer
 
 
 def test_fedcrcs_frozen_body_runs_once_for_both_heads() -> None:
-    sgd = SGD(lr=0.05, batch_size=16, epochs=3)
-    shop = workshop("fedcrc", sgd=sgd)
-    batches = math.ceil(len(shop.trained.train(1)) / 16)
-    modes, upload, memory = body_passes(shop)
+    sgd = LocalTraining(lr=0.05, batch_size=16, epochs=3)
+    runtime = build_runtime("fedcrc", sgd=sgd)
+    batches = math.ceil(len(runtime.trained.train(1)) / 16)
+    modes, upload, memory = body_passes(runtime)
     assert modes == ["train"] * 3 * batches + ["eval"]
     with pytest.warns(RuntimeWarning, match="feature_cache_mb"):
-        modes, upload_without, memory_without = body_passes(workshop("fedcrc", sgd=replace(sgd, feature_cache_mb=0)))
+        modes, upload_without, memory_without = body_passes(
+            build_runtime("fedcrc", sgd=replace(sgd, feature_cache_mb=0))
+        )
     assert modes.count("eval") > 4 * batches
     assert close(upload.tensors, upload_without.tensors)
     assert close(memory.tensors, memory_without.tensors)
-    modes, *_ = body_passes(workshop("fedcrc", sgd=replace(sgd, augment="crop_flip")))  # every batch is new
+    modes, *_ = body_passes(build_runtime("fedcrc", sgd=replace(sgd, augment="crop_flip")))  # every batch is new
     assert modes == ["train"] * 3 * batches + ["eval"] * 4 * batches
 
 
@@ -350,11 +356,11 @@ def test_fedcrcs_frozen_body_runs_once_for_both_heads() -> None:
 
 def test_ditto_without_a_pull_is_training_alone_beside_fedavg(tmp_path: Path) -> None:  # J.5
     ditto, local, average = (
-        run(workshop(m), tmp_path / n) for m, n in ((Ditto(lam=0), "d"), ("local", "l"), ("fedavg", "f"))
+        run(build_runtime(m), tmp_path / n) for m, n in ((Ditto(lam=0), "d"), ("local", "l"), ("fedavg", "f"))
     )
     assert same(ditto.state, average.state)
     assert all(same(ditto.memories[id], local.memories[id]) for id in range(4))
-    held = run(workshop(Ditto(lam=2)), tmp_path / "held")
+    held = run(build_runtime(Ditto(lam=2)), tmp_path / "held")
     assert same(held.state, average.state)  # the personal models change nothing for the global one
     assert not any(same(held.memories[id], local.memories[id]) for id in range(4))
 
@@ -363,8 +369,10 @@ def test_ditto_without_a_pull_is_training_alone_beside_fedavg(tmp_path: Path) ->
 def test_dittos_models_are_held_near_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: a step of w is η(w − m), one of v is η(v − m) + ηλ(v − w of the round's start)."""
     centres, lr, lam, epochs = [1.0, 4.0], 0.1, 0.5, 2
-    shop = parabolas(Ditto(lam=lam), centres, monkeypatch, sgd=SGD(lr=lr, momentum=0, epochs=epochs), rounds=3)
-    outcome = run(shop, tmp_path / "out")
+    runtime = parabolas(
+        Ditto(lam=lam), centres, monkeypatch, sgd=LocalTraining(lr=lr, momentum=0, epochs=epochs), rounds=3
+    )
+    outcome = run(runtime, tmp_path / "out")
     w, v = 0.0, [0.0, 0.0]
     for _ in range(3):
         trained = []
@@ -384,13 +392,13 @@ def test_dittos_models_are_held_near_what_came(tmp_path: Path, monkeypatch: pyte
 
 def test_fedproto_without_prototypes_or_without_weight_is_training_alone(tmp_path: Path) -> None:
     once, alone, unweighted, longer = (
-        run(workshop(m, rounds=r), tmp_path / f"{n}{r}")
+        run(build_runtime(m, rounds=r), tmp_path / f"{n}{r}")
         for m, n, r in (("fedproto", "p", 1), ("local", "l", 1), (FedProto(lam=0), "u", 3), ("local", "l", 3))
     )
     assert all(same(once.memories[id], alone.memories[id]) for id in range(4))
     assert once.lines[0]["train_loss"] == alone.lines[0]["train_loss"]
     assert all(same(unweighted.memories[id], longer.memories[id]) for id in range(4))
-    pulled = run(workshop("fedproto", rounds=3), tmp_path / "pulled")
+    pulled = run(build_runtime("fedproto", rounds=3), tmp_path / "pulled")
     assert not any(same(pulled.memories[id], longer.memories[id]) for id in range(4))
 
 
@@ -411,13 +419,13 @@ def without_classes(gone: list[list[int]]) -> Federation:
 def test_prototypes_are_the_class_means_of_the_trained_models_weighted_by_counts(aggregation: Any) -> None:
     """Client 0 has no 3; nobody has a 7."""
     fed = without_classes([[3, 7], [7], [7]])
-    shop = workshop(FedProto(aggregation=aggregation), larger(fed), model="cnn4")
-    method = shop.method
-    state = method.init(shop.server(0))
-    answers = {id: shop.update(id, 1, method.download(state, id), Memory()) for id in range(3)}
+    runtime = build_runtime(FedProto(aggregation=aggregation), larger(fed), model="cnn4")
+    method = runtime.method
+    state = method.init(runtime.server(0))
+    answers = {id: runtime.update(id, 1, method.download(state, id), ClientState()) for id in range(3)}
     sums: dict[int, list[tuple[int, Tensor]]] = {}
     for id, (upload, memory) in answers.items():
-        model, samples = shop.client(id, 1).model, shop.trained.train(id)
+        model, samples = runtime.client(id, 1).model, runtime.trained.train(id)
         model.load(memory.tensors)
         model.eval()
         assert samples.labels is not None
@@ -430,7 +438,7 @@ def test_prototypes_are_the_class_means_of_the_trained_models_weighted_by_counts
                 mean = mine.sum(dim=0) / len(mine)
                 assert torch.allclose(upload.tensors["prototypes"][k].double(), mean, atol=1e-5)
                 sums.setdefault(k, []).append((len(mine), mean))
-    after = method.aggregate(shop.server(1), state, {id: upload for id, (upload, _) in answers.items()})
+    after = method.aggregate(runtime.server(1), state, {id: upload for id, (upload, _) in answers.items()})
     assert after.tensors["prototypes"][7].isnan().all()
     assert sums.keys() == set(range(10)) - {7}
     assert len(sums[3]) == 2
@@ -441,7 +449,7 @@ def test_prototypes_are_the_class_means_of_the_trained_models_weighted_by_counts
 
 
 def test_a_class_that_nobody_has_in_a_round_keeps_its_prototype() -> None:
-    state = State({"prototypes": torch.tensor([[1.0], [2.0], [math.nan]])})
+    state = ServerState({"prototypes": torch.tensor([[1.0], [2.0], [math.nan]])})
     sent = {"prototypes": torch.tensor([[5.0], [0.0], [0.0]]), "counts": torch.tensor([3, 0, 0])}
     after = FedProto().aggregate(None, state, {0: Message(sent, {"samples": 3})})  # type: ignore[arg-type]
     assert after.tensors["prototypes"].nan_to_num(-1).tolist() == [[5.0], [2.0], [-1.0]]
@@ -462,13 +470,15 @@ def test_the_distance_counts_for_classes_with_a_prototype_only() -> None:
 
 
 def test_the_nearest_prototype_among_the_clients_classes_is_an_answer(tmp_path: Path) -> None:
-    shop = workshop("fedproto", without_classes([[3, 4], [], []]), rounds=3, sgd=SGD(lr=0.1, epochs=3, batch_size=8))
-    outcome = run(shop, tmp_path / "out")
+    runtime = build_runtime(
+        "fedproto", without_classes([[3, 4], [], []]), rounds=3, sgd=LocalTraining(lr=0.1, epochs=3, batch_size=8)
+    )
+    outcome = run(runtime, tmp_path / "out")
     prototypes = outcome.state.tensors["prototypes"]
     for id, memory in outcome.memories.items():
-        client = shop.client(id, 3)
-        models = shop.method.evaluated(client, shop.method.download(outcome.state, id), memory)
-        model, test = client.model, shop.federation.tested[0]
+        client = runtime.client(id, 3)
+        models = runtime.method.evaluated(client, runtime.method.download(outcome.state, id), memory)
+        model, test = client.model, runtime.federation.tested[0]
         model.load(models["prototype"])
         answered = features(model, test, "head").argmax(dim=1)
         distances = torch.cdist(features(model, test).double(), prototypes.double())
@@ -483,26 +493,28 @@ def test_the_nearest_prototype_among_the_clients_classes_is_an_answer(tmp_path: 
 
 
 def test_no_prototype_is_no_answer() -> None:
-    shop = workshop("fedproto")
-    state = shop.method.init(shop.server(0))
-    assert shop.method.evaluated(shop.client(0, 1), shop.method.download(state, 0), Memory()).keys() == {"own"}
+    runtime = build_runtime("fedproto")
+    state = runtime.method.init(runtime.server(0))
+    assert runtime.method.evaluated(runtime.client(0, 1), runtime.method.download(state, 0), ClientState()).keys() == {
+        "own"
+    }
 
 
 def two_architectures(width: int) -> Any:
     """A workshop in which every other client has a small MLP, with representations of some width."""
-    shop = workshop("fedproto", participation=0.75)
+    runtime = build_runtime("fedproto", participation=0.75)
     mlp = Model({"flatten": nn.Flatten(), "fc": nn.Linear(64, width), "relu": nn.ReLU()}, nn.Linear(width, 10), ())
-    return replace(shop, models=(shop.models[0], mlp), architectures=(0, 1, 0, 1))
+    return replace(runtime, models=(runtime.models[0], mlp), architectures=(0, 1, 0, 1))
 
 
 def test_prototypes_are_all_that_travels_between_models_of_different_architectures(tmp_path: Path) -> None:
-    shop = two_architectures(64)
-    outcome = run(shop, tmp_path / "out")
+    runtime = two_architectures(64)
+    outcome = run(runtime, tmp_path / "out")
     assert not any(line["refused"] or line["untested"] for line in outcome.lines)
     down, counts = 10 * 64 * 4, 10 * 8
     assert {(line["down_bytes"], line["up_bytes"]) for line in outcome.lines} == {(3 * down, 3 * (down + counts))}
     for id, memory in outcome.memories.items():
-        assert memory.tensors.keys() == shop.tensor_names(id)
+        assert memory.tensors.keys() == runtime.tensor_names(id)
     assert outcome.lines[-1]["global_acc"] is None
 
 

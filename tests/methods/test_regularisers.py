@@ -1,4 +1,4 @@
-"""MOON and FedCKA: reductions, hand-computed terms, and what frozen models must not do (METHODS.md B.4, B.5, J)."""
+"""MOON and FedCKA: reductions, hand-computed terms, and what frozen models must not do (specification B.4, B.5, J)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch.nn import functional
 
 from kinfed.data import Samples
 from kinfed.errors import InputError
-from kinfed.learning import SGD, Batch, Loss
-from kinfed.methods import Client, Memory, Message, Method
-from kinfed.methods.contrast import Contrast
+from kinfed.learning import Batch, LocalTraining, Loss
+from kinfed.methods import Client, ClientState, Message, Method
+from kinfed.methods.contrast import ContrastiveBase
 from kinfed.methods.fedcka import FedCKA
 from kinfed.methods.moon import MOON
 from kinfed.models import Model, Tensors, build
 from kinfed.similarity import cka, cosine, frobenius
-from tests.worlds import dataset, float_samples, run, same, workshop
+from tests.builders import build_runtime, dataset, float_samples, run, same
 
 METRICS = ("linear", "rbf", "debiased", "frobenius", "cosine")
-CONTRASTS: list[Contrast] = [MOON(mu=5.0), FedCKA(), *(FedCKA(metric=m, tap="pool") for m in METRICS)]  # type: ignore[arg-type]
+CONTRASTS: list[ContrastiveBase] = [MOON(mu=5.0), FedCKA(), *(FedCKA(metric=m, tap="pool") for m in METRICS)]  # type: ignore[arg-type]
 ids = pytest.mark.parametrize("method", CONTRASTS, ids=lambda m: f"{type(m).__name__}-{getattr(m, 'metric', '')}")
 
 
@@ -32,7 +32,7 @@ def a_client(samples: Samples, name: str = "tiny_cnn", round: int = 2, **sgd: An
     model = build(name, tuple(samples.inputs.shape[1:]), 10, 0)
     return Client(
         model=model, seed=0, round=round, rounds=9, id=1, train=samples,
-        sgd=SGD(**{"lr": 0.05, "batch_size": 16, "epochs": 2, **sgd}),
+        sgd=LocalTraining(**{"lr": 0.05, "batch_size": 16, "epochs": 2, **sgd}),
     )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def other(client: Client, name: str = "tiny_cnn") -> Tensors:
 
 def trained(method: Method, samples: Samples, name: str = "tiny_cnn", **sgd: Any) -> Tensors:
     client = a_client(samples, name, **sgd)
-    message, memory = Message(client.model.tensors()), Memory(other(client, name))
+    message, memory = Message(client.model.tensors()), ClientState(other(client, name))
     return method.update(client, message, memory)[0].tensors
 
 
@@ -55,51 +55,51 @@ def close(a: Tensors, b: Tensors, atol: float = 1e-5) -> bool:
 
 
 @pytest.mark.parametrize("kind", [MOON, FedCKA])
-def test_without_weight_it_is_fedavg_bit_for_bit(kind: type[Contrast], tmp_path: Path) -> None:
-    plain = run(workshop("fedavg", participation=0.5), tmp_path / "fedavg")
-    with_term = run(workshop(kind(mu=0), participation=0.5), tmp_path / "other")
+def test_without_weight_it_is_fedavg_bit_for_bit(kind: type[ContrastiveBase], tmp_path: Path) -> None:
+    plain = run(build_runtime("fedavg", participation=0.5), tmp_path / "fedavg")
+    with_term = run(build_runtime(kind(mu=0), participation=0.5), tmp_path / "other")
     assert [line.pop("train_term") for line in with_term.lines] == [0.0] * 3
     assert plain.lines == with_term.lines
     assert same(plain.state, with_term.state)
 
 
 @ids
-def test_the_first_round_is_fedavg_bit_for_bit_and_its_term_log_2(method: Contrast, tmp_path: Path) -> None:
-    plain, first = (run(workshop(m, rounds=1), tmp_path / n) for m, n in (("fedavg", "a"), (method, "b")))
+def test_the_first_round_is_fedavg_bit_for_bit_and_its_term_log_2(method: ContrastiveBase, tmp_path: Path) -> None:
+    plain, first = (run(build_runtime(m, rounds=1), tmp_path / n) for m, n in (("fedavg", "a"), (method, "b")))
     assert same(plain.state, first.state)
     expected = plain.lines[0]["train_loss"] + method.mu * math.log(2)
     assert first.lines[0]["train_loss"] == pytest.approx(expected, rel=1e-6)
 
 
 @ids
-def test_a_previous_model_that_is_the_global_one_has_no_gradient(method: Contrast) -> None:
+def test_a_previous_model_that_is_the_global_one_has_no_gradient(method: ContrastiveBase) -> None:
     samples = dataset(40).train
     client = a_client(samples)
     tensors = client.model.tensors()
-    same_model = method.update(client, Message(tensors), Memory(tensors))[0]
-    plain = replace(method, mu=0.0).update(client, Message(tensors), Memory())[0]
+    same_model = method.update(client, Message(tensors), ClientState(tensors))[0]
+    plain = replace(method, mu=0.0).update(client, Message(tensors), ClientState())[0]
     assert close(same_model.tensors, plain.tensors, atol=1e-6)
     assert same_model.numbers["loss"] == pytest.approx(plain.numbers["loss"] + method.mu * math.log(2), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", [MOON, FedCKA])
-def test_a_random_previous_model_acts_in_the_first_round_and_belongs_to_the_client(kind: type[Contrast]) -> None:
+def test_a_random_previous_model_acts_in_the_first_round_and_belongs_to_the_client(kind: type[ContrastiveBase]) -> None:
     def first(id: int) -> Tensors:
         client = replace(a_client(dataset(40).train, round=1), id=id)
         client = replace(
             client, sgd=replace(client.sgd, batch_size=40, epochs=1)
         )  # one batch, whose order is no matter
         message = Message(client.model.tensors())
-        return kind(prev_init="random").update(client, message, Memory())[0].tensors
+        return kind(prev_init="random").update(client, message, ClientState())[0].tensors
 
     assert same(first(0), first(0))
     assert not close(first(0), first(1), atol=1e-6)
 
 
 def test_the_memory_is_the_clients_own_local_model(tmp_path: Path) -> None:
-    shop = workshop("moon")
-    state = shop.method.init(shop.server(0))
-    upload, memory = shop.update(0, 1, shop.method.download(state, 0), Memory())
+    runtime = build_runtime("moon")
+    state = runtime.method.init(runtime.server(0))
+    upload, memory = runtime.update(0, 1, runtime.method.download(state, 0), ClientState())
     assert same(upload.tensors, memory.tensors)
 
 
@@ -198,7 +198,7 @@ def test_fedcka_leaves_the_term_out_of_batches_of_three(rows: int) -> None:
 
 
 @ids
-def test_the_gradient_reaches_the_local_model_alone(method: Contrast) -> None:
+def test_the_gradient_reaches_the_local_model_alone(method: ContrastiveBase) -> None:
     client = a_client(dataset(40).train)
     message, previous = Message(client.model.tensors()), other(client)
     objective = method.contrast(client, message, previous)
@@ -213,14 +213,14 @@ def test_the_gradient_reaches_the_local_model_alone(method: Contrast) -> None:
 
 
 @ids
-def test_a_term_is_told_apart_from_the_cross_entropy(method: Contrast) -> None:  # case 332
+def test_a_term_is_told_apart_from_the_cross_entropy(method: ContrastiveBase) -> None:  # case 332
     client = a_client(dataset(32).train, epochs=1)
-    message, previous = Message(client.model.tensors()), Memory(other(client))
+    message, previous = Message(client.model.tensors()), ClientState(other(client))
     numbers = method.update(client, message, previous)[0].numbers
     assert numbers["loss"] == pytest.approx(numbers["cross_entropy"] + numbers["term"], rel=1e-6)
     assert numbers["term"] > 0.1
-    first = method.update(a_client(dataset(32).train, epochs=1), message, Memory())[0].numbers
-    plain = replace(method, mu=0.0).update(a_client(dataset(32).train, epochs=1), message, Memory())[0].numbers
+    first = method.update(a_client(dataset(32).train, epochs=1), message, ClientState())[0].numbers
+    plain = replace(method, mu=0.0).update(a_client(dataset(32).train, epochs=1), message, ClientState())[0].numbers
     assert first["term"] == pytest.approx(method.mu * math.log(2))
     assert first["cross_entropy"] == plain["loss"] == plain["cross_entropy"]
     assert plain["term"] == 0
@@ -229,7 +229,9 @@ def test_a_term_is_told_apart_from_the_cross_entropy(method: Contrast) -> None: 
 # -- what frozen models make of the samples, once ---------------------------------------------------------------------
 
 
-def with_hooks(method: Contrast, samples: Samples, monkeypatch: pytest.MonkeyPatch, **sgd: Any) -> dict[str, int]:
+def with_hooks(
+    method: ContrastiveBase, samples: Samples, monkeypatch: pytest.MonkeyPatch, **sgd: Any
+) -> dict[str, int]:
     """How many samples each stage of the frozen models saw."""
     from kinfed.methods import fedcka, moon
 
@@ -266,7 +268,7 @@ def test_with_augmentation_frozen_models_see_every_batch(monkeypatch: pytest.Mon
 
 @ids
 @pytest.mark.parametrize("epochs", [2, 5])
-def test_stored_features_and_forward_passes_train_alike(method: Contrast, epochs: int) -> None:
+def test_stored_features_and_forward_passes_train_alike(method: ContrastiveBase, epochs: int) -> None:
     samples = dataset(48).train
     stored = trained(method, samples, epochs=epochs, lr=0.01)
     with pytest.warns(RuntimeWarning, match="more than feature_cache_mb allows, 0; it is computed anew"):
@@ -276,12 +278,12 @@ def test_stored_features_and_forward_passes_train_alike(method: Contrast, epochs
 
 
 @ids
-def test_no_buffer_changes_but_the_local_models(method: Contrast) -> None:
+def test_no_buffer_changes_but_the_local_models(method: ContrastiveBase) -> None:
     """BatchNorm: the frozen models are in evaluation mode, the local one in training mode."""
     digits = dataset(40).train
     samples = replace(digits, inputs=digits.inputs.repeat_interleave(2, 2).repeat_interleave(2, 3))
     client = a_client(samples, "cnn4")
-    message, memory = Message(client.model.tensors()), Memory(other(client, "cnn4"))
+    message, memory = Message(client.model.tensors()), ClientState(other(client, "cnn4"))
     before = [{n: t.clone() for n, t in m.tensors.items()} for m in (message, memory)]
     upload, _ = method.update(client, message, memory)
     assert all(same(a, b.tensors) for a, b in zip(before, (message, memory), strict=True))
@@ -309,21 +311,21 @@ def test_a_pooled_tap_is_read_after_the_pooling_that_follows_it() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 4])
 def test_every_number_of_layers_that_the_model_has(layers: int, tmp_path: Path) -> None:
-    lines = run(workshop(FedCKA(layers=layers), rounds=2), tmp_path / "out").lines
+    lines = run(build_runtime(FedCKA(layers=layers), rounds=2), tmp_path / "out").lines
     assert not lines[-1]["refused"]
 
 
 def test_more_layers_than_the_model_has_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"fedcka.layers: 5 is too many; the model has 4: conv1, conv2, fc64, head"):
-        run(workshop(FedCKA(layers=5)), tmp_path / "out")
+        run(build_runtime(FedCKA(layers=5)), tmp_path / "out")
 
 
 def test_a_model_of_ones_own_has_a_body_and_a_head(tmp_path: Path) -> None:
     own = lambda _: Model({"net": nn.Sequential(nn.Flatten(), nn.Linear(64, 8))}, nn.Linear(8, 10), [])  # noqa: E731
-    assert not run(workshop(FedCKA(layers=1), wrap=own, rounds=2), tmp_path / "a").lines[-1]["refused"]
-    assert not run(workshop(MOON(), wrap=own, rounds=2), tmp_path / "b").lines[-1]["refused"]
+    assert not run(build_runtime(FedCKA(layers=1), wrap=own, rounds=2), tmp_path / "a").lines[-1]["refused"]
+    assert not run(build_runtime(MOON(), wrap=own, rounds=2), tmp_path / "b").lines[-1]["refused"]
     with pytest.raises(InputError, match=r"fedcka.layers: 3 is too many; the model has 2: body, head"):
-        run(workshop(FedCKA(layers=3), wrap=own), tmp_path / "c")
+        run(build_runtime(FedCKA(layers=3), wrap=own), tmp_path / "c")
 
 
 def test_constant_activations_add_no_gradient() -> None:

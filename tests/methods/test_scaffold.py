@@ -1,4 +1,4 @@
-"""SCAFFOLD: rounds computed by hand, and what it reduces to (METHODS.md B.3, J)."""
+"""SCAFFOLD: rounds computed by hand, and what it reduces to (specification B.3, J)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import nn
 
 from kinfed.data import Federation, Partition
 from kinfed.engine import ClientRuntime
-from kinfed.learning import SGD
-from kinfed.methods import Memory, Message, State
+from kinfed.learning import LocalTraining
+from kinfed.methods import ClientState, Message, ServerState
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.scaffold import SCAFFOLD
 from kinfed.models import ALL, build, select
 from kinfed.streams import torch_stream
-from tests.worlds import close, dataset, federation, larger, parabolas, run, same, workshop
+from tests.builders import build_runtime, close, dataset, federation, larger, parabolas, run, same
 
 WEIGHT = "head.weight"
-PLAIN = SGD(lr=0.1, momentum=0.0, epochs=2, batch_size=1)  # of one sample: two steps a round
+PLAIN = LocalTraining(lr=0.1, momentum=0.0, epochs=2, batch_size=1)  # of one sample: two steps a round
 
 
 def numbers(message: Message) -> dict[str, float]:
@@ -28,20 +28,20 @@ def numbers(message: Message) -> dict[str, float]:
 
 
 def a_round(
-    shop: ClientRuntime, round: int, state: State, memories: dict[int, Memory], ids: list[int]
-) -> tuple[State, dict[int, Memory]]:
+    runtime: ClientRuntime, round: int, state: ServerState, memories: dict[int, ClientState], ids: list[int]
+) -> tuple[ServerState, dict[int, ClientState]]:
     """The next state and the next memories, if these clients take part."""
-    method = shop.method
-    answers = {id: shop.update(id, round, method.download(state, id), memories.get(id, Memory())) for id in ids}
-    state = method.aggregate(shop.server(round), state, {id: upload for id, (upload, _) in answers.items()})
+    method = runtime.method
+    answers = {id: runtime.update(id, round, method.download(state, id), memories.get(id, ClientState())) for id in ids}
+    state = method.aggregate(runtime.server(round), state, {id: upload for id, (upload, _) in answers.items()})
     return state, {**memories, **{id: memory for id, (_, memory) in answers.items()}}
 
 
-def by_hand(shop: ClientRuntime, rounds: list[list[int]]) -> list[list[float]]:
+def by_hand(runtime: ClientRuntime, rounds: list[list[int]]) -> list[list[float]]:
     """After each round: x, c, and every c_i there is, in the order of the clients."""
-    state, memories, seen = shop.method.init(shop.server(0)), {}, []
+    state, memories, seen = runtime.method.init(runtime.server(0)), {}, []
     for round, ids in enumerate(rounds, start=1):
-        state, memories = a_round(shop, round, state, memories, ids)
+        state, memories = a_round(runtime, round, state, memories, ids)
         of_clients = [memories[id].tensors[f"control.{WEIGHT}"] for id in sorted(memories)]
         seen.append([t.item() for t in (state.tensors[WEIGHT], state.tensors[f"control.{WEIGHT}"], *of_clients)])
     return seen
@@ -49,29 +49,29 @@ def by_hand(shop: ClientRuntime, rounds: list[list[int]]) -> list[list[float]]:
 
 @pytest.mark.parametrize("mode", ["niid", "paper"])  # without momentum they are the same
 def test_two_rounds_by_hand(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:  # case 69
-    shop = parabolas(SCAFFOLD(mode=mode), [1, 5], monkeypatch, sgd=PLAIN)  # type: ignore[arg-type]
-    first, second = by_hand(shop, [[0, 1], [0, 1]])
+    runtime = parabolas(SCAFFOLD(mode=mode), [1, 5], monkeypatch, sgd=PLAIN)  # type: ignore[arg-type]
+    first, second = by_hand(runtime, [[0, 1], [0, 1]])
     assert first == pytest.approx([0.57, -2.85, -0.95, -4.75])
     assert second == pytest.approx([1.0317, -2.3085, -0.3135, -4.3035])
 
 
 def test_partial_participation_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """C is a mean over all clients: who never took part counts with 0."""
-    shop = parabolas(SCAFFOLD(), [1, 5], monkeypatch, sgd=PLAIN)
-    first, second = by_hand(shop, [[0], [1]])
+    runtime = parabolas(SCAFFOLD(), [1, 5], monkeypatch, sgd=PLAIN)
+    first, second = by_hand(runtime, [[0], [1]])
     assert first == pytest.approx([0.19, -0.475, -0.95])
     assert second == pytest.approx([1.19415, -2.747875, -0.95, -4.54575])
 
 
 def test_the_learning_rate_is_that_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = parabolas(SCAFFOLD(), [1, 5], monkeypatch, sgd=PLAIN, rounds=2, lr_schedule="step:0.5")
-    _, second = by_hand(shop, [[0, 1], [0, 1]])  # at 0.01
+    runtime = parabolas(SCAFFOLD(), [1, 5], monkeypatch, sgd=PLAIN, rounds=2, lr_schedule="step:0.5")
+    _, second = by_hand(runtime, [[0, 1], [0, 1]])  # at 0.01
     assert second == pytest.approx([0.618357, -2.41785, -0.41835, -4.41735])
 
 
 def test_the_server_takes_a_share_of_the_mean_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = parabolas(SCAFFOLD(server_lr=0.5), [1, 5], monkeypatch, sgd=PLAIN)
-    assert by_hand(shop, [[0, 1]])[0] == pytest.approx([0.285, -2.85, -0.95, -4.75])
+    runtime = parabolas(SCAFFOLD(server_lr=0.5), [1, 5], monkeypatch, sgd=PLAIN)
+    assert by_hand(runtime, [[0, 1]])[0] == pytest.approx([0.285, -2.85, -0.95, -4.75])
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_the_server_takes_a_share_of_the_mean_change(monkeypatch: pytest.MonkeyP
 )
 def test_momentum_by_hand(method: SCAFFOLD, x: float, own: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """One client with m = 1 at w = 0, told that c = 1."""
-    shop = parabolas(method, [1], monkeypatch, sgd=SGD(lr=0.1, momentum=0.5, epochs=2, batch_size=1))
-    initial = method.init(shop.server(0))
-    told = State({**initial.tensors, f"control.{WEIGHT}": torch.ones(1, 1)})
-    state, memories = a_round(shop, 1, told, {}, [0])
+    runtime = parabolas(method, [1], monkeypatch, sgd=LocalTraining(lr=0.1, momentum=0.5, epochs=2, batch_size=1))
+    initial = method.init(runtime.server(0))
+    told = ServerState({**initial.tensors, f"control.{WEIGHT}": torch.ones(1, 1)})
+    state, memories = a_round(runtime, 1, told, {}, [0])
     assert numbers(state)[WEIGHT] == pytest.approx(x)
     assert numbers(memories[0]) == pytest.approx({f"control.{WEIGHT}": own})
 
@@ -120,7 +120,7 @@ def test_it_is_the_plain_loop_of_the_paper(tmp_path: Path) -> None:
             own[i] = before[i] - c + (x - y[i]) / (steps * lr)
         x = x + (sizes / sizes.sum()).double() @ (y - x)
         c = c + (own - before).sum(dim=0) / len(fed)
-    state = run(workshop(SCAFFOLD(mode="paper"), fed), tmp_path / "out").state.tensors
+    state = run(build_runtime(SCAFFOLD(mode="paper"), fed), tmp_path / "out").state.tensors
     for prefix, expected in (("", x), ("control.", c)):
         ours = torch.cat([state[prefix + name].reshape(-1) for name, _ in model.named_parameters()])
         assert torch.allclose(ours.double(), expected, rtol=0, atol=1e-5)
@@ -128,7 +128,7 @@ def test_it_is_the_plain_loop_of_the_paper(tmp_path: Path) -> None:
 
 def test_its_first_round_is_fedavg(tmp_path: Path) -> None:
     """There c = c_i = 0."""
-    scaffold, fedavg = (run(workshop(m, rounds=1), tmp_path / type(m).__name__) for m in (SCAFFOLD(), FedAvg()))
+    scaffold, fedavg = (run(build_runtime(m, rounds=1), tmp_path / type(m).__name__) for m in (SCAFFOLD(), FedAvg()))
     assert scaffold.lines[0]["train_loss"] == fedavg.lines[0]["train_loss"]
     assert close(select(scaffold.state.tensors, ALL), fedavg.state.tensors)
 
@@ -136,7 +136,7 @@ def test_its_first_round_is_fedavg(tmp_path: Path) -> None:
 def test_one_client_is_fedavg_with_one_client(tmp_path: Path) -> None:
     """Then c = c_i."""
     fed = federation(clients=1)
-    scaffold, fedavg = (run(workshop(m, fed), tmp_path / type(m).__name__) for m in (SCAFFOLD(), FedAvg()))
+    scaffold, fedavg = (run(build_runtime(m, fed), tmp_path / type(m).__name__) for m in (SCAFFOLD(), FedAvg()))
     assert close(select(scaffold.state.tensors, ALL), fedavg.state.tensors)
 
 
@@ -144,8 +144,8 @@ def test_one_client_is_fedavg_with_one_client(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["niid", "paper"])
 def test_the_control_variate_is_the_mean_of_all_clients(participation: float, mode: str, tmp_path: Path) -> None:
     for rounds in (1, 2, 4):
-        shop = workshop(SCAFFOLD(mode=mode), rounds=rounds, participation=participation)  # type: ignore[arg-type]
-        outcome = run(shop, tmp_path / str(rounds))
+        runtime = build_runtime(SCAFFOLD(mode=mode), rounds=rounds, participation=participation)  # type: ignore[arg-type]
+        outcome = run(runtime, tmp_path / str(rounds))
         c = {name: tensor for name, tensor in outcome.state.tensors.items() if name.startswith("control.")}
         assert any(tensor.any() for tensor in c.values())
         mean = {name: sum(own.tensors[name] for own in outcome.memories.values()) / 4 for name in c}
@@ -155,10 +155,10 @@ def test_the_control_variate_is_the_mean_of_all_clients(participation: float, mo
 def test_a_client_without_a_step_changes_nothing() -> None:
     """A batch of one, which BatchNorm cannot use."""
     cut = Partition([np.arange(24, 25), np.arange(25, 57)], [np.arange(0), np.arange(120)])
-    shop = workshop(SCAFFOLD(), larger(Federation(dataset(), cut, np.arange(24))), model="cnn4")
-    state, memories = a_round(shop, 1, shop.method.init(shop.server(0)), {}, [0, 1])
+    runtime = build_runtime(SCAFFOLD(), larger(Federation(dataset(), cut, np.arange(24))), model="cnn4")
+    state, memories = a_round(runtime, 1, runtime.method.init(runtime.server(0)), {}, [0, 1])
     assert not any(tensor.any() for tensor in memories[0].tensors.values())
-    upload, memory = shop.update(0, 2, shop.method.download(state, 0), memories[1])
+    upload, memory = runtime.update(0, 2, runtime.method.download(state, 0), memories[1])
     assert (upload.numbers["steps"], "loss" in upload.numbers) == (0, False)
     assert not any(t.any() for n, t in upload.tensors.items() if n.startswith(("change.", "control_change.")))
     assert same(memory, memories[1])
@@ -167,7 +167,7 @@ def test_a_client_without_a_step_changes_nothing() -> None:
 def test_batchnorm_statistics_are_averaged_and_have_no_control_variate(tmp_path: Path) -> None:
     fed = larger(federation())
     scaffold, fedavg = (
-        run(workshop(m, fed, rounds=1, model="cnn4"), tmp_path / type(m).__name__)
+        run(build_runtime(m, fed, rounds=1, model="cnn4"), tmp_path / type(m).__name__)
         for m in (SCAFFOLD(server_lr=0.5), FedAvg())
     )
     x, mean = select(scaffold.state.tensors, ALL), fedavg.state.tensors
@@ -177,5 +177,5 @@ def test_batchnorm_statistics_are_averaged_and_have_no_control_variate(tmp_path:
 
 
 def test_twice_a_models_parameters_travel_each_way(tmp_path: Path) -> None:
-    scaffold, fedavg = (run(workshop(m), tmp_path / m).lines[0] for m in ("scaffold", "fedavg"))
+    scaffold, fedavg = (run(build_runtime(m), tmp_path / m).lines[0] for m in ("scaffold", "fedavg"))
     assert (scaffold["down_bytes"], scaffold["up_bytes"]) == (2 * fedavg["down_bytes"], 2 * fedavg["up_bytes"])

@@ -1,4 +1,4 @@
-"""FedBYOL, FedSimSiam, FedU, FedEMA, local SSL and central BYOL: reductions and rules (METHODS.md D, J; case 86)."""
+"""FedBYOL, FedSimSiam, FedU, FedEMA, local SSL and central BYOL: reductions and rules (specification D, J; case 86)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import torch
 from torch import nn
 
 from kinfed.engine import ClientRuntime
-from kinfed.learning import SGD
-from kinfed.methods import METHODS, Memory, Message, Method
+from kinfed.learning import LocalTraining
+from kinfed.methods import METHODS, ClientState, Message, Method
 from kinfed.methods.central_byol import CentralBYOL
 from kinfed.methods.fedbyol import FedBYOL
 from kinfed.methods.fedema import FedEMA, merged
 from kinfed.methods.fedsimsiam import FedSimSiam
 from kinfed.methods.fedu import FedU
 from kinfed.methods.local_ssl import LocalSSL
-from kinfed.methods.selfsupervised import divergence, traced
+from kinfed.methods.selfsupervised import divergence, encoder_weights
 from kinfed.models import BODY, HEAD, ONLINE, PREDICTOR, TARGET, Siamese, Tensors, build, select
-from tests.worlds import federation, run, same, workshop
+from tests.builders import build_runtime, federation, run, same
 
 SIZES = {"hidden": 32, "out": 16}
 UNLABELLED = [name for name, method in METHODS.items() if not method.supervised]
-STILL = SGD(lr=1e-12, batch_size=16)  # training that moves no float32 weight
+STILL = LocalTraining(lr=1e-12, batch_size=16)  # training that moves no float32 weight
 
 
-def first_message(shop: ClientRuntime) -> Message:
-    return shop.method.download(shop.method.init(shop.server(0)), 0)
+def first_message(runtime: ClientRuntime) -> Message:
+    return runtime.method.download(runtime.method.init(runtime.server(0)), 0)
 
 
 def shifted(message: Message, by: float) -> Message:
@@ -37,8 +37,8 @@ def shifted(message: Message, by: float) -> Message:
     return Message({n: t + by if t.is_floating_point() else t for n, t in message.tensors.items()})
 
 
-def parameters_of(shop: ClientRuntime) -> set[str]:
-    online = Siamese(shop.server(0).model, 0, **SIZES)
+def parameters_of(runtime: ClientRuntime) -> set[str]:
+    online = Siamese(runtime.server(0).model, 0, **SIZES)
     return {name for name, _ in online.named_parameters() if name.startswith(ONLINE)}
 
 
@@ -47,14 +47,14 @@ def parameters_of(shop: ClientRuntime) -> set[str]:
 
 @pytest.mark.parametrize("name", UNLABELLED)
 def test_labels_are_not_read(name: str) -> None:
-    shop = workshop(name)
-    message = first_message(shop)
-    last = len(shop.trained) - 1
-    client = shop.client(last, 1)
+    runtime = build_runtime(name)
+    message = first_message(runtime)
+    last = len(runtime.trained) - 1
+    client = runtime.client(last, 1)
     assert client.train.labels is not None
     shuffled = replace(client.train, labels=client.train.labels.flip(0))
     answers = [
-        shop.method.update(replace(shop.client(last, 1), train=train), message, Memory())
+        runtime.method.update(replace(runtime.client(last, 1), train=train), message, ClientState())
         for train in (client.train, shuffled, client.train.without_labels())
     ]
     for upload, memory in answers[1:]:
@@ -65,14 +65,14 @@ def test_labels_are_not_read(name: str) -> None:
 @pytest.mark.parametrize("name", UNLABELLED)
 def test_the_first_target_is_a_deep_copy_of_the_first_encoder(name: str) -> None:
     """With one object for both, the target would take whole steps; a copy takes a hundredth of one."""
-    sgd = SGD(lr=0.1, momentum=0.0, batch_size=64)
-    shop = workshop(name, sgd=sgd)
-    client = shop.client(len(shop.trained) - 1, 1)
+    sgd = LocalTraining(lr=0.1, momentum=0.0, batch_size=64)
+    runtime = build_runtime(name, sgd=sgd)
+    client = runtime.client(len(runtime.trained) - 1, 1)
     start = Siamese(client.model, 0, **SIZES).tensors(ONLINE)
     one_batch = replace(client, train=client.train.take(range(60)))
-    upload, memory = shop.method.update(one_batch, first_message(shop), Memory())
+    upload, memory = runtime.method.update(one_batch, first_message(runtime), ClientState())
     kept = select(memory.tensors, TARGET)
-    if isinstance(shop.method, FedSimSiam):
+    if isinstance(runtime.method, FedSimSiam):
         assert not kept
         return
     end = select({**memory.tensors, **upload.tensors}, ONLINE)
@@ -84,17 +84,19 @@ def test_the_first_target_is_a_deep_copy_of_the_first_encoder(name: str) -> None
 
 @pytest.mark.parametrize("name", UNLABELLED)
 def test_an_upload_tells_how_far_apart_its_outputs_are(name: str) -> None:
-    shop = workshop(name)
-    upload, _ = shop.update(len(shop.trained) - 1, 1, first_message(shop), Memory())
+    runtime = build_runtime(name)
+    upload, _ = runtime.update(len(runtime.trained) - 1, 1, first_message(runtime), ClientState())
     assert 0 < upload.numbers["spread"] <= 1
 
 
 @pytest.mark.parametrize("name", UNLABELLED)
 def test_a_client_without_a_step_tells_no_spread_and_keeps_its_weights(name: str) -> None:
-    shop = workshop(name)
-    client = shop.client(0, 1)
+    runtime = build_runtime(name)
+    client = runtime.client(0, 1)
     start = Siamese(client.model, 0, **SIZES).tensors(ONLINE)
-    upload, memory = shop.method.update(replace(client, train=client.train.take([0])), first_message(shop), Memory())
+    upload, memory = runtime.method.update(
+        replace(client, train=client.train.take([0])), first_message(runtime), ClientState()
+    )
     assert {*upload.numbers} == {"samples", "steps", "skipped"}
     ends = select({**memory.tensors, **upload.tensors}, ONLINE)
     assert all(torch.equal(ends[n], start[n]) for n in ends)
@@ -102,7 +104,7 @@ def test_a_client_without_a_step_tells_no_spread_and_keeps_its_weights(name: str
 
 def test_projector_and_predictor_are_in_proportion_to_the_representation() -> None:  # case 347
     for model, width in (("tiny_cnn", 64), ("mlp", 200)):
-        online = METHODS["fedbyol"]().online(workshop("fedbyol", model=model).client(0, 1))  # type: ignore[attr-defined]
+        online = METHODS["fedbyol"]().online(build_runtime("fedbyol", model=model).client(0, 1))  # type: ignore[attr-defined]
         shapes = [
             layer.weight.shape for layer in (*online.projector, *online.predictor) if isinstance(layer, nn.Linear)
         ]
@@ -119,11 +121,11 @@ def test_the_other_defaults_are_the_papers() -> None:
 @pytest.mark.independent("fedbyol", "fedsimsiam")
 @pytest.mark.parametrize("name", ["fedbyol", "fedsimsiam"])
 def test_a_round_is_the_mean_of_what_the_clients_trained(name: str, tmp_path: Path) -> None:
-    shop = workshop(name, rounds=1)
-    state = run(shop, tmp_path / "out").state
-    message = first_message(shop)
-    uploads = {id: shop.update(id, 1, message, Memory())[0] for id in range(4)}
-    samples = [len(rows) for rows in shop.federation.partition.train]
+    runtime = build_runtime(name, rounds=1)
+    state = run(runtime, tmp_path / "out").state
+    message = first_message(runtime)
+    uploads = {id: runtime.update(id, 1, message, ClientState())[0] for id in range(4)}
+    samples = [len(rows) for rows in runtime.federation.partition.train]
     for tensor, mean in state.tensors.items():
         if mean.is_floating_point():
             expected = sum(n * uploads[id].tensors[tensor].double() for id, n in enumerate(samples)) / sum(samples)
@@ -131,34 +133,34 @@ def test_a_round_is_the_mean_of_what_the_clients_trained(name: str, tmp_path: Pa
 
 
 def test_what_travels_is_the_online_network_and_what_stays_is_the_target(tmp_path: Path) -> None:
-    shop = workshop("fedbyol", rounds=2)
-    outcome = run(shop, tmp_path / "out")
-    online = Siamese(shop.server(0).model, 0, **SIZES)
+    runtime = build_runtime("fedbyol", rounds=2)
+    outcome = run(runtime, tmp_path / "out")
+    online = Siamese(runtime.server(0).model, 0, **SIZES)
     assert outcome.state.tensors.keys() == online.tensors(ONLINE).keys()
     assert not online.tensors(HEAD).keys() & outcome.state.tensors.keys()
     kept = [memory.tensors for memory in outcome.memories.values()]
     assert len(kept) == 4
     assert all(tensors and all(name.startswith(TARGET) for name in tensors) for tensors in kept)
-    simsiam = run(workshop("fedsimsiam", rounds=2), tmp_path / "simsiam")
+    simsiam = run(build_runtime("fedsimsiam", rounds=2), tmp_path / "simsiam")
     assert not any(memory.tensors for memory in simsiam.memories.values())
 
 
 @pytest.mark.parametrize("update_target", ["own", "both"])
 def test_a_target_goes_on_from_its_last_participation_or_starts_at_the_global_encoder(update_target: str) -> None:
     """With training that moves no weight, a target only follows the encoder, a hundredth of the way in each step."""
-    shop = workshop(FedBYOL(update_target=update_target, **SIZES), sgd=STILL)  # type: ignore[arg-type]
-    message = first_message(shop)
-    _, memory = shop.update(3, 1, message, Memory())
-    upload, later = shop.update(3, 2, shifted(message, 1.0), memory)
+    runtime = build_runtime(FedBYOL(update_target=update_target, **SIZES), sgd=STILL)  # type: ignore[arg-type]
+    message = first_message(runtime)
+    _, memory = runtime.update(3, 1, message, ClientState())
+    upload, later = runtime.update(3, 2, shifted(message, 1.0), memory)
     name = "body.conv1.0.weight"
     followed = 1.0 if update_target == "both" else 1 - 0.99 ** upload.numbers["steps"]
     assert torch.allclose(later.tensors[f"target.{name}"], message.tensors[name] + followed, atol=1e-6)
 
 
 def test_the_global_model_is_the_trained_body_under_the_initial_head(tmp_path: Path) -> None:
-    shop = workshop("fedbyol")
-    state = run(shop, tmp_path / "out").state
-    tensors = shop.method.global_model(shop.server(3), state)
+    runtime = build_runtime("fedbyol")
+    state = run(runtime, tmp_path / "out").state
+    tensors = runtime.method.global_model(runtime.server(3), state)
     assert tensors is not None
     assert same(select(tensors, BODY), select(state.tensors, BODY))
     assert same(select(tensors, HEAD), build("tiny_cnn", (1, 8, 8), 10, 0).tensors(HEAD))
@@ -167,7 +169,7 @@ def test_the_global_model_is_the_trained_body_under_the_initial_head(tmp_path: P
 @pytest.mark.independent("central_byol")
 def test_with_one_client_it_is_central_byol(tmp_path: Path) -> None:
     fed = federation(clients=1)
-    ours, central = (run(workshop(m(**SIZES), fed), tmp_path / m.__name__) for m in (FedBYOL, CentralBYOL))
+    ours, central = (run(build_runtime(m(**SIZES), fed), tmp_path / m.__name__) for m in (FedBYOL, CentralBYOL))
     assert same(ours.state, central.state)
     assert {(line["down_bytes"], line["up_bytes"]) for line in central.lines} == {(0, 0)}
 
@@ -184,46 +186,46 @@ def test_divergence_is_the_mean_of_the_tensors_norms() -> None:  # case 86
 
 def test_divergence_is_of_the_convolutions_or_else_of_the_linear_layers() -> None:
     cnn = Siamese(build("cnn4", (1, 16, 16), 10, 0), 0, **SIZES)
-    assert [t.ndim for t in traced(cnn)] == [4] * 4
+    assert [t.ndim for t in encoder_weights(cnn)] == [4] * 4
     mlp = Siamese(build("mlp", (8,), 10, 0), 0, **SIZES)
-    assert [tuple(t.shape) for t in traced(mlp)] == [(200, 8), (200, 200)]
+    assert [tuple(t.shape) for t in encoder_weights(mlp)] == [(200, 8), (200, 200)]
 
 
 @pytest.mark.independent("fedu")
 @pytest.mark.parametrize(("threshold", "from_server"), [(0.4, True), (0.3, False), (0.2, False)])
 def test_a_predictor_comes_from_the_server_if_the_client_has_moved_little(threshold: float, from_server: bool) -> None:
     """Case 86: d = 0.3 and a threshold of 0.4: from the server; d < μ is strict."""
-    shop = workshop(FedU(threshold=threshold, **SIZES), sgd=STILL)
-    message = first_message(shop)
-    _, memory = shop.update(3, 1, message, Memory())
-    upload, _ = shop.update(3, 2, shifted(message, 1.0), Memory(memory.tensors, {"divergence": 0.3}))
-    for name in parameters_of(shop):
+    runtime = build_runtime(FedU(threshold=threshold, **SIZES), sgd=STILL)
+    message = first_message(runtime)
+    _, memory = runtime.update(3, 1, message, ClientState())
+    upload, _ = runtime.update(3, 2, shifted(message, 1.0), ClientState(memory.tensors, {"divergence": 0.3}))
+    for name in parameters_of(runtime):
         moved = from_server or not name.startswith(PREDICTOR)
         assert torch.allclose(upload.tensors[name], message.tensors[name] + float(moved), atol=1e-6)
 
 
 def test_without_a_bound_the_predictor_is_always_global_and_that_is_fedbyol(tmp_path: Path) -> None:
     compared = {"u": FedU(threshold=math.inf, **SIZES), "b": FedBYOL(**SIZES)}
-    ours, byol = (run(workshop(method, rounds=4), tmp_path / name) for name, method in compared.items())
+    ours, byol = (run(build_runtime(method, rounds=4), tmp_path / name) for name, method in compared.items())
     assert same(ours.state, byol.state)
     assert ours.lines == byol.lines
 
 
 def test_with_a_bound_of_zero_the_predictor_is_always_local() -> None:
-    shop = workshop(FedU(threshold=0.0, **SIZES))
-    message, memories = first_message(shop), []
-    _, memory = shop.update(3, 1, message, Memory())
+    runtime = build_runtime(FedU(threshold=0.0, **SIZES))
+    message, memories = first_message(runtime), []
+    _, memory = runtime.update(3, 1, message, ClientState())
     for other in (0.0, 5.0):  # whatever predictor comes
         sent = {n: t + other for n, t in select(message.tensors, PREDICTOR).items() if t.is_floating_point()}
-        memories.append(shop.update(3, 2, Message({**message.tensors, **sent}), memory))
+        memories.append(runtime.update(3, 2, Message({**message.tensors, **sent}), memory))
     assert same(memories[0][0], memories[1][0])
     assert same(memories[0][1], memories[1][1])
 
 
 def test_the_divergence_is_that_of_the_clients_own_last_training() -> None:
-    shop = workshop("fedu")
-    message = first_message(shop)
-    upload, memory = shop.update(3, 1, message, Memory())
+    runtime = build_runtime("fedu")
+    message = first_message(runtime)
+    upload, memory = runtime.update(3, 1, message, ClientState())
     names = [n for n in upload.tensors if n.startswith("body.conv") and n.endswith("weight")]
     norms = [(upload.tensors[n] - message.tensors[n]).norm().item() for n in names]
     assert len(norms) == 2
@@ -236,15 +238,15 @@ def test_the_divergence_is_that_of_the_clients_own_last_training() -> None:
 @pytest.mark.independent("fedema")
 @pytest.mark.parametrize(("scale", "expected"), [(0.1, [2.5, 3.0]), (0.04, [1.6, 1.8]), (9.0, [4.0, 5.0])])
 def test_the_share_of_the_own_network_is_lambda_times_d(scale: float, expected: list[float]) -> None:  # case 86
-    shop = workshop(FedEMA(autoscale=False, scale=scale, **SIZES), sgd=STILL)
-    message = first_message(shop)
-    _, memory = shop.update(3, 1, message, Memory())
+    runtime = build_runtime(FedEMA(autoscale=False, scale=scale, **SIZES), sgd=STILL)
+    message = first_message(runtime)
+    _, memory = runtime.update(3, 1, message, ClientState())
 
     def with_bias(tensors: Tensors, values: list[float]) -> Tensors:
         return {**tensors, "predictor.3.bias": torch.tensor(values * 8), "body.fc64.0.bias": torch.tensor(values * 32)}
 
-    own = Memory(with_bias(memory.tensors, [4.0, 5.0]), {**memory.numbers, "divergence": 5.0})
-    upload, _ = shop.update(3, 2, Message(with_bias(message.tensors, [1.0, 1.0])), own)
+    own = ClientState(with_bias(memory.tensors, [4.0, 5.0]), {**memory.numbers, "divergence": 5.0})
+    upload, _ = runtime.update(3, 2, Message(with_bias(message.tensors, [1.0, 1.0])), own)
     for name in ("predictor.3.bias", "body.fc64.0.bias"):
         assert upload.tensors[name][:2].tolist() == pytest.approx(expected)
 
@@ -265,14 +267,14 @@ def test_buffers_of_the_encoder_are_global_and_of_the_predictor_those_of_the_nea
 
 
 def test_lambda_is_fixed_by_the_first_divergence_so_that_mu_is_tau_at_first() -> None:
-    shop = workshop(FedEMA(tau=0.7, **SIZES))
-    message = first_message(shop)
-    _, first = shop.update(3, 1, message, Memory())
+    runtime = build_runtime(FedEMA(tau=0.7, **SIZES))
+    message = first_message(runtime)
+    _, first = runtime.update(3, 1, message, ClientState())
     assert first.numbers["scale"] * first.numbers["divergence"] == pytest.approx(0.7)
-    _, second = shop.update(3, 2, message, first)
+    _, second = runtime.update(3, 2, message, first)
     assert second.numbers["scale"] == first.numbers["scale"]
     assert second.numbers["divergence"] != first.numbers["divergence"]
-    still = workshop(FedEMA(tau=0.7, **SIZES), sgd=STILL)
+    still = build_runtime(FedEMA(tau=0.7, **SIZES), sgd=STILL)
     global_weights = shifted(message, 1.0)
     upload, _ = still.update(3, 2, global_weights, first)
     name = "body.conv1.0.weight"
@@ -282,7 +284,7 @@ def test_lambda_is_fixed_by_the_first_divergence_so_that_mu_is_tau_at_first() ->
 
 def test_without_a_share_of_its_own_it_is_fedbyol(tmp_path: Path) -> None:
     compared = {"e": FedEMA(tau=0.0, **SIZES), "b": FedBYOL(**SIZES)}
-    ours, byol = (run(workshop(method, rounds=4), tmp_path / name) for name, method in compared.items())
+    ours, byol = (run(build_runtime(method, rounds=4), tmp_path / name) for name, method in compared.items())
     assert same(ours.state, byol.state)
     assert ours.lines == byol.lines
     for id, memory in byol.memories.items():
@@ -291,8 +293,8 @@ def test_without_a_share_of_its_own_it_is_fedbyol(tmp_path: Path) -> None:
 
 def test_with_nothing_but_its_own_a_client_never_takes_global_weights() -> None:
     """And so trains like local SSL, but for the round's running statistics, which training does not read."""
-    alone, ours = (workshop(m) for m in (LocalSSL(**SIZES), FedEMA(autoscale=False, scale=1e9, **SIZES)))
-    message, mine, theirs = first_message(ours), Memory(), Memory()
+    alone, ours = (build_runtime(m) for m in (LocalSSL(**SIZES), FedEMA(autoscale=False, scale=1e9, **SIZES)))
+    message, mine, theirs = first_message(ours), ClientState(), ClientState()
     for round in (1, 2, 3):
         _, mine = alone.update(3, round, Message(), mine)
         _, theirs = ours.update(3, round, shifted(message, round - 1.0), theirs)
@@ -302,12 +304,12 @@ def test_with_nothing_but_its_own_a_client_never_takes_global_weights() -> None:
 
 
 def test_who_missed_a_round_starts_from_the_global_network_target_included() -> None:
-    shop = workshop(FedEMA(tau=0.7, **SIZES), sgd=STILL)
-    message = first_message(shop)
+    runtime = build_runtime(FedEMA(tau=0.7, **SIZES), sgd=STILL)
+    message = first_message(runtime)
     moved = shifted(message, 1.0)
-    _, memory = workshop(FedEMA(tau=0.7, **SIZES)).update(3, 1, message, Memory())
-    upload, later = shop.update(3, 3, moved, memory)  # not in round 2
-    for name in parameters_of(shop):
+    _, memory = build_runtime(FedEMA(tau=0.7, **SIZES)).update(3, 1, message, ClientState())
+    upload, later = runtime.update(3, 3, moved, memory)  # not in round 2
+    for name in parameters_of(runtime):
         assert torch.allclose(upload.tensors[name], moved.tensors[name], atol=1e-6)
         if f"target.{name}" in later.tensors:
             assert torch.allclose(later.tensors[f"target.{name}"], moved.tensors[name], atol=1e-6)
@@ -316,11 +318,13 @@ def test_who_missed_a_round_starts_from_the_global_network_target_included() -> 
 
 
 def test_a_client_that_could_not_train_fixes_no_lambda() -> None:
-    shop = workshop("fedema")
-    client = shop.client(0, 1)
-    _, memory = shop.method.update(replace(client, train=client.train.take([0])), first_message(shop), Memory())
+    runtime = build_runtime("fedema")
+    client = runtime.client(0, 1)
+    _, memory = runtime.method.update(
+        replace(client, train=client.train.take([0])), first_message(runtime), ClientState()
+    )
     assert memory.numbers == {"round": 1, "divergence": 0.0}
-    upload, later = shop.update(0, 2, first_message(shop), memory)
+    upload, later = runtime.update(0, 2, first_message(runtime), memory)
     assert later.numbers["scale"] > 0
     assert all(t.isfinite().all() for t in upload.tensors.values())
 
@@ -329,7 +333,7 @@ def test_a_client_that_could_not_train_fixes_no_lambda() -> None:
 
 
 def test_local_ssl_sends_nothing_and_trains_everybody_whatever_the_participation(tmp_path: Path) -> None:
-    lines = run(workshop("local_ssl", participation=0.25), tmp_path / "out").lines
+    lines = run(build_runtime("local_ssl", participation=0.25), tmp_path / "out").lines
     assert {(line["down_bytes"], line["up_bytes"]) for line in lines} == {(0, 0)}
     assert all(line["clients"] == [0, 1, 2, 3] for line in lines)
 
@@ -340,36 +344,36 @@ def test_local_ssl_is_its_method_with_one_client_for_each(ssl: str, tmp_path: Pa
     fed = federation(clients=1)
     twin: Method = FedBYOL(**SIZES) if ssl == "byol" else FedSimSiam(**SIZES)
     compared = {"local": LocalSSL(ssl=ssl, **SIZES), "twin": twin}  # type: ignore[arg-type]
-    local, twins = (run(workshop(method, fed), tmp_path / name) for name, method in compared.items())
+    local, twins = (run(build_runtime(method, fed), tmp_path / name) for name, method in compared.items())
     assert same(select(local.memories[0].tensors, ONLINE), twins.state.tensors)
-    kept = twins.memories.get(0, Memory()).tensors  # SimSiam keeps none
+    kept = twins.memories.get(0, ClientState()).tensors  # SimSiam keeps none
     assert same(select(local.memories[0].tensors, TARGET), kept)
 
 
 def test_the_own_model_is_the_trained_body_under_the_initial_head() -> None:
-    shop = workshop("local_ssl")
-    _, memory = shop.update(3, 1, Message(), Memory())
+    runtime = build_runtime("local_ssl")
+    _, memory = runtime.update(3, 1, Message(), ClientState())
     initial = build("tiny_cnn", (1, 8, 8), 10, 0)
-    own = shop.method.evaluated(shop.client(3, 1), Message(), memory)["own"]
+    own = runtime.method.evaluated(runtime.client(3, 1), Message(), memory)["own"]
     assert same(select(own, BODY), select(memory.tensors, BODY))
     assert same(select(own, HEAD), initial.tensors(HEAD))
-    untrained = shop.method.evaluated(shop.client(3, 1), Message(), Memory())["own"]
+    untrained = runtime.method.evaluated(runtime.client(3, 1), Message(), ClientState())["own"]
     assert same(untrained, initial.tensors())
 
 
 def test_flat_inputs_are_refused_with_a_reason() -> None:
     from kinfed.errors import InputError
 
-    shop = workshop("fedbyol")
-    client = shop.client(3, 1)
+    runtime = build_runtime("fedbyol")
+    client = runtime.client(3, 1)
     flat = replace(client.train, inputs=client.train.inputs.flatten(1).float())
     with pytest.raises(InputError, match="two views"):
-        shop.method.update(replace(client, train=flat), first_message(shop), Memory())
+        runtime.method.update(replace(client, train=flat), first_message(runtime), ClientState())
 
 
 def test_a_model_of_other_layers_trains_too() -> None:
     """Whatever has a body: here one with no convolution and BatchNorm over features."""
-    shop = workshop("fedu", model="mlp")
-    upload, memory = shop.update(3, 1, first_message(shop), Memory())
+    runtime = build_runtime("fedu", model="mlp")
+    upload, memory = runtime.update(3, 1, first_message(runtime), ClientState())
     assert upload.numbers["steps"] > 0
     assert memory.numbers["divergence"] > 0

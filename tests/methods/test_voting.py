@@ -1,4 +1,4 @@
-"""Scores, ballots and the count (METHODS.md E.2; cases 88, 89 and 91)."""
+"""Scores, ballots and the count (specification E.2; cases 88, 89 and 91)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kinfed.learning import features
 from kinfed.methods.voting import ballot, count, scores, seen
 from kinfed.similarity import MEASURES, cka, sketched_cka
-from tests.worlds import dataset, pool
+from tests.builders import dataset, pool
 
 NAN = float("nan")
 

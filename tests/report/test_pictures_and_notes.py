@@ -17,14 +17,14 @@ from PIL import Image
 
 import kinfed
 from kinfed.errors import RunFailed
-from kinfed.methods import ClientId, Message, Picture, Server, State
+from kinfed.methods import ClientId, Message, Picture, Server, ServerState
 from kinfed.methods.fedavg import FedAvg
 from kinfed.models import save_tensors
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.matrices import matrix_figure, shows_kinship
 from kinfed.report.page import write_report
 from kinfed.report.round_notes import note_curves, note_table
-from tests.worlds import run, workshop
+from tests.builders import build_runtime, run
 
 CONFIG: dict[str, Any] = {"clients": 4, "partition": "iid", "rounds": 2, "ft_epochs": 0, "quiet": True}
 
@@ -33,11 +33,11 @@ CONFIG: dict[str, Any] = {"clients": 4, "partition": "iid", "rounds": 2, "ft_epo
 class Toy(FedAvg):
     """FedAvg with a picture, notes of its rounds, an outcome and something more to download."""
 
-    def extra_download_bytes(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> int:
+    def extra_download_bytes(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> int:
         return 1000 * len(uploads)
 
     def notes(
-        self, server: Server, state: State, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
+        self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
         weights = state.tensors["head.weight"]
         return {
@@ -47,7 +47,7 @@ class Toy(FedAvg):
             **({"classes_seen": int((class_counts.sum(axis=0) > 0).sum())} if server.round == 1 else {}),
         }
 
-    def pictures(self, state: State) -> Mapping[str, Picture]:
+    def pictures(self, state: ServerState) -> Mapping[str, Picture]:
         head = state.tensors["head.weight"].double()
         bias = Picture(state.tensors["head.bias"][None].double(), "Bias of the head", ["bias"], "classes", -1.0, 1.0)
         return {"rows": Picture(head @ head.T, "Rows of the head", "classes", "classes"), "bias": bias}
@@ -111,7 +111,7 @@ class Saying(FedAvg):
     value: float = 1.0
 
     def notes(
-        self, server: Server, state: State, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
+        self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
         return {self.key: self.value}
 
@@ -119,12 +119,12 @@ class Saying(FedAvg):
 @pytest.mark.parametrize("key", ["round", "train_loss", "global_acc", "client_acc", "mine_acc_mean"])
 def test_a_note_under_a_name_of_kinfeds_own_is_refused(key: str, tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=f"the method's notes: '{key}' is a key that kinfed writes itself"):
-        run(workshop(Saying(key=key)), tmp_path / "out")
+        run(build_runtime(Saying(key=key)), tmp_path / "out")
 
 
 def test_a_note_that_is_no_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="the method's notes: 'mine' cannot be written as JSON"):
-        run(workshop(Saying(value=math.nan)), tmp_path / "out")
+        run(build_runtime(Saying(value=math.nan)), tmp_path / "out")
 
 
 def without_words(folder: Path, matrices: dict[str, torch.Tensor]) -> Run:

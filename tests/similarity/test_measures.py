@@ -17,8 +17,8 @@ from kinfed.methods.fedcka import FedCKA
 from kinfed.methods.fedvote import Vote
 from kinfed.methods.voting import Seen, ballot, scores
 from kinfed.similarity import MEASURES, Measure
+from tests.builders import build_runtime, run
 from tests.outside.rv2 import rv2
-from tests.worlds import run, workshop
 
 RV2 = "tests.outside.rv2:rv2"
 pytestmark = pytest.mark.filterwarnings("ignore::kinfed.similarity.BiasedSimilarityWarning")
@@ -150,13 +150,14 @@ def test_clients_vote_by_it(tmp_path: Path) -> None:
     told = scores(Seen([own], [theirs]), RV2)
     assert told.tolist() == pytest.approx([rv2(own.double().numpy(), y.double().numpy()) for y in theirs], abs=1e-9)
     assert ballot(scores(Seen([own], [[theirs[0], own * 2]]), RV2), 1) == [1]
-    lines = run(workshop(Vote(round=1, measure=RV2), rounds=1), tmp_path / "out").lines
+    lines = run(build_runtime(Vote(round=1, measure=RV2), rounds=1), tmp_path / "out").lines
     assert lines[0]["ballots"]
 
 
 def test_a_measure_with_a_gradient_is_a_term_of_fedcka(tmp_path: Path) -> None:
     by_name, own = (
-        run(workshop(FedCKA(metric=name), rounds=2), tmp_path / name[-6:]) for name in ("cosine", f"{__name__}:alike")
+        run(build_runtime(FedCKA(metric=name), rounds=2), tmp_path / name[-6:])
+        for name in ("cosine", f"{__name__}:alike")
     )
     assert own.lines[-1]["train_loss"] == pytest.approx(by_name.lines[-1]["train_loss"], rel=1e-4)
     for metric in ("rsa", "class_mean", RV2):

@@ -1,4 +1,4 @@
-"""Reference values (METHODS.md A.14) and independent implementations."""
+"""Reference values (specification A.14) and independent implementations."""
 
 import contextlib
 

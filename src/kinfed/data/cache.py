@@ -54,11 +54,11 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(repr((VERSION, *parts)).encode()).hexdigest()[:32]
 
 
-def cached(sight: str | None, content: Callable[[], str], make: Callable[[], Dataset]) -> Dataset:
+def cached(stat_key: str | None, content: Callable[[], str], make: Callable[[], Dataset]) -> Dataset:
     """The entry of a content, made if it is not there or damaged.
 
     Args:
-        sight: A digest of what is seen without reading the content; None if that cannot be trusted.
+        stat_key: A digest of what is seen without reading the content; None if that cannot be trusted.
         content: Computes the digest of the content and of how it is decoded.
         make: Reads and decodes it.
 
@@ -66,7 +66,7 @@ def cached(sight: str | None, content: Callable[[], str], make: Callable[[], Dat
         InputError: If the cache cannot be written; whatever ``make`` raises.
     """
     folder = cache_folder()
-    note = None if sight is None else folder / "seen" / sight
+    note = None if stat_key is None else folder / "seen" / stat_key
     key = _noted(note) if note is not None else None
     if key is not None and (found := _open(folder / key)) is not None:
         return found
@@ -79,7 +79,7 @@ def cached(sight: str | None, content: Callable[[], str], make: Callable[[], Dat
     if note is not None:
         with contextlib.suppress(OSError):  # without a note, the content is read again
             note.parent.mkdir(exist_ok=True)
-            write_whole(note, entry.name, lasting=False)
+            write_whole(note, entry.name, durable=False)
     return dataset
 
 

@@ -52,7 +52,7 @@ class _OnDisk:
     root: Path
     files: Files
 
-    def sight(self, decoding: Decoding) -> str | None:
+    def stat_key(self, decoding: Decoding) -> str | None:
         """A digest of paths, sizes and times; None while a file is so new that it may yet change unseen."""
         seen, newest = [], 0.0
         for path in self.files.paths():
@@ -101,7 +101,7 @@ class _OnHub:
 
     hub: HubSet
 
-    def sight(self, decoding: Decoding) -> str:
+    def stat_key(self, decoding: Decoding) -> str:
         return digest(str(self.hub), decoding)
 
     def content(self, decoding: Decoding) -> str:
@@ -244,7 +244,7 @@ def _decoded(source: _OnDisk | _OnHub, name: str, decoding: Decoding) -> Dataset
         if isinstance(source, _OnDisk) and source.reader is None:
             dataset = make()  # code that may change unseen: what it made before is not trusted
         else:
-            dataset = cached(source.sight(decoding), lambda: source.content(decoding), make)
+            dataset = cached(source.stat_key(decoding), lambda: source.content(decoding), make)
         return replace(dataset, name=name, left_out=source.left_out())
 
 

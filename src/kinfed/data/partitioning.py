@@ -34,7 +34,7 @@ def make_federation(
     """Withhold the probe set, share out the rest, and hold back the new clients.
 
     The probe set is balanced over the classes as far as possible and is withheld whatever the method, so that methods
-    are compared on the same clients (METHODS.md F.0).
+    are compared on the same clients (specification F.0).
 
     Args:
         dataset: Data set that is shared out.

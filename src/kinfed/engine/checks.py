@@ -13,10 +13,10 @@ from torch import Tensor
 from kinfed.errors import LONGEST, plain
 from kinfed.methods import Message
 
-__all__ = ["bounded", "diverged", "fault", "not_finite", "unsound"]
+__all__ = ["bounded", "diverged", "not_finite", "unsound", "upload_error"]
 
 
-def fault(upload: object, like: Mapping[str, Tensor], most: int) -> str | None:
+def upload_error(upload: object, like: Mapping[str, Tensor], most: int) -> str | None:
     """Why an upload must be refused, or None if it is good; nothing that a client can send makes this raise.
 
     Args:

@@ -1,6 +1,6 @@
 """The tests after a round: of the global model, of what serves each client, and of what a new client gets.
 
-METHODS.md G.1 and G.2 say what is measured, H.4 (CRC-T2) what becomes of clients that took no part.
+specification G.1 and G.2 say what is measured, H.4 (CRC-T2) what becomes of clients that took no part.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from kinfed.engine.checks import not_finite
+from kinfed.engine.client_store import StoredRounds
 from kinfed.engine.evaluator import PROBED, TestResult
 from kinfed.engine.executor import Executor, Failure, Task
 from kinfed.engine.folder import RunFolder
 from kinfed.engine.lines import Line
-from kinfed.engine.memories import Kept
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning import over_clients
-from kinfed.methods import ClientId, Message, State
+from kinfed.methods import ClientId, Message, ServerState
 from kinfed.methods.aggregation import mean_of
 from kinfed.models import BODY, Tensors, select
 
@@ -78,7 +78,7 @@ class Evaluation:
     told: Callable[[str, int, int], None]
     untested: dict[str, str] = field(default_factory=dict)
 
-    def line(self, state: State, kept: Kept) -> Line:
+    def line(self, state: ServerState, kept: StoredRounds) -> Line:
         """What the round's line of the metrics says of accuracies.
 
         Where a client has no model of its own, the global one is what serves it. After the last round the models are

@@ -14,7 +14,7 @@ from kinfed.data import Samples, balanced
 from kinfed.engine.checks import not_finite
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning import NotFinite, Phase, correct, features, finite, knn, linear_probe, train
-from kinfed.methods import Client, ClientId, Memory, Message
+from kinfed.methods import Client, ClientId, ClientState, Message
 from kinfed.models import BODY, HEAD, Model, Tensors, select
 from kinfed.streams import numpy_stream, torch_stream
 
@@ -22,7 +22,7 @@ __all__ = ["KNN", "LOCAL", "PROBED", "Evaluator", "TestResult"]
 
 PROBED, LOCAL, KNN = "linear_global", "linear_local", "knn"
 NOTHING_TESTED = torch.zeros(0, dtype=torch.bool)
-NEW_HEAD_EPOCHS = 10  # a head alone after the last round, in the code of Collins et al. 2021 (METHODS.md C.2)
+NEW_HEAD_EPOCHS = 10  # a head alone after the last round, in the code of Collins et al. 2021 (specification C.2)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Evaluator:
 
     runtime: ClientRuntime
 
-    def evaluate(self, id: ClientId, round: int, message: Message, memory: Memory) -> list[TestResult]:
+    def evaluate(self, id: ClientId, round: int, message: Message, memory: ClientState) -> list[TestResult]:
         """Test a client's own models on its own test samples; there is no result if it has none of its own."""
         method = self.runtime.method
         if method.trains == "pooled":
@@ -88,7 +88,7 @@ class Evaluator:
         return self._represented(model, round, range(len(self.runtime.federation)))
 
     def _represented(self, model: Model, round: int, ids: Sequence[ClientId]) -> list[TestResult]:
-        """Test classifiers on a model's frozen body (METHODS.md D.7, G.3), whose features are read once.
+        """Test classifiers on a model's frozen body (specification D.7, G.3), whose features are read once.
 
         ``linear_global``: linear, fitted to all labelled training images, on the whole test set; this result has the
         model with the classifier as its head. ``linear_local``, a result a client: the same, both with the images of
@@ -140,7 +140,7 @@ class Evaluator:
     def _probed(self) -> Samples:
         """Samples that classifiers of representations are fitted to, the same for every client.
 
-        All labelled training images (METHODS.md G.3), or some, the classes alike: those of the clients and the server.
+        All labelled training images (specification G.3), or some, the classes alike: those of the clients and the server.
         New clients are no part of it, so that they change nothing for the others.
         """
         federation, settings = self.runtime.federation, self.runtime.settings
@@ -160,7 +160,7 @@ class Evaluator:
         return [self._tested("fine_tuned", client, saved)]
 
     def evaluate_new_client(self, id: ClientId, round: int, tensors: Tensors) -> list[TestResult]:
-        """Test the global model at a client that took no part (METHODS.md H.4, CRC-T2).
+        """Test the global model at a client that took no part (specification H.4, CRC-T2).
 
         As it is; its body under the run's initial head, which is then fitted to the client's training samples; and
         fine-tuned like everybody's model. Each is tested on the client's test samples.

@@ -15,8 +15,8 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from kinfed.engine.checks import bounded, not_finite, unsound
+from kinfed.engine.client_store import ClientStore
 from kinfed.engine.evaluator import Evaluator, TestResult
-from kinfed.engine.memories import Memories
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning import NotFinite
 from kinfed.methods import ClientId, Message
@@ -88,7 +88,7 @@ class TaskRunner:
         memories: Files of what clients keep.
     """
 
-    def __init__(self, runtime: ClientRuntime, memories: Memories) -> None:
+    def __init__(self, runtime: ClientRuntime, memories: ClientStore) -> None:
         self.runtime, self.memories = runtime, memories
         self.evaluator = Evaluator(runtime)
 

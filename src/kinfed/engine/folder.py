@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kinfed.engine.client_store import FILES as MEMORY_FILES
+from kinfed.engine.client_store import ClientStore, StoredRounds
 from kinfed.engine.executor import Failure
-from kinfed.engine.memories import FILES as MEMORY_FILES
-from kinfed.engine.memories import Kept, Memories
 from kinfed.errors import InputError
 from kinfed.files import delete, read_json_lines, saving, sync, write_whole
-from kinfed.methods import Picture, State
+from kinfed.methods import Picture, ServerState
 from kinfed.models import Tensors, read_tensors, save_tensors, told_in
 
 __all__ = ["CHECKPOINT_VERSION", "MODEL_VERSION", "Checkpoint", "RunFolder", "save_model"]
@@ -48,8 +48,8 @@ class Checkpoint:
     """
 
     round: int
-    state: State
-    kept: Kept
+    state: ServerState
+    kept: StoredRounds
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class RunFolder:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def memories(self) -> Memories:
+    def memories(self) -> ClientStore:
         """What the clients keep."""
-        return Memories(self.path / "memories")
+        return ClientStore(self.path / "memories")
 
     # -- history ------------------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class RunFolder:
         if (theirs := self.begun_with()) is not None:
             self._check_identity(theirs)
 
-    def referred(self) -> dict[int, Kept]:
+    def referred(self) -> dict[int, StoredRounds]:
         """Which memories each checkpoint on disk needs, by its round."""
         found = {}
         for path in self._checkpoints():
@@ -187,7 +187,7 @@ class RunFolder:
             raise ValueError(f"it has the version {about.get('version')}, not {CHECKPOINT_VERSION}")
         try:
             self._check_identity(about["identity"])
-            checkpoint = Checkpoint(about["round"], State(tensors, about["numbers"]), _kept(about))
+            checkpoint = Checkpoint(about["round"], ServerState(tensors, about["numbers"]), _kept(about))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it is no checkpoint: {error}") from error
         if checkpoint.round != _round_of(path):
@@ -230,7 +230,7 @@ class RunFolder:
             told: What else is known of it, for the second.
         """
         path = self.path / "models" / f"{name}.safetensors"
-        save_model(path, tensors, about, {**self.about, **about, **told}, lasting=False)
+        save_model(path, tensors, about, {**self.about, **about, **told}, durable=False)
 
     def model(self, name: str) -> Tensors:
         """One that was saved.
@@ -242,7 +242,7 @@ class RunFolder:
 
 
 def save_model(
-    path: Path, tensors: Tensors, about: Mapping[str, Any], card: Mapping[str, Any], *, lasting: bool
+    path: Path, tensors: Tensors, about: Mapping[str, Any], card: Mapping[str, Any], *, durable: bool
 ) -> None:
     """A model, and then beside it the JSON that is its card (`kinfed.models.Card`).
 
@@ -251,16 +251,16 @@ def save_model(
         tensors: All of the model, or its body.
         about: What it takes to build it again, for the file itself.
         card: All that is known of it, but for the version.
-        lasting: As of `save_tensors`.
+        durable: As of `save_tensors`.
     """
-    save_tensors(path, tensors, about, lasting=lasting)
+    save_tensors(path, tensors, about, durable=durable)
     text = json.dumps({"version": MODEL_VERSION, **card}, indent=1)
-    write_whole(path.with_suffix(".json"), f"{text}\n", lasting=lasting)
+    write_whole(path.with_suffix(".json"), f"{text}\n", durable=durable)
 
 
 def _round_of(path: Path) -> int:
     return int(path.stem.removeprefix("round-"))
 
 
-def _kept(about: Mapping[str, Any]) -> Kept:
+def _kept(about: Mapping[str, Any]) -> StoredRounds:
     return {int(id): round for id, round in about["kept"].items()}

@@ -10,20 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kinfed.engine.checks import diverged, fault, not_finite, unsound
+from kinfed.engine.callbacks import Callback
+from kinfed.engine.checks import diverged, not_finite, unsound, upload_error
+from kinfed.engine.client_store import StateLedger, StoredRounds
 from kinfed.engine.evaluation import Evaluation
 from kinfed.engine.executor import Executor, Failure, Task
 from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
 from kinfed.engine.interrupt import Interrupt, Stopped
 from kinfed.engine.lines import Line, checked_notes
-from kinfed.engine.memories import Kept, Ledger
 from kinfed.engine.runtime import ClientRuntime
-from kinfed.engine.watch import Watch
 from kinfed.errors import RunFailed
-from kinfed.methods import ClientId, Message, State
+from kinfed.methods import ClientId, Message, ServerState
 from kinfed.streams import numpy_stream
 
-__all__ = ["federate", "sampled"]
+__all__ = ["run_rounds", "sampled"]
 
 FAILED_ROUNDS = 3  # in a row, after which a run stops
 
@@ -35,7 +35,7 @@ def sampled(clients: int, participation: float, seed: int, round: int) -> list[C
     return sorted(int(id) for id in chosen)
 
 
-def federate(runtime: ClientRuntime, executor: Executor, folder: RunFolder, watch: Watch) -> None:
+def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, watch: Callback) -> None:
     """Run the rounds that are still to do, from the folder's last checkpoint or from the start.
 
     The first Ctrl-C, SIGTERM or SIGHUP ends the run after its present round, with a checkpoint; the second one at once.
@@ -56,7 +56,7 @@ def federate(runtime: ClientRuntime, executor: Executor, folder: RunFolder, watc
     method, settings = runtime.method, runtime.settings
     start = folder.last_checkpoint() or Checkpoint(0, method.init(runtime.server(0)), {})
     folder.forget_after(start.round)
-    ledger = Ledger(folder.memories, start.kept, folder.referred())
+    ledger = StateLedger(folder.memories, start.kept, folder.referred())
     state, failed = start.state, _failed_rounds(folder.lines(METRICS))
     participation = settings.participation if method.trains == "sampled" else 1.0
     reached = {id for line in folder.lines(METRICS) for id in line["clients"]}
@@ -114,14 +114,14 @@ def federate(runtime: ClientRuntime, executor: Executor, folder: RunFolder, watc
     _check_end(runtime, folder.lines(METRICS))
 
 
-def _check_state(runtime: ClientRuntime, round: int, state: State) -> None:
+def _check_state(runtime: ClientRuntime, round: int, state: ServerState) -> None:
     """Whether a run can go on with what the server made of the uploads.
 
     Raises:
         RunFailed: If it is not finite.
     """
     known = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(runtime.method.unknown)}
-    if reason := not_finite(known) or unsound(State({}, state.numbers)):
+    if reason := not_finite(known) or unsound(ServerState({}, state.numbers)):
         raise RunFailed(
             f"the server cannot go on with what it made of round {round}: {reason}{_advice(runtime, reason)}"
         )
@@ -193,7 +193,7 @@ class _Clock:
 class _Told:
     """Tells who watches how far a round is, and once that it will be the last."""
 
-    watch: Watch
+    watch: Callback
     interrupt: Interrupt
     round: int
     last: bool = False
@@ -232,7 +232,7 @@ class _Round:
     folder: RunFolder
     told: _Told
 
-    def train(self, ids: Sequence[ClientId], state: State, kept: Kept) -> _Answers:
+    def train(self, ids: Sequence[ClientId], state: ServerState, kept: StoredRounds) -> _Answers:
         """Have the sampled clients work, and check what comes back."""
         method = self.runtime.method
         like, most = method.upload_like(self.runtime.server(self.number)), self.runtime.samples
@@ -247,7 +247,7 @@ class _Round:
         for done, (id, answer) in enumerate(self.executor.update(tasks()), start=1):
             if isinstance(answer, Failure):
                 answers.refused[str(id)] = self._noted(answer, f"client {id}")
-            elif reason := fault(answer.upload, like, most):
+            elif reason := upload_error(answer.upload, like, most):
                 answers.refused[str(id)] = reason
             else:
                 answers.uploads[id] = answer.upload
@@ -290,7 +290,9 @@ def _mean(name: str, numbers: Sequence[Mapping[str, float]]) -> float | None:
     return float(sum(n[name] * n["samples"] for n in told) / sum(n["samples"] for n in told)) if told else None
 
 
-def _traffic_and_notes(runtime: ClientRuntime, round: int, state: State, answers: _Answers, newcomers: int) -> Line:
+def _traffic_and_notes(
+    runtime: ClientRuntime, round: int, state: ServerState, answers: _Answers, newcomers: int
+) -> Line:
     """Bytes that travelled in a round, and the method's notes on it, by the state after it.
 
     The server's images go down as they are stored, where a method sends them: once to each client, the first time that

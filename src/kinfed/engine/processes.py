@@ -30,12 +30,12 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from kinfed.engine.client_store import ClientStore
 from kinfed.engine.evaluator import TestResult
 from kinfed.engine.exchange import Exchange, Parcel, clear, post, take
 from kinfed.engine.executor import Done, Failure, Task, TaskRunner, Test
 from kinfed.engine.interrupt import out_of_reach
-from kinfed.engine.memories import Memories
-from kinfed.engine.memory import keep_freed_memory
+from kinfed.engine.malloc import keep_freed_memory
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning.frozen import CHUNK
 from kinfed.methods import ClientId, Message
@@ -71,7 +71,7 @@ class _Setup:
 
     number: int
     build: bytes
-    memories: Memories
+    memories: ClientStore
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from kinfed.engine.checks import not_finite
 from kinfed.engine.settings import RoundSettings
 from kinfed.errors import InputError
 from kinfed.learning import unnormalised
-from kinfed.methods import Client, ClientId, Memory, Message, Method, Server
+from kinfed.methods import Client, ClientId, ClientState, Message, Method, Server
 from kinfed.models import Model, Source, Tensors, may_draw
 
 __all__ = ["ClientRuntime"]
@@ -169,7 +169,7 @@ class ClientRuntime:
             probe=self._probe() if self.method.requires.public_images_at_clients else None,
         )
 
-    def update(self, id: ClientId, round: int, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, id: ClientId, round: int, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """A client's local work."""
         return self.method.update(self.client(id, round), message, memory)
 

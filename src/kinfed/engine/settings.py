@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kinfed.learning import SGD, Phase
+from kinfed.learning import LocalTraining, Phase
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import Method
 
@@ -34,7 +34,7 @@ class RoundSettings:
     """
 
     rounds: int
-    sgd: SGD
+    sgd: LocalTraining
     lr_schedule: str
     participation: float
     seed: int
@@ -46,7 +46,7 @@ class RoundSettings:
     knn_every: int = 10
     probed: int | None = None
 
-    def sgd_in(self, round: int) -> SGD:
+    def sgd_in(self, round: int) -> LocalTraining:
         """Local training in one round."""
         return replace(self.sgd, lr=self.sgd.lr * lr_factor(self.lr_schedule, round, self.rounds))
 

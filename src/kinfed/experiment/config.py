@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from kinfed.data.partitions import PARTITIONS, as_partition, make_partition, partition_options
-from kinfed.errors import InputError, among
+from kinfed.errors import InputError, check_choice
 from kinfed.experiment.config_file import MARK, read_toml
 from kinfed.experiment.device import available
 from kinfed.fields import one_line, plain_value, short
@@ -239,7 +239,7 @@ class Config(BaseModel):
         from kinfed.experiment.trackers import TRACKERS, check_installed
 
         for name in _listed(log):
-            among("log", name, TRACKERS)
+            check_choice("log", name, TRACKERS)
             check_installed(name)
         return log
 
@@ -249,7 +249,7 @@ class Config(BaseModel):
         """Every method's fields with what was left to defaults, in the types that the method declares."""
         methods: tuple[str, ...] = info.data.get("methods", ())
         for name in settings:
-            among("set", name, [*methods, *dict.fromkeys(parse_label(label)[0] for label in methods)])
+            check_choice("set", name, [*methods, *dict.fromkeys(parse_label(label)[0] for label in methods)])
         complete = {}
         for label in methods:
             name, typed = parse_label(label)
@@ -347,7 +347,7 @@ class Config(BaseModel):
         """
         names = [*cls.model_fields]
         for name in fields:
-            among("field", name, names)
+            check_choice("field", name, names)
         try:
             # The settings are always validated, even when none are given: their defaults are filled in.
             return cls.model_validate({"settings": {}, **fields}, context=objects)
@@ -465,7 +465,7 @@ def _complete(label: str, own: Mapping[str, Any], find: Callable[[str], type[Met
     types = method_fields(name, find)
     given = {}
     for field, value in own.items():
-        among(f"set: {label}", field, types)
+        check_choice(f"set: {label}", field, types)
         try:
             given[field] = TypeAdapter(types[field]).validate_python(value)
         except ValidationError as error:

@@ -17,13 +17,13 @@ from kinfed.data.partitions.partition import Indices
 from kinfed.data.samples import labels_of
 from kinfed.errors import InputError, plain
 from kinfed.experiment.config import Config
-from kinfed.experiment.run import Watcher, go_on, nobody
+from kinfed.experiment.run import MakeCallback, go_on, nobody
 from kinfed.experiment.sources import is_there, save_source, train_source
 from kinfed.experiment.tables import Fields, IdentificationTable
 from kinfed.experiment.uses import NO_SETTING, overruled
 from kinfed.experiment.vote import VOTE, Electorate, hold
 from kinfed.files import write_whole
-from kinfed.learning import SGD
+from kinfed.learning import LocalTraining
 from kinfed.methods.fedvote import Vote
 from kinfed.methods.voting import ballot
 from kinfed.settings import own_settings
@@ -56,7 +56,7 @@ class _Repeat:
     dataset: Dataset
     seed: int
     folder: Path
-    watcher: Watcher
+    watcher: MakeCallback
 
     def halves(self) -> tuple[Indices, Indices]:
         """Split the training rows at random into halves for the sources and for the clients, stratified by class."""
@@ -77,7 +77,9 @@ class _Repeat:
         """
         config, pool, model_name = self.config, self.folder / "sources", self.config.model
         assert model_name is not None  # the table names one
-        sgd = SGD(lr=config.lr, epochs=config.local_epochs, batch_size=config.batch_size, momentum=config.momentum)
+        sgd = LocalTraining(
+            lr=config.lr, epochs=config.local_epochs, batch_size=config.batch_size, momentum=config.momentum
+        )
         for pair in PAIRS:
             name = f"{pair[0]} and {pair[1]}"
             path = pool / f"{name}.safetensors"
@@ -121,7 +123,7 @@ class _Repeat:
 
 
 @own_settings()
-def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, watcher: Watcher = nobody) -> Path:
+def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, watcher: MakeCallback = nobody) -> Path:
     """Run the repeats that are missing, and write ``table.json``, ``table.md`` and the first repeat's ``vote.json``.
 
     Args:

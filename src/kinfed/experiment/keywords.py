@@ -11,7 +11,7 @@ from kinfed.experiment.config import Config
 
 if TYPE_CHECKING:
     from kinfed.data import Dataset, Federation
-    from kinfed.learning import SGD
+    from kinfed.learning import LocalTraining
 
 __all__ = ["Fields", "with_fields"]
 
@@ -42,7 +42,7 @@ class Fields(TypedDict, total=False):
     classes_per_client: int | None
     new_clients: int
     rounds: int
-    training: SGD
+    training: LocalTraining
     local_epochs: int
     batch_size: int
     lr: float

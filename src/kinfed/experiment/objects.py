@@ -16,7 +16,7 @@ from kinfed.experiment.config_file import read_toml, tables
 from kinfed.experiment.folders import COMPARISON, CONFIG
 from kinfed.fields import short
 from kinfed.labels import label, labels_of, parse_label
-from kinfed.learning import SGD
+from kinfed.learning import LocalTraining
 from kinfed.methods import METHODS, Method, name_and_fields
 from kinfed.models.own import maker
 from kinfed.registry import import_path
@@ -143,7 +143,7 @@ def _training_fields(training: Any, fields: Mapping[str, Any]) -> dict[str, Any]
         training: Local training.
         fields: Other given fields, which must not repeat one of them.
     """
-    if not isinstance(training, SGD):
+    if not isinstance(training, LocalTraining):
         raise InputError(f"training: {short(training)} is not allowed; must be a kinfed.LocalTraining")
     own = {OF_TRAINING.get(name, name): value for name, value in dataclasses.asdict(training).items()}
     if twice := [name for name in own if name in fields]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinfed.errors import InputError, among, plain
+from kinfed.errors import InputError, check_choice, plain
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import tables
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
 from kinfed.experiment.identification import PAPER, another_setting, identify
-from kinfed.experiment.run import Watcher, go_on, nobody
+from kinfed.experiment.run import MakeCallback, go_on, nobody
 from kinfed.experiment.sources import train_sources
 from kinfed.experiment.tables import CELLS, ROUNDS, TABLES, Fields, IdentificationTable, PaperTable, Row
 from kinfed.experiment.targets import Reach, speed_up
@@ -49,7 +49,7 @@ class Comparison:
     config: Config
 
 
-def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher = nobody) -> Path:
+def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: MakeCallback = nobody) -> Path:
     """Run the missing experiments of a table, and write ``table.json`` and ``table.md`` with the paper's numbers.
 
     Args:
@@ -68,9 +68,9 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
         InputError: If there is no such table or scale, or a field is wrong, would have no effect, or is one in which
             columns or rows differ.
     """
-    among("table", name, [*TABLES])
+    check_choice("table", name, [*TABLES])
     table = TABLES[name]
-    among("scale", scale, [*table.scales])
+    check_choice("scale", scale, [*table.scales])
     with claimed(out):
         if isinstance(table, IdentificationTable):
             _refuse_own(given, OF_IDENTIFICATION, "is the experiment's own")
@@ -78,7 +78,7 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: Watcher 
         return _reproduce(name, table.at(scale), scale, out, given, watcher)
 
 
-def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Fields, watcher: Watcher) -> Path:
+def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Fields, watcher: MakeCallback) -> Path:
     """Reproduce a table whose columns are comparisons; see `reproduce`."""
     _refuse_own(given, _apart(table), "tells the columns or rows of this table apart")
     to_train = bool(table.sources) and "sources" not in given
@@ -137,7 +137,7 @@ def _other_setting(table: PaperTable, scale: str, given: Fields, configs: Sequen
     return overruled({name: value for name, value in given.items() if name not in none}, configs, base)
 
 
-def _sources(table: PaperTable, given: Fields, out: Path, watcher: Watcher) -> Path:
+def _sources(table: PaperTable, given: Fields, out: Path, watcher: MakeCallback) -> Path:
     """Train the source models that rows name, each on the data set of that name, and return their pool's folder."""
     named = dict.fromkeys(row.settings["source"] for row in table.rows if "source" in row.settings)
     like = {"like": given["data"]} if "data" in given else {}

@@ -14,17 +14,17 @@ from typing import Any
 
 from kinfed.data import Federation, load, make_federation, subsample
 from kinfed.engine import (
+    Callback,
     ClientRuntime,
     Executor,
+    NoCallback,
     ProcessExecutor,
     RoundSettings,
     RunFolder,
     SerialExecutor,
     TaskRunner,
-    Unwatched,
-    Watch,
+    run_rounds,
 )
-from kinfed.engine import federate as run_rounds
 from kinfed.engine.exchange import clear_left_behind
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import EXECUTION, Config, model_shares
@@ -44,16 +44,16 @@ from kinfed.experiment.folders import (
 from kinfed.experiment.participation import never_trained, of_trained
 from kinfed.experiment.so_far import Lines, SoFar
 from kinfed.experiment.targets import rounds_to
-from kinfed.experiment.trackers import TRACKERS, Tracked
+from kinfed.experiment.trackers import TRACKERS, TrackedCallback
 from kinfed.experiment.uses import refuse_idle_in
 from kinfed.files import claimed, clear_unfinished, read_json, read_json_object, write_whole
-from kinfed.learning import SGD, Phase
-from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, load_weights, open_pool, suited
+from kinfed.learning import LocalTraining, Phase
+from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, default_architecture, load_weights, open_pool
 from kinfed.registry import nothing_from_files
 from kinfed.settings import own_settings
 
 __all__ = [
-    "Watcher",
+    "MakeCallback",
     "check_unchanged",
     "compare",
     "federation_of",
@@ -69,13 +69,13 @@ SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
 PARTS = {"full": ALL, "head": HEAD, "body": BODY}
 
 
-Watcher = Callable[[str, int, int], Watch]  # method, seed, rounds -> who looks at that run
+MakeCallback = Callable[[str, int, int], Callback]  # method, seed, rounds -> who looks at that run
 
 
-def nobody(method: str, seed: int, rounds: int) -> Watch:
+def nobody(method: str, seed: int, rounds: int) -> Callback:
     """Nobody looks."""
     del method, seed, rounds
-    return Unwatched()
+    return NoCallback()
 
 
 def federation_of(config: Config) -> Federation:
@@ -104,12 +104,14 @@ def runtime_of(config: Config) -> ClientRuntime:
     """Everything that a run works with; the config names one method."""
     (name,) = config.methods
     federation = federation_of(config)
-    shares = model_shares(config.models or "") or [(config.model or suited(federation.dataset.shape), 1.0)]
+    shares = model_shares(config.models or "") or [
+        (config.model or default_architecture(federation.dataset.shape), 1.0)
+    ]
     models = tuple(_model(config, name, federation) for name, _ in shares)
     tuning = Phase(train=PARTS[config.ft_part], epochs=config.ft_epochs, lr=config.ft_lr)
     settings = RoundSettings(
         rounds=config.rounds,
-        sgd=SGD(
+        sgd=LocalTraining(
             lr=config.lr,
             epochs=config.local_epochs,
             batch_size=config.batch_size,
@@ -171,13 +173,13 @@ def _model(config: Config, name: str, federation: Federation) -> Model:
 
 
 def _architectures(shares: Sequence[float], clients: int) -> tuple[int, ...]:
-    """Which model each client has: ⌊share·N⌋ clients the first, and so on; the last gets the rest (METHODS.md D.5)."""
+    """Which model each client has: ⌊share·N⌋ clients the first, and so on; the last gets the rest (specification D.5)."""
     counts = [math.floor(share * clients + 1e-9) for share in shares[:-1]]
     return tuple(which for which, count in enumerate([*counts, clients - sum(counts)]) for _ in range(count))
 
 
 @own_settings()
-def run(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
+def run(config: Config, out: Path, watcher: MakeCallback = nobody, *, overwrite: bool = False) -> None:
     """Run one method with one seed into a new folder.
 
     Raises:
@@ -203,7 +205,7 @@ def _settled(config: Config, runtime: ClientRuntime) -> Config:
 
 
 @own_settings()
-def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
+def compare(config: Config, out: Path, watcher: MakeCallback = nobody, *, overwrite: bool = False) -> None:
     """Run several methods, and several seeds, on the same clients: a run folder each, and ``comparison.json``.
 
     Raises:
@@ -224,7 +226,7 @@ def compare(config: Config, out: Path, watcher: Watcher = nobody, *, overwrite: 
 @own_settings()
 def resume(
     out: Path,
-    watcher: Watcher = nobody,
+    watcher: MakeCallback = nobody,
     *,
     device: str | None = None,
     objects: Mapping[str, Any] | None = None,
@@ -259,7 +261,7 @@ def resume(
 
 
 @own_settings()
-def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
+def go_on(config: Config, folder: Path, watcher: MakeCallback) -> None:
     """Run a comparison, or what is left of it, now with as many workers and seeds as this config has.
 
     Raises:
@@ -280,7 +282,7 @@ def go_on(config: Config, folder: Path, watcher: Watcher) -> None:
         resume(folder, watcher, objects=config.objects)
 
 
-def _compare(config: Config, out: Path, watcher: Watcher, executor: Executor) -> None:
+def _compare(config: Config, out: Path, watcher: MakeCallback, executor: Executor) -> None:
     """Every run that is still to do. One that fails does not keep the others from being done."""
     failed = []
     for method, seed, folder in run_folders(config, out):
@@ -300,7 +302,7 @@ def _in_order(config: Config, out: Path) -> list[Path]:
     return [folder / SUMMARY for _, _, folder in runs if (folder / SUMMARY).is_file()]
 
 
-def _run_the_rest(config: Config, out: Path, watcher: Watcher, executor: Executor) -> None:
+def _run_the_rest(config: Config, out: Path, watcher: MakeCallback, executor: Executor) -> None:
     if (out / SUMMARY).is_file():
         check_config(config, out)
         _tell_target(config, out)
@@ -347,7 +349,7 @@ def folder_of(config: Config, out: Path) -> RunFolder:
     )
 
 
-def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: Watcher, executor: Executor) -> None:
+def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: MakeCallback, executor: Executor) -> None:
     """All rounds that are still to do, then the summary."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / CONFIG).is_file():
@@ -361,7 +363,7 @@ def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: Watcher, ex
     so_far = SoFar(folder, config.rounds, functools.partial(_summary, config, runtime))
     trackers = {"so_far.json": so_far, **{name: TRACKERS[name]() for name in config.trackers}}
     watch = watcher(method, config.seed, config.rounds)
-    with Tracked(config.parameters, folder, watch, trackers) as tracked:
+    with TrackedCallback(config.parameters, folder, watch, trackers) as tracked:
         run_rounds(runtime, executor, folder, tracked)
     lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
     write_whole(out / SUMMARY, json.dumps(_summary(config, runtime, lines, seconds), indent=1) + "\n")
@@ -441,7 +443,7 @@ def _summary(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Line
         "rounds": len(lines),
         "supervised": runtime.method.supervised,
         "tested": runtime.method.primary_label,
-        "model": config.models or config.model or suited(federation.dataset.shape),
+        "model": config.models or config.model or default_architecture(federation.dataset.shape),
         "data": {
             "name": config.data,
             "clients": len(federation),

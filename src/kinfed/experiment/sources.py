@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from kinfed.data import Dataset, Normalisation, load, select_classes, subsample
-from kinfed.engine import Unwatched, Watch, save_model
+from kinfed.engine import Callback, NoCallback, save_model
 from kinfed.engine.checks import not_finite
 from kinfed.errors import InputError
 from kinfed.experiment.folders import CONFIG
-from kinfed.experiment.run import Watcher, nobody
+from kinfed.experiment.run import MakeCallback, nobody
 from kinfed.experiment.training import Training
 from kinfed.files import LOCK, UNFINISHED, claimed, clear_unfinished, delete, read_json
-from kinfed.learning import SGD, AfterStep, Phase, correct, train
+from kinfed.learning import AfterStep, LocalTraining, Phase, correct, train
 from kinfed.models import Model, Tensors, build, read_tensors
 from kinfed.settings import own_settings
 from kinfed.streams import torch_stream
@@ -28,19 +28,19 @@ from kinfed.streams import torch_stream
 __all__ = ["DEFAULT", "is_there", "save_source", "train_source", "train_sources"]
 
 FILES = re.compile(r"[^/]+\.(?:safetensors|json)|\.tmp\w+")  # the files of a pool
-DEFAULT = SGD(lr=0.05, epochs=5, batch_size=50, momentum=0.0)  # specification E.4
+DEFAULT = LocalTraining(lr=0.05, epochs=5, batch_size=50, momentum=0.0)  # specification E.4
 
 
 @own_settings()
 def train_source(
     dataset: Dataset,
     architecture: str = "mcmahan_cnn",
-    sgd: SGD = DEFAULT,
+    sgd: LocalTraining = DEFAULT,
     *,
     seed: int,
     purpose: tuple[str | int, ...],
     device: str = "cpu",
-    watch: Watch | None = None,
+    watch: Callback | None = None,
 ) -> tuple[Model, float]:
     """Train one model on a whole data set. The result is the same, bit by bit, each time.
 
@@ -59,7 +59,7 @@ def train_source(
     Raises:
         InputError: If the architecture does not take inputs of this shape, or the training diverges.
     """
-    watch = watch or Unwatched()
+    watch = watch or NoCallback()
     model = build(architecture, dataset.shape, len(dataset.classes), seed, stream=(*purpose, "model")).to(device)
     model.prefer_channels_last()
     samples, test = (split.to(torch.device(device)) for split in (dataset.train, dataset.test))
@@ -79,7 +79,7 @@ def train_source(
     return model.cpu(), accuracy
 
 
-def _telling(watch: Watch, steps: int, epochs: int) -> AfterStep:
+def _telling(watch: Callback, steps: int, epochs: int) -> AfterStep:
     """Return a hook that reports every step, and every epoch but the last, which is reported with the accuracy.
 
     Args:
@@ -102,7 +102,7 @@ def _telling(watch: Watch, steps: int, epochs: int) -> AfterStep:
 
 
 @own_settings()
-def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False) -> None:
+def train_sources(training: Training, out: Path, watcher: MakeCallback = nobody, *, overwrite: bool = False) -> None:
     """Train a source model on each data set, and write each to a pool as soon as it is trained.
 
     Args:
@@ -120,7 +120,7 @@ def train_sources(training: Training, out: Path, watcher: Watcher = nobody, *, o
         _train_missing(training, out, watcher, overwrite=overwrite)
 
 
-def _train_missing(training: Training, out: Path, watcher: Watcher, *, overwrite: bool) -> None:
+def _train_missing(training: Training, out: Path, watcher: MakeCallback, *, overwrite: bool) -> None:
     missing = {
         name: data
         for name, data in training.sources().items()
@@ -131,7 +131,9 @@ def _train_missing(training: Training, out: Path, watcher: Watcher, *, overwrite
         for dataset in datasets.values():
             build(training.model, dataset.shape, len(dataset.classes), training.seed)
     clear_unfinished(out, FILES)
-    sgd = SGD(lr=training.lr, epochs=training.epochs, batch_size=training.batch_size, momentum=training.momentum)
+    sgd = LocalTraining(
+        lr=training.lr, epochs=training.epochs, batch_size=training.batch_size, momentum=training.momentum
+    )
     for name, dataset in datasets.items():
         model, accuracy = train_source(
             dataset,
@@ -179,7 +181,7 @@ def save_source(path: Path, model: Model, dataset: Dataset, accuracy: float, tol
     }
     # A former JSON goes first and the new one comes last, so that a model without one is known to be incomplete.
     delete([path.with_suffix(".json")], path.parent, FILES)
-    save_model(path, model.tensors(), about, {**about, **told}, lasting=True)
+    save_model(path, model.tensors(), about, {**about, **told}, durable=True)
 
 
 def is_there(path: Path, settings: dict[str, Any]) -> bool:

@@ -15,9 +15,9 @@ from kinfed.errors import InputError, plain
 from kinfed.files import delete, written
 
 if TYPE_CHECKING:
-    from kinfed.engine import RunFolder, Watch
+    from kinfed.engine import Callback, RunFolder
 
-__all__ = ["TRACKERS", "Tracked", "Tracker", "check_installed"]
+__all__ = ["TRACKERS", "TrackedCallback", "Tracker", "check_installed"]
 
 Line = Mapping[str, Any]  # a line of metrics.jsonl
 EVENTS = re.compile(r"tensorboard/events\.out\.tfevents\.[^/]+")
@@ -132,8 +132,8 @@ def check_installed(name: str) -> None:
         raise InputError(f"log: {name} is not installed: pip install 'kinfed[{name}]'")
 
 
-class Tracked:
-    """A `Watch` that passes everything on to another one, and the rounds to trackers.
+class TrackedCallback:
+    """A `Callback` that passes everything on to another one, and the rounds to trackers.
 
     A tracker that fails is left out from then on, with a warning.
 
@@ -145,7 +145,7 @@ class Tracked:
     """
 
     def __init__(
-        self, parameters: Mapping[str, Any], folder: RunFolder, watch: Watch, trackers: Mapping[str, Tracker]
+        self, parameters: Mapping[str, Any], folder: RunFolder, watch: Callback, trackers: Mapping[str, Tracker]
     ) -> None:
         self._parameters, self._folder, self._watch = parameters, folder, watch
         self._trackers = {**trackers}

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from kinfed.errors import InputError, among
+from kinfed.errors import InputError, check_choice
 from kinfed.experiment.device import available
 from kinfed.fields import one_line, plain_value
 
@@ -98,7 +98,7 @@ class Training(BaseModel):
     def _known_model(cls, model: str) -> str:
         from kinfed.models import ARCHITECTURES
 
-        among("model", model, [*ARCHITECTURES])  # a user's own architecture could not be read from a pool
+        check_choice("model", model, [*ARCHITECTURES])  # a user's own architecture could not be read from a pool
         return model
 
     @field_validator("device")
@@ -118,7 +118,7 @@ class Training(BaseModel):
                 allowed.
         """
         for name in fields:
-            among("field", name, [*cls.model_fields])
+            check_choice("field", name, [*cls.model_fields])
         try:
             return cls.model_validate(fields)
         except ValidationError as error:

@@ -14,7 +14,7 @@ from kinfed.experiment.config import EXECUTION, Config, model_shares
 from kinfed.fields import short
 from kinfed.labels import parse_label
 from kinfed.methods import Method
-from kinfed.methods.contrast import Contrast
+from kinfed.methods.contrast import ContrastiveBase
 from kinfed.methods.crsm import CRSMMixing
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedcka import FedCKA
@@ -62,7 +62,7 @@ def _fine_tunes(config: Config, method: Method) -> bool:
 def _freezes(config: Config, method: Method) -> bool:
     """Whether something of a client's frozen models can be stored."""
     inner = method.unwrapped
-    compares = isinstance(inner, Contrast) and inner.mu > 0
+    compares = isinstance(inner, ContrastiveBase) and inner.mu > 0
     of_heads = (config.ft_part == "head" and _fine_tunes(config, method)) or (config.new_clients and method.adapts)
     return config.augment == "none" and bool(compares or isinstance(inner, FedPer) or of_heads)
 

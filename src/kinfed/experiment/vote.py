@@ -15,7 +15,7 @@ from kinfed.engine import ClientRuntime, RunFolder
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.folders import CONFIG
-from kinfed.experiment.run import Watcher, check_unchanged, nobody, open_sources, runtime_of
+from kinfed.experiment.run import MakeCallback, check_unchanged, nobody, open_sources, runtime_of
 from kinfed.experiment.run import run as run_config
 from kinfed.files import claimed, write_whole
 from kinfed.methods import ClientId
@@ -192,7 +192,7 @@ def vote(run: Path, pool: Path, rule: Vote, out: Path) -> Ballots:
 
 @own_settings()
 def train_and_vote(
-    config: Config, pool: Path, rule: Vote, out: Path, watcher: Watcher = nobody, *, overwrite: bool = False
+    config: Config, pool: Path, rule: Vote, out: Path, watcher: MakeCallback = nobody, *, overwrite: bool = False
 ) -> Ballots:
     """Run FedAvg in a new folder, and then let its clients vote; see `vote`.
 

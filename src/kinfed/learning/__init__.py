@@ -2,7 +2,7 @@
 
 from kinfed.learning.evaluation import NotFinite, class_overlap, correct, finite, over_clients, rank_correlation
 from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
-from kinfed.learning.phases import SGD, Batch, Phase
+from kinfed.learning.phases import Batch, LocalTraining, Phase
 from kinfed.learning.representation import knn, linear_probe
 from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
 from kinfed.learning.training import AfterStep, BeforeStep, Loss, Objective, Tally, cross_entropy, train
@@ -10,10 +10,10 @@ from kinfed.learning.views import check_viewable, two_views, unnormalised
 
 __all__ = [
     "COLLAPSED",
-    "SGD",
     "AfterStep",
     "Batch",
     "BeforeStep",
+    "LocalTraining",
     "Loss",
     "NotFinite",
     "Objective",

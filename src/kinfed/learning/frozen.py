@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfed.data.samples import AS_THEY_ARE, Samples
-from kinfed.learning.phases import SGD, Batch
+from kinfed.learning.phases import Batch, LocalTraining
 from kinfed.models import HEAD, NOTHING, Model
 from kinfed.similarity.gram import gram_of, times_own_transpose
 from kinfed.similarity.inputs import magnitude
@@ -76,7 +76,7 @@ def store(function: Function, samples: Samples, limit_mb: float | None = None) -
     return stored
 
 
-def with_frozen_body(model: Model, samples: Samples, sgd: SGD) -> tuple[Model, Samples]:
+def with_frozen_body(model: Model, samples: Samples, sgd: LocalTraining) -> tuple[Model, Samples]:
     """Replace a model with a frozen body by its head, and the samples by their representations, n×d.
 
     The body then runs only once, for any number of phases that train the head alone. The head is the model's own, not a
@@ -95,7 +95,7 @@ def with_frozen_body(model: Model, samples: Samples, sgd: SGD) -> tuple[Model, S
     return Model({}, model.head, ()), replace(samples, inputs=stored[0], normalise=AS_THEY_ARE)
 
 
-def frozen_rows(function: Function, samples: Samples, sgd: SGD) -> Reader:
+def frozen_rows(function: Function, samples: Samples, sgd: LocalTraining) -> Reader:
     """Return a function that gives the outputs of frozen models for a batch, b×… each.
 
     The outputs of all samples are computed once and stored. With augmentation, or if ``sgd.feature_cache_mb`` is too
@@ -109,7 +109,7 @@ def frozen_rows(function: Function, samples: Samples, sgd: SGD) -> Reader:
     return _reader(function, _stored(function, samples, sgd))
 
 
-def frozen_grams(function: Function, samples: Samples, sgd: SGD) -> Reader:
+def frozen_grams(function: Function, samples: Samples, sgd: LocalTraining) -> Reader:
     """Return a function that gives the linear Grams, b×b, of outputs of frozen models for a batch; see `frozen_rows`.
 
     Each is the Gram of the rows minus some common row, not necessarily their mean, up to a factor.
@@ -127,7 +127,7 @@ def frozen_grams(function: Function, samples: Samples, sgd: SGD) -> Reader:
     return lambda batch: [times_own_transpose(x) for x in read(batch)]
 
 
-def _stored(function: Function, samples: Samples, sgd: SGD) -> list[Tensor] | None:
+def _stored(function: Function, samples: Samples, sgd: LocalTraining) -> list[Tensor] | None:
     return store(function, samples, sgd.feature_cache_mb) if sgd.augment == "none" else None
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from kinfed.learning.augmentation import Augmentation
 from kinfed.models import ALL, Part
 
-__all__ = ["SGD", "Batch", "Phase"]
+__all__ = ["Batch", "LocalTraining", "Phase"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD:
+class LocalTraining:
     """Settings of stochastic gradient descent at the clients in one round; each phase has a new optimiser.
 
     Attributes:

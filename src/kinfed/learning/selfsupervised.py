@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kinfed.data.samples import Samples
-from kinfed.learning.phases import SGD, Batch, Phase
+from kinfed.learning.phases import Batch, LocalTraining, Phase
 from kinfed.learning.training import Loss, Tally, train
 from kinfed.learning.views import two_views
 from kinfed.models import ONLINE, Model, Siamese, Target, Tensors
@@ -74,7 +74,7 @@ def train_siamese(
     online: Siamese,
     target: Target | None,
     samples: Samples,
-    sgd: SGD,
+    sgd: LocalTraining,
     stream: torch.Generator,
     *,
     term: Callable[[], Tensor | None] | None = None,

@@ -16,7 +16,7 @@ from torch.nn import functional
 from kinfed.data.samples import Samples
 from kinfed.learning.augmentation import crop_and_flip
 from kinfed.learning.frozen import with_frozen_body
-from kinfed.learning.phases import SGD, Batch, Phase
+from kinfed.learning.phases import Batch, LocalTraining, Phase
 from kinfed.models import BODY, Model, Tensors
 from kinfed.streams import seeded_globals
 
@@ -85,7 +85,7 @@ def train(
     model: Model,
     samples: Samples,
     phase: Phase,
-    sgd: SGD,
+    sgd: LocalTraining,
     order: torch.Generator,
     objective: Objective = cross_entropy,
     *,

@@ -13,13 +13,13 @@ from kinfed.methods.fedvote import Vote, carries_vote
 from kinfed.methods.method import (
     Client,
     ClientId,
-    Memory,
+    ClientState,
     Message,
     Method,
     Requirements,
     Server,
+    ServerState,
     Serves,
-    State,
 )
 from kinfed.methods.picture import Picture
 from kinfed.registry import Registry
@@ -28,14 +28,14 @@ __all__ = [
     "METHODS",
     "Client",
     "ClientId",
-    "Memory",
+    "ClientState",
     "Message",
     "Method",
     "Picture",
     "Requirements",
     "Server",
+    "ServerState",
     "Serves",
-    "State",
     "is_method",
     "make_method",
     "method_fields",

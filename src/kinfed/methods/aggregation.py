@@ -1,4 +1,4 @@
-"""Means of tensors over clients (METHODS.md 0.4)."""
+"""Means of tensors over clients (specification 0.4)."""
 
 from __future__ import annotations
 

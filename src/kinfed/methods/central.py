@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Gt
 
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, Memory, Message
+from kinfed.methods.method import Client, ClientState, Message
 
 __all__ = ["Central"]
 
@@ -29,7 +29,7 @@ class Central(FedAvg):
 
     lr_scale: Annotated[float, Gt(0)] = 0.3
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Train the model on everything."""
         slower = replace(client.sgd, lr=client.sgd.lr * self.lr_scale)
         return super().update(replace(client, sgd=slower), message, memory)

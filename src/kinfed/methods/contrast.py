@@ -13,15 +13,15 @@ from annotated_types import Ge
 
 from kinfed.learning import Batch, Loss, Objective, cross_entropy
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, Memory, Message, unread
+from kinfed.methods.method import Client, ClientState, Message, unread
 from kinfed.models import Model, Tensors
 from kinfed.streams import seeded_globals
 
-__all__ = ["Contrast"]
+__all__ = ["ContrastiveBase"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contrast(FedAvg):
+class ContrastiveBase(FedAvg):
     """FedAvg with a loss that keeps a client's representations near the global model's and off its own former ones.
 
     The loss is a softmax over two similarities, so it is log 2 where they are equal.
@@ -45,14 +45,14 @@ class Contrast(FedAvg):
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
         """Cross-entropy and the term, given the previous local model."""
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Train the global model with the term, and keep the result as the next round's previous model."""
         client.model.load(message.tensors)
         previous = memory.tensors or (_random(client) if self.prev_init == "random" else {})
         objective = self.contrast(client, message, previous) if self.mu and previous else self._without
         numbers = self.local_training(client, objective)
         tensors = client.model.tensors()
-        return Message(tensors, numbers), Memory(tensors)
+        return Message(tensors, numbers), ClientState(tensors)
 
     def _without(self, model: Model, batch: Batch) -> Loss:
         """What the term is while the previous model is the global one."""

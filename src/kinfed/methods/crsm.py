@@ -1,4 +1,4 @@
-"""FedSHIBU's client representation similarity matrix (CRSM), and a mixture for every client by it (METHODS.md C.4)."""
+"""FedSHIBU's client representation similarity matrix (CRSM), and a mixture for every client by it (specification C.4)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ from kinfed.errors import InputError
 from kinfed.learning import activations, class_overlap, features, rank_correlation
 from kinfed.methods.aggregation import mix
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, Memory, Message, Requirements, Server, Serves, State, unread
+from kinfed.methods.method import (
+    Client,
+    ClientId,
+    ClientState,
+    Message,
+    Requirements,
+    Server,
+    ServerState,
+    Serves,
+    unread,
+)
 from kinfed.methods.picture import Picture
 from kinfed.models import BODY, HEAD, Model, Part, Tensors, select
 from kinfed.similarity import MEASURES, BiasedSimilarityWarning, Gram, Measure, class_means, similarity_matrix
@@ -109,18 +119,18 @@ class CRSMMixing(FedAvg):
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
-    def init(self, server: Server) -> State:
+    def init(self, server: Server) -> ServerState:
         """Everybody's mixture is the initial model (N×… a tensor); no similarity is known (NaN)."""
         initial = server.model.tensors(self.shared)
         unknown = torch.full((server.clients, server.clients), torch.nan, dtype=torch.float64)
         mixtures = {name: tensor.expand(server.clients, *tensor.shape) for name, tensor in initial.items()}
-        return State({**mixtures, CRSM: unknown, WEIGHTS: unknown})
+        return ServerState({**mixtures, CRSM: unknown, WEIGHTS: unknown})
 
-    def download(self, state: State, client: ClientId) -> Message:
+    def download(self, state: ServerState, client: ClientId) -> Message:
         """θ̄_i, the client's own mixture."""
         return Message({name: rows[client] for name, rows in _mixtures(state).items()})
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """C_ij = SimMet(A_i, A_j); θ̄_i ← Σ_j W_ij θ_j. Clients that took no part keep their mixture."""
         counts = torch.tensor([upload.numbers["samples"] for upload in uploads.values()], dtype=torch.float64)
         sent = [select(upload.tensors, self.shared) for upload in uploads.values()]
@@ -142,7 +152,7 @@ class CRSMMixing(FedAvg):
         for name, matrix in known.items():
             known[name] = state.tensors[name].clone()
             known[name][took_part[:, None], took_part] = matrix
-        return State({**mixtures, **known})
+        return ServerState({**mixtures, **known})
 
     def mixed(self, sent: Sequence[Tensors], weights: Tensor) -> Tensors:
         """Σ_j W_ij θ_j of m clients' tensors, m×… each."""
@@ -164,7 +174,7 @@ class CRSMMixing(FedAvg):
         return {**parts, last: (*parts[last], *HEAD)}
 
     def _seen(
-        self, server: Server, state: State, uploads: Mapping[ClientId, Message], taps: Sequence[str]
+        self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], taps: Sequence[str]
     ) -> dict[str, list[Any]]:
         """What is compared at each tap point: a matrix a client, or its Gram, however wide the matrix was."""
         if self.rep_source != "probe":
@@ -247,19 +257,19 @@ class CRSMMixing(FedAvg):
         told = {} if self.rep_source == "probe" else {OWN_SAMPLES: torch.zeros(rows, server.model.head.in_features)}
         return {**super().upload_like(server), **told}
 
-    def global_model(self, server: Server, state: State) -> Tensors | None:
+    def global_model(self, server: Server, state: ServerState) -> Tensors | None:
         """None: every client has its own."""
         del server, state
         return None
 
     def notes(
-        self, server: Server, state: State, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
+        self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
         """How well clients that are alike by the CRSM are those that hold the same classes: a rank correlation."""
         del server, uploads
         return {"crsm_overlap_correlation": rank_correlation(state.tensors[CRSM].numpy(), class_overlap(class_counts))}
 
-    def pictures(self, state: State) -> Mapping[str, Picture]:
+    def pictures(self, state: ServerState) -> Mapping[str, Picture]:
         """The CRSM and the weights of the mixtures, N×N; NaN where two clients never took part together."""
         crsm, weights = state.tensors[CRSM], state.tensors[WEIGHTS]
         return {
@@ -269,7 +279,7 @@ class CRSMMixing(FedAvg):
 
     # -- where the data are -------------------------------------------------------------------------------------------
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Train the mixture; where the clients' own samples are compared, tell of them too."""
         upload, memory = super().update(client, message, memory)
         told = {} if self.rep_source == "probe" else {OWN_SAMPLES: self._of_own_samples(client)}
@@ -293,7 +303,7 @@ class CRSMMixing(FedAvg):
             return means.to(seen.dtype)
         return seen
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
         """The client's mixture."""
         del memory
         client.model.load(message.tensors)
@@ -305,5 +315,5 @@ def _labels(samples: Samples) -> Tensor:
     return samples.labels.cpu()
 
 
-def _mixtures(state: State) -> Tensors:
+def _mixtures(state: ServerState) -> Tensors:
     return {name: tensor for name, tensor in state.tensors.items() if name not in (CRSM, WEIGHTS)}

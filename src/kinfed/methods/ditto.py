@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge
 
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.fedprox import held_near
-from kinfed.methods.method import Client, Memory, Message, Serves
+from kinfed.methods.fedprox import proximal
+from kinfed.methods.method import Client, ClientState, Message, Serves
 from kinfed.models import ALL, Part
 
 __all__ = ["Ditto"]
@@ -33,11 +33,11 @@ class Ditto(FedAvg):
 
     lam: Annotated[float, Ge(0)] = 1.0
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Train v_i, held near the w that came, and then w itself, both on the same batches."""
         client.model.load(memory.tensors)  # v_i⁰ = w⁰
-        self.local_training(client, before_step=held_near(message.tensors, client.model, self.lam))
+        self.local_training(client, before_step=proximal(message.tensors, client.model, self.lam))
         v = client.model.tensors()
         client.model.load(message.tensors)
         numbers = self.local_training(client)
-        return Message(client.model.tensors(), numbers), Memory(v)
+        return Message(client.model.tensors(), numbers), ClientState(v)

@@ -12,7 +12,7 @@ from typing import ClassVar
 from kinfed.errors import InputError
 from kinfed.learning import AfterStep, BeforeStep, Objective, Phase, cross_entropy, train
 from kinfed.methods.aggregation import weighted_mean
-from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Server, State
+from kinfed.methods.method import Client, ClientId, ClientState, Message, Method, Server, ServerState
 from kinfed.models import ALL, NOTHING, Model, Part, Source, Tensors, select
 
 __all__ = ["FedAvg"]
@@ -44,20 +44,20 @@ class FedAvg(Method):
             parts = " and ".join(dict.fromkeys(prefix.rstrip(".") for prefix in trained))
             raise InputError(f"model: all parameters of its {parts} are frozen, and nothing else is to be trained")
 
-    def init(self, server: Server) -> State:
+    def init(self, server: Server) -> ServerState:
         """w⁰."""
-        return State(server.model.tensors(self.shared))
+        return ServerState(server.model.tensors(self.shared))
 
-    def download(self, state: State, client: ClientId) -> Message:
+    def download(self, state: ServerState, client: ClientId) -> Message:
         """Everybody gets the same."""
         del client
         return Message(dict(state.tensors))
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Load what came and what was kept, train, send back the one and keep the other."""
         client.model.load({**message.tensors, **memory.tensors})
         numbers = self.local_training(client)
-        return Message(client.model.tensors(self.shared), numbers), Memory(client.model.tensors(self.kept))
+        return Message(client.model.tensors(self.shared), numbers), ClientState(client.model.tensors(self.kept))
 
     def local_training(
         self,
@@ -90,12 +90,12 @@ class FedAvg(Method):
             **({name: number for name, number in told.items() if number is not None} if last.steps else {}),
         }
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """W ← Σ n_k w_k / Σ n_k."""
         del server, state
-        return State(weighted_mean(uploads))
+        return ServerState(weighted_mean(uploads))
 
-    def transferred(self, state: State, tensors: Tensors) -> State:
+    def transferred(self, state: ServerState, tensors: Tensors) -> ServerState:
         """The state with some tensors of the model replaced, as far as the server has them, or of every client's."""
         return replace(
             state,
@@ -106,12 +106,12 @@ class FedAvg(Method):
         """The shared part of the model."""
         return select(server.model.named_tensors(), self.shared)
 
-    def global_model(self, server: Server, state: State) -> Tensors | None:
+    def global_model(self, server: Server, state: ServerState) -> Tensors | None:
         """The average; where only a part travels, there is no global model."""
         del server
         return dict(state.tensors) if self.shared == ALL else None
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
         """Where a part stays with the client: what the server has, joined with what the client kept.
 
         The kept part of a client that never took part is the initial one, also where the server has one of its own.

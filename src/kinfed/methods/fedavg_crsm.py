@@ -1,7 +1,7 @@
 """FedAvg with personalised aggregation by FedSHIBU's similarity matrix (its Algorithm 4 and Figure 5).
 
 The printed algorithm resets the head, calls itself an update of the body, and returns one model although the mixture is
-per client; METHODS.md C.5 says how it is read here.
+per client; specification C.5 says how it is read here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfed.methods.crsm import CRSMMixing
-from kinfed.methods.method import Client, Memory, Message
+from kinfed.methods.method import Client, ClientState, Message
 from kinfed.models import BODY, HEAD, Tensors, select
 
 __all__ = ["FedAvgCRSM"]
@@ -31,7 +31,7 @@ class FedAvgCRSM(CRSMMixing):
     mix_head: bool = True
     reset_head: bool = False
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Train all of the client's mixture."""
         start = Message(select(message.tensors, BODY)) if self.reset_head else message
         return super().update(client, start, memory)

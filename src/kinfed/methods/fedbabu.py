@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from kinfed.learning import Phase
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Server, Serves, State
+from kinfed.methods.method import Server, ServerState, Serves
 from kinfed.models import BODY, HEAD, Part, Tensors
 
 __all__ = ["FedBABU"]
@@ -29,6 +29,6 @@ class FedBABU(FedAvg):
         """The head is frozen at h⁰."""
         return [Phase(train=BODY)]
 
-    def global_model(self, server: Server, state: State) -> Tensors | None:
+    def global_model(self, server: Server, state: ServerState) -> Tensors | None:
         """The averaged body under the initial head."""
         return {**server.model.tensors(HEAD), **state.tensors}

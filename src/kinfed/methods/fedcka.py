@@ -14,9 +14,9 @@ from annotated_types import Ge
 from torch import Tensor
 from torch.nn import functional
 
-from kinfed.errors import InputError, among
+from kinfed.errors import InputError, check_choice
 from kinfed.learning import Batch, Loss, Objective, cross_entropy, frozen_copy, frozen_grams, frozen_rows
-from kinfed.methods.contrast import Contrast
+from kinfed.methods.contrast import ContrastiveBase
 from kinfed.methods.method import Client, Message, unread
 from kinfed.models import Model, Source, Tensors
 from kinfed.similarity import MEASURES, Kernel, Measure, cka_gap
@@ -25,12 +25,12 @@ from kinfed.similarity.gram import unit_gram
 __all__ = ["FedCKA"]
 
 FEWEST = 4  # rows of a batch; a similarity of fewer says nothing
-BANDWIDTH = 0.5  # of the RBF kernel (METHODS.md A.2)
+BANDWIDTH = 0.5  # of the RBF kernel (specification A.2)
 KERNELS = {"linear": "cka", "rbf": "rbf_cka", "debiased": "debiased_cka"}  # short names of measures, by their kernel
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCKA(Contrast):
+class FedCKA(ContrastiveBase):
     """FedAvg whose clients keep their first layers alike to the global model's, unlike their own former ones.
 
     Attributes:
@@ -55,7 +55,7 @@ class FedCKA(Contrast):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        among("metric", self.metric, [*KERNELS, *MEASURES] if ":" not in self.metric else [self.metric])
+        check_choice("metric", self.metric, [*KERNELS, *MEASURES] if ":" not in self.metric else [self.metric])
         if not self._measure.differentiable or self._measure.needs_labels:
             raise InputError(f"metric: {self.metric!r} is not allowed; it has no gradient, or needs labels")
 

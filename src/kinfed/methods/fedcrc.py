@@ -1,6 +1,6 @@
 """FedCRC and FedCRC-Per: a common representation under a slowly moving global predictor, and a personal predictor each.
 
-METHODS.md C.6 says where the paper is silent, and what stands in for it.
+specification C.6 says where the paper is silent, and what stands in for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kinfed.learning import Batch, Loss, Objective, Phase, frozen_copy, train, with_frozen_body
 from kinfed.methods.fedper import FedPer
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, Serves, State, unread
+from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState, Serves, unread
 from kinfed.models import ALL, BODY, HEAD, Model, Part, select
 
 __all__ = ["FedCRC"]
@@ -49,7 +49,7 @@ class FedCRC(FedPer):
         """Step 1: f under the frozen h_g."""
         return [Phase(train=BODY)]
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Three steps: f under h_g, then h_i on that f, then h_g on it, for an epoch, with h_i as its teacher."""
         h_i = memory.tensors or client.model.tensors(HEAD)  # h_i⁰ = h_g⁰
         client.model.load(message.tensors)
@@ -64,7 +64,7 @@ class FedCRC(FedPer):
         third = train(model, samples, once, client.sgd, client.stream("global head"), objective)
 
         numbers["steps"] += second.steps + third.steps
-        return Message(client.model.tensors(), numbers), Memory(h_i)
+        return Message(client.model.tensors(), numbers), ClientState(h_i)
 
     def imitation(self, personal: Model) -> Objective:
         """CE(h_g(z), y) + KL(h_i(z)‖h_g(z)), the representation z computed once for both."""
@@ -79,8 +79,8 @@ class FedCRC(FedPer):
 
         return loss
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Take f ← Σ p_i f_i and h_g ← τ h_g + (1 − τ) Σ p_i h_{g,i}; a frozen h_g keeps its bits."""
         mean = super().aggregate(server, state, uploads).tensors
         moving = {n: h for n, h in select(state.tensors, HEAD).items() if n not in server.model.frozen}
-        return State({**mean, **{n: self.tau * h + (1 - self.tau) * mean[n] for n, h in moving.items()}})
+        return ServerState({**mean, **{n: self.tau * h + (1 - self.tau) * mean[n] for n, h in moving.items()}})

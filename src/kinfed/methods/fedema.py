@@ -12,8 +12,8 @@ from typing import Annotated
 from annotated_types import Ge
 from torch import Tensor
 
-from kinfed.methods.method import Client, Memory, Message, unread
-from kinfed.methods.selfsupervised import SelfSupervised, copied, divergence, traced
+from kinfed.methods.method import Client, ClientState, Message, unread
+from kinfed.methods.selfsupervised import SelfSupervised, divergence, encoder_weights, target_state
 from kinfed.models import ONLINE, PREDICTOR, Siamese, Tensors, select
 
 __all__ = ["FedEMA", "merged"]
@@ -41,7 +41,7 @@ class FedEMA(SelfSupervised):
         reads = {"tau": ("autoscale=true", self.autoscale), "scale": ("autoscale=false", not self.autoscale)}
         return {**super().idle, **unread(reads)}
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """With μ = min(λ d, 1): o, q ← μ own + (1 − μ) global. A client that was not here last round starts anew.
 
         Then its o, q and ξ are the global ones. It trains, and keeps o, q, ξ, d, λ and the round.
@@ -53,11 +53,11 @@ class FedEMA(SelfSupervised):
             mu = min(memory.numbers.get(SCALE, 0.0) * memory.numbers[DIVERGENCE], 1.0)
             online.load(merged(online, select(kept, ONLINE), message.tensors, mu))
         target = self.target(online, kept)
-        before = traced(online)
+        before = encoder_weights(online)
         numbers = self.learn(client, online, target)
-        moved = {**memory.numbers, ROUND: client.round, DIVERGENCE: divergence(before, traced(online))}
+        moved = {**memory.numbers, ROUND: client.round, DIVERGENCE: divergence(before, encoder_weights(online))}
         upload = Message(online.tensors(ONLINE), numbers)
-        return upload, Memory({**upload.tensors, **copied(target)}, self._with_scale(moved))
+        return upload, ClientState({**upload.tensors, **target_state(target)}, self._with_scale(moved))
 
     def _with_scale(self, moved: dict[str, float]) -> dict[str, float]:
         """λ is fixed when a d is known for the first time."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from kinfed.learning import Phase, train
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, Memory, Message, Serves
+from kinfed.methods.method import Client, ClientState, Message, Serves
 from kinfed.models import BODY, HEAD, Part, Tensors
 
 __all__ = ["FedPer"]
@@ -30,7 +30,7 @@ class FedPer(FedAvg):
         """How a personal head is trained on a body that stays as it is."""
         return Phase(train=HEAD)
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
         """The latest body under the head as the client left it, and in the end with that head trained for it."""
         heads = super().evaluated(client, message, memory)
         if client.last_round:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from kinfed.errors import InputError
 from kinfed.learning import Batch, Loss, Objective, features
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, Serves, State
+from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState, Serves
 from kinfed.models import ALL, NOTHING, Model, Part, Source, Tensors
 from kinfed.similarity.unpaired import class_means
 
@@ -56,11 +56,11 @@ class FedProto(FedAvg):
             told = ", ".join(f"{name} has {width}" for name, width in zip(names, widths, strict=True))
             raise InputError(f"models: fedproto needs representations of one width; {told}")
 
-    def init(self, server: Server) -> State:
+    def init(self, server: Server) -> ServerState:
         """No class has a prototype (NaN)."""
-        return State({PROTOTYPES: torch.full_like(server.model.head.weight, torch.nan, device="cpu").detach()})
+        return ServerState({PROTOTYPES: torch.full_like(server.model.head.weight, torch.nan, device="cpu").detach()})
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Train the own model near the prototypes that came; send the class means of what it makes of the samples."""
         assert client.train.labels is not None
         client.model.load(memory.tensors)
@@ -68,7 +68,7 @@ class FedProto(FedAvg):
         z, classes = features(client.model, client.train), client.model.head.out_features
         means = class_means(z.double(), client.train.labels, classes).to(z.dtype)
         counts = torch.bincount(client.train.labels, minlength=classes)
-        return Message({PROTOTYPES: means.cpu(), COUNTS: counts.cpu()}, numbers), Memory(client.model.tensors())
+        return Message({PROTOTYPES: means.cpu(), COUNTS: counts.cpu()}, numbers), ClientState(client.model.tensors())
 
     def near(self, prototypes: Tensor) -> Objective:
         """CE + λ · mean (z − c̄_y)²; a sample whose class has no prototype adds nothing to the mean."""
@@ -81,7 +81,7 @@ class FedProto(FedAvg):
 
         return loss
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """c̄_k ← Σ |D_{i,k}| c_{i,k} / Σ |D_{i,k}| of the clients that have class k; without any, c̄_k stays."""
         del server
         counts = torch.stack([upload.tensors[COUNTS] for upload in uploads.values()])
@@ -90,14 +90,14 @@ class FedProto(FedAvg):
         for weight, upload in zip(weights, uploads.values(), strict=True):
             total += weight[:, None] * upload.tensors[PROTOTYPES]
         mean = (total / weights.sum(dim=0)[:, None]).to(state.tensors[PROTOTYPES].dtype)
-        return State({PROTOTYPES: torch.where(mean.isnan(), state.tensors[PROTOTYPES], mean)})
+        return ServerState({PROTOTYPES: torch.where(mean.isnan(), state.tensors[PROTOTYPES], mean)})
 
     def upload_like(self, server: Server) -> Tensors:
         """Prototypes, and the counts."""
         weight = server.model.head.weight
         return {PROTOTYPES: weight, COUNTS: torch.empty(len(weight), dtype=torch.int64)}
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
         """The client's model; and its body with the nearest prototype of its own classes as the answer."""
         assert client.train.labels is not None
         own = super().evaluated(client, Message(), memory)

@@ -13,10 +13,10 @@ from annotated_types import Ge
 
 from kinfed.learning import BeforeStep
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, Memory, Message
+from kinfed.methods.method import Client, ClientState, Message
 from kinfed.models import Model, Tensors
 
-__all__ = ["FedProx", "held_near"]
+__all__ = ["FedProx", "proximal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +29,15 @@ class FedProx(FedAvg):
 
     mu: Annotated[float, Ge(0)] = 0.1
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Train with μ(w − w^t) added to every gradient; BatchNorm statistics are free."""
         del memory
         client.model.load(message.tensors)
-        numbers = self.local_training(client, before_step=held_near(message.tensors, client.model, self.mu))
-        return Message(client.model.tensors(), numbers), Memory()
+        numbers = self.local_training(client, before_step=proximal(message.tensors, client.model, self.mu))
+        return Message(client.model.tensors(), numbers), ClientState()
 
 
-def held_near(anchor: Tensors, model: Model, strength: float) -> BeforeStep:
+def proximal(anchor: Tensors, model: Model, strength: float) -> BeforeStep:
     """Add strength · (w − anchor) to the gradients of the model's parameters w."""
     centre = {name: torch.empty_like(p).copy_(anchor[name]) for name, p in model.named_parameters()}
 

@@ -1,6 +1,6 @@
 """FedSHIBU: every client gets its own mixture of the clients' bodies, weighted by how alike their representations are.
 
-FedBABU with personalised aggregation by a client representation similarity matrix (CRSM). METHODS.md C.4 says where the
+FedBABU with personalised aggregation by a client representation similarity matrix (CRSM). specification C.4 says where the
 paper is silent or cannot work as printed, and what stands in for it.
 """
 

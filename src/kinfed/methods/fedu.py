@@ -10,8 +10,8 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from kinfed.methods.method import Client, Memory, Message
-from kinfed.methods.selfsupervised import SelfSupervised, copied, divergence, traced
+from kinfed.methods.method import Client, ClientState, Message
+from kinfed.methods.selfsupervised import SelfSupervised, divergence, encoder_weights, target_state
 from kinfed.models import ONLINE, PREDICTOR, select
 
 __all__ = ["FedU"]
@@ -29,14 +29,16 @@ class FedU(SelfSupervised):
 
     threshold: Annotated[float, Ge(0)] = 0.4
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Load the global o, and the global q if d < μ, else the client's own; train; keep q, ξ and the new d."""
         online = self.online(client)
         online.load(message.tensors)
         if memory.tensors and memory.numbers[DIVERGENCE] >= self.threshold:
             online.load(select(memory.tensors, PREDICTOR))
         target = self.target(online, memory.tensors)
-        before = traced(online)
+        before = encoder_weights(online)
         numbers = self.learn(client, online, target)
-        moved = {DIVERGENCE: divergence(before, traced(online))}
-        return Message(online.tensors(ONLINE), numbers), Memory({**online.tensors(PREDICTOR), **copied(target)}, moved)
+        moved = {DIVERGENCE: divergence(before, encoder_weights(online))}
+        return Message(online.tensors(ONLINE), numbers), ClientState(
+            {**online.tensors(PREDICTOR), **target_state(target)}, moved
+        )

@@ -1,4 +1,4 @@
-"""SFTL's FedVote: clients vote which pre-trained source model to go on from (METHODS.md E).
+"""SFTL's FedVote: clients vote which pre-trained source model to go on from (specification E).
 
 The paper says that it augments existing algorithms: `Vote` is a wrapper around one of them.
 """
@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 from kinfed.errors import InputError, RunFailed
 from kinfed.learning import unnormalised
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, Memory, Message, Method, Requirements, Server, State, unread
+from kinfed.methods.method import (
+    Client,
+    ClientId,
+    ClientState,
+    Message,
+    Method,
+    Requirements,
+    Server,
+    ServerState,
+    unread,
+)
 from kinfed.methods.picture import Picture
 from kinfed.methods.voting import Seen, ballot, bias, count, scores, seen
 from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
@@ -151,18 +161,20 @@ class Vote(Method):
         own = max(_width(model, sources[0].card.shape, tap) for tap, _ in self._pairs)
         return max(own, *(_width(s.model, s.card.shape, tap) for s in sources for _, tap in self._pairs))
 
-    def selects(self, state: State, round: int) -> bool:
+    def selects(self, state: ServerState, round: int) -> bool:
         """Tell whether a source model is to be chosen in a round: from R_sel on, until it is done."""
         return round >= self.round and VOTED not in state.numbers
 
     # -- what it has to show ------------------------------------------------------------------------------------------
 
-    def _cast(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> dict[ClientId, list[int]]:
+    def _cast(
+        self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]
+    ) -> dict[ClientId, list[int]]:
         """Ballots of a round after which the state is this one; none if no source was chosen in it."""
         chosen = state.numbers.get(VOTED) == server.round
         return ballots(uploads, len(server.sources)) if chosen else {}
 
-    def extra_download_bytes(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> int:
+    def extra_download_bytes(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> int:
         """Bytes of the source models, once to each client that votes."""
         base = self.base.extra_download_bytes(server, state, uploads)
         tensors = (tensor for source in server.sources for tensor in source.model.state_dict().values())
@@ -170,7 +182,7 @@ class Vote(Method):
         return base + len(self._cast(server, state, uploads)) * sources
 
     def notes(
-        self, server: Server, state: State, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
+        self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
         """Remarks of the base; and in the round of the vote the ballots: source indices, best first, by client."""
         base = self.base.notes(server, state, uploads, class_counts)
@@ -179,7 +191,7 @@ class Vote(Method):
         cast = self._cast(server, state, uploads)
         return {**base, "ballots": {str(id): choices for id, choices in cast.items()}}
 
-    def pictures(self, state: State) -> Mapping[str, Picture]:
+    def pictures(self, state: ServerState) -> Mapping[str, Picture]:
         """Those of the base."""
         return self.base.pictures(state)
 
@@ -227,7 +239,7 @@ class Vote(Method):
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
-    def init(self, server: Server) -> State:
+    def init(self, server: Server) -> ServerState:
         """State of the base."""
         return self.base.init(server)
 
@@ -235,16 +247,16 @@ class Vote(Method):
         """Tensors of the base; a ballot is numbers."""
         return self.base.upload_like(server)
 
-    def global_model(self, server: Server, state: State) -> Tensors | None:
+    def global_model(self, server: Server, state: ServerState) -> Tensors | None:
         """Global model of the base."""
         return self.base.global_model(server, state)
 
-    def download(self, state: State, client: ClientId) -> Message:
+    def download(self, state: ServerState, client: ClientId) -> Message:
         """Message of the base, and whether the vote is over."""
         message = self.base.download(state, client)
         return replace(message, numbers={**message.numbers, **_voted(state)})
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Aggregate as the base does; in the round of the vote, the winner's layers then replace the server's."""
         initial = server.model.tensors(HEAD)
         aggregated = self.base.aggregate(server, state, uploads)
@@ -278,7 +290,7 @@ class Vote(Method):
 
     # -- where the data are -------------------------------------------------------------------------------------------
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Work as the base does; in the round of the vote, a ballot goes up with what it sends."""
         upload, memory = self.base.update(client, message, memory)
         if self.source is None and self.selects(message, client.round):
@@ -289,7 +301,7 @@ class Vote(Method):
             upload = replace(upload, numbers={**upload.numbers, **cast})
         return upload, memory
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
         """The client's own models of the base."""
         return self.base.evaluated(client, message, memory)
 
@@ -343,5 +355,5 @@ def ballots(uploads: Mapping[ClientId, Message], sources: int) -> dict[ClientId,
     return cast
 
 
-def _voted(state: State) -> dict[str, float]:
+def _voted(state: ServerState) -> dict[str, float]:
     return {VOTED: state.numbers[VOTED]} if VOTED in state.numbers else {}

@@ -1,6 +1,6 @@
 """Hetero-SSFL: Makhija, Ho and Ghosh 2022, Federated Self-Supervised Learning for Heterogeneous Clients.
 
-https://arxiv.org/abs/2205.12493. METHODS.md D.5 says where the paper is silent or cannot work as printed.
+https://arxiv.org/abs/2205.12493. specification D.5 says where the paper is silent or cannot work as printed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from kinfed.learning import unnormalised
 from kinfed.learning.frozen import store
 from kinfed.methods.local_ssl import LocalSSL
-from kinfed.methods.method import Client, ClientId, Memory, Message, Requirements, Server, State, unread
-from kinfed.methods.selfsupervised import copied
+from kinfed.methods.method import Client, ClientId, ClientState, Message, Requirements, Server, ServerState, unread
+from kinfed.methods.selfsupervised import target_state
 from kinfed.models import ONLINE, Siamese, Tensors
 from kinfed.similarity import Gram, cka
 
@@ -75,7 +75,7 @@ class HeteroSSFL(LocalSSL):
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
-    def init(self, server: Server) -> State:
+    def init(self, server: Server) -> ServerState:
         """Everybody is taken to say what the server's own initial network says of the RAD.
 
         Clients of its architecture start with the same weights, so of them it is exact.
@@ -83,14 +83,14 @@ class HeteroSSFL(LocalSSL):
         own = self._weighted(self._sent(self.online(server), server), server)
         return self._state(own.expand(server.clients, *own.shape))
 
-    def download(self, state: State, client: ClientId) -> Message:
+    def download(self, state: ServerState, client: ClientId) -> Message:
         """K̄ = Σ_j w_j K_j over all N clients, in the form that is smaller; the same for everybody."""
         del client
         if GRAM in state.tensors:
             return Message({GRAM: state.tensors[GRAM]})
         return Message({FACTORS: state.tensors[CLIENTS].movedim(0, 1).flatten(1)})
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Note what came. Who took no part has not changed, so what it said last still holds."""
         clients = state.tensors[CLIENTS].clone()
         for id, upload in uploads.items():
@@ -103,15 +103,15 @@ class HeteroSSFL(LocalSSL):
         images = len(server.probe)
         return {REPRESENTATION: torch.empty(images, self.out if self._sends_rows(images) else images)}
 
-    def _state(self, clients: Tensor) -> State:
+    def _state(self, clients: Tensor) -> ServerState:
         """What everybody said, N×L×d or N×L×L, and K̄ if that is smaller than N·d columns."""
         count, images, width = clients.shape
         if not self._sends_rows(images):
-            return State({CLIENTS: clients, GRAM: clients.sum(dim=0)})
+            return ServerState({CLIENTS: clients, GRAM: clients.sum(dim=0)})
         if count * width < images:
-            return State({CLIENTS: clients})
+            return ServerState({CLIENTS: clients})
         factors = clients.movedim(0, 1).flatten(1)
-        return State({CLIENTS: clients, GRAM: factors @ factors.T})
+        return ServerState({CLIENTS: clients, GRAM: factors @ factors.T})
 
     def _weighted(self, sent: Tensor, server: Server) -> Tensor:
         """√w A or w K with w = 1/N, or with 1/(N ‖HKH‖)."""
@@ -125,14 +125,14 @@ class HeteroSSFL(LocalSSL):
 
     # -- where the data are -------------------------------------------------------------------------------------------
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Train one's own network by SSL + μ (1 − CKA(K_k, K̄)); send A_k."""
         online = self.own(client, memory)
         target = self.target(online, memory.tensors)
         numbers = self.learn(client, online, target, self._term(client, online, message))
         return (
             Message({REPRESENTATION: self._sent(online, client)}, numbers),
-            Memory({**online.tensors(ONLINE), **copied(target)}),
+            ClientState({**online.tensors(ONLINE), **target_state(target)}),
         )
 
     def _term(self, client: Client, online: Siamese, message: Message) -> Callable[[], Tensor | None] | None:

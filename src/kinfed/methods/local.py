@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import ClientId, Message, Server, Serves, State
+from kinfed.methods.method import ClientId, Message, Server, ServerState, Serves
 from kinfed.models import ALL, NOTHING, Part
 
 __all__ = ["Local"]
@@ -25,7 +25,7 @@ class Local(FedAvg):
     primary: ClassVar[str] = "own"
     primary_label: ClassVar[str] = "own model"
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Nothing came."""
         del server, uploads
         return state

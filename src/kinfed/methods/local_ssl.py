@@ -1,4 +1,4 @@
-"""Local SSL: every client learns alone, without labels. What Hetero-SSFL must beat (METHODS.md D.5)."""
+"""Local SSL: every client learns alone, without labels. What Hetero-SSFL must beat (specification D.5)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, Serves, State
-from kinfed.methods.selfsupervised import SelfSupervised, copied
+from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState, Serves
+from kinfed.methods.selfsupervised import SelfSupervised, target_state
 from kinfed.models import BODY, NOTHING, ONLINE, Part, Siamese, Tensors, select
 
 __all__ = ["LocalSSL"]
@@ -35,31 +35,31 @@ class LocalSSL(SelfSupervised):
         """BYOL has one."""
         return self.ssl == "byol"
 
-    def own(self, client: Client, memory: Memory) -> Siamese:
+    def own(self, client: Client, memory: ClientState) -> Siamese:
         """The client's online network as it kept it."""
         online = self.online(client)
         online.load(select(memory.tensors, ONLINE))
         return online
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Go on with one's own o, q and ξ."""
         del message
         online = self.own(client, memory)
         target = self.target(online, memory.tensors)
         numbers = self.learn(client, online, target)
-        return Message({}, numbers), Memory({**online.tensors(ONLINE), **copied(target)})
+        return Message({}, numbers), ClientState({**online.tensors(ONLINE), **target_state(target)})
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Nothing came."""
         del server, uploads
         return state
 
-    def global_model(self, server: Server, state: State) -> Tensors | None:
+    def global_model(self, server: Server, state: ServerState) -> Tensors | None:
         """None: every client has its own."""
         del server, state
         return None
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
         """The client's own body; its head is the initial one."""
         del message
         client.model.load(select(memory.tensors, BODY))

@@ -16,32 +16,48 @@ import torch
 from numpy.typing import NDArray
 
 from kinfed.data.samples import Samples
-from kinfed.learning import SGD
+from kinfed.learning import LocalTraining
 from kinfed.methods.picture import Picture
 from kinfed.models import Model, Source, Tensors
 from kinfed.streams import torch_stream
 
-__all__ = ["Client", "ClientId", "Memory", "Message", "Method", "Requirements", "Server", "Serves", "State"]
+__all__ = ["Client", "ClientId", "ClientState", "Message", "Method", "NamedTensors", "Requirements", "Server", "ServerState", "Serves"]
 
 ClientId = int
 Serves = Literal["global", "private", "both"]
 
 
 @dataclass(frozen=True)
-class Message:
-    """What travels, and what is kept: named tensors and named numbers, nothing else."""
+class NamedTensors:
+    """Named tensors and named numbers, nothing else.
+
+    Attributes:
+        tensors: Tensors by name, on the CPU, without gradients.
+        numbers: Numbers by name.
+    """
 
     tensors: Tensors = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
 
+
+@dataclass(frozen=True)
+class Message(NamedTensors):
+    """A message between the server and a client, in either direction."""
+
     @property
     def nbytes(self) -> int:
-        """Payload: the bytes of the tensors."""
+        """Payload in bytes: that of the tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-State = Message  # what the server knows between rounds
-Memory = Message  # what stays with a client between rounds
+@dataclass(frozen=True)
+class ServerState(NamedTensors):
+    """The state that the server keeps between rounds."""
+
+
+@dataclass(frozen=True)
+class ClientState(NamedTensors):
+    """The state that stays with a client between rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +92,7 @@ class Client(Site):
 
     id: ClientId
     train: Samples
-    sgd: SGD
+    sgd: LocalTraining
     probe: Samples | None = None
 
     def stream(self, purpose: str | int) -> torch.Generator:
@@ -204,27 +220,27 @@ class Method(ABC):
     # -- at the server ------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def init(self, server: Server) -> State:
+    def init(self, server: Server) -> ServerState:
         """What the server knows before round 1."""
 
     @abstractmethod
-    def download(self, state: State, client: ClientId) -> Message:
+    def download(self, state: ServerState, client: ClientId) -> Message:
         """What a client receives; it may differ from client to client."""
 
     @abstractmethod
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """The next state from what came back, one upload at least, in client order. Changes none of its arguments."""
 
     @abstractmethod
     def upload_like(self, server: Server) -> Tensors:
         """Tensors with the names, shapes and types that an upload must have; their values do not matter."""
 
-    def global_model(self, server: Server, state: State) -> Tensors | None:
+    def global_model(self, server: Server, state: ServerState) -> Tensors | None:
         """All tensors of the one model that serves everybody, or None if the method has none."""
         del server, state
         return None
 
-    def extra_download_bytes(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> int:
+    def extra_download_bytes(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> int:
         """Bytes that the clients receive in a round beside their messages and the server's images.
 
         Args:
@@ -238,7 +254,7 @@ class Method(ABC):
     # -- what it has to show -------------------------------------------------------------------------------------------
 
     def notes(
-        self, server: Server, state: State, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
+        self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
         """Remarks on a round, anything JSON by name, which stand in its line of ``metrics.jsonl``.
 
@@ -253,7 +269,7 @@ class Method(ABC):
         del server, state, uploads, class_counts
         return {}
 
-    def pictures(self, state: State) -> Mapping[str, Picture]:
+    def pictures(self, state: ServerState) -> Mapping[str, Picture]:
         """Matrices of the state that a report draws, by name."""
         del state
         return {}
@@ -274,7 +290,7 @@ class Method(ABC):
     # -- where the data are -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Local work: what goes up, and what stays.
 
         The upload's numbers hold ``samples`` (its weight, ≥ 1), ``steps``, ``skipped`` and, if a step was made,
@@ -282,7 +298,7 @@ class Method(ABC):
         Changes neither ``message`` nor ``memory``.
         """
 
-    def evaluated(self, client: Client, message: Message, memory: Memory) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
         """The client's own models after this round, by name: all tensors of each. Empty if it uses the global model.
 
         What is costly is left to the last round.

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kinfed.learning import Batch, Loss, Objective, frozen_copy, frozen_rows
-from kinfed.methods.contrast import Contrast
+from kinfed.methods.contrast import ContrastiveBase
 from kinfed.methods.method import Client, Message, unread
 from kinfed.models import Model, Tensors
 
@@ -22,7 +22,7 @@ __all__ = ["MOON"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MOON(Contrast):
+class MOON(ContrastiveBase):
     """FedAvg whose clients keep each sample's representation near the global model's, off their own former one.
 
     Attributes:

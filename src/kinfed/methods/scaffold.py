@@ -14,7 +14,7 @@ from annotated_types import Gt
 
 from kinfed.methods.aggregation import weighted_mean
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, State, unread
+from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState, unread
 from kinfed.models import ALL, Tensors, select
 
 __all__ = ["SCAFFOLD"]
@@ -45,13 +45,13 @@ class SCAFFOLD(FedAvg):
         reads = {"denom": ("mode=niid; without momentum both are the same", self.mode == "niid")}
         return {**super().idle, **unread(reads)}
 
-    def init(self, server: Server) -> State:
+    def init(self, server: Server) -> ServerState:
         """x⁰, and c = 0 for every parameter."""
         x = server.model.tensors()
         c = {name: torch.zeros_like(x[name]) for name, _ in server.model.named_parameters()}
-        return State({**x, **_named(CONTROL, c)})
+        return ServerState({**x, **_named(CONTROL, c)})
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """K_i steps y ← y − η(g(y) − c_i + c), then c_i ← c_i − c + (x − y)/(K_i η); without a step nothing changes."""
         model, sgd = client.model, client.sgd
         x, c = select(message.tensors, ALL), _under(CONTROL, message.tensors)
@@ -74,9 +74,9 @@ class SCAFFOLD(FedAvg):
         dc = {name: -c[name] - dy[name] / k_eta if k_eta else torch.zeros_like(c[name]) for name in c}
         buffers = {name: tensor for name, tensor in y.items() if name not in c}
         upload = {**buffers, **_named(CHANGE, dy), **_named(CONTROL_CHANGE, dc)}
-        return Message(upload, numbers), Memory(_named(CONTROL, {name: c_i[name] + dc[name] for name in c}))
+        return Message(upload, numbers), ClientState(_named(CONTROL, {name: c_i[name] + dc[name] for name in c}))
 
-    def aggregate(self, server: Server, state: State, uploads: Mapping[ClientId, Message]) -> State:
+    def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Take the steps x ← x + η_g Σ p_i Δy_i and c ← c + (1/N) Σ Δc_i; buffers are averaged."""
         sent = {id: replace(upload, tensors=select(upload.tensors, (*ALL, CHANGE))) for id, upload in uploads.items()}
         mean = weighted_mean(sent)
@@ -84,7 +84,7 @@ class SCAFFOLD(FedAvg):
         c, dcs = _under(CONTROL, state.tensors), [_under(CONTROL_CHANGE, upload.tensors) for upload in uploads.values()]
         x = {name: x[name] + self.server_lr * dy[name] if name in dy else mean[name] for name in x}
         c = {name: c[name] + torch.stack([dc[name] for dc in dcs]).sum(dim=0) / server.clients for name in c}
-        return State({**x, **_named(CONTROL, c)})
+        return ServerState({**x, **_named(CONTROL, c)})
 
     def upload_like(self, server: Server) -> Tensors:
         """Δy_i, Δc_i, and the buffers as they are."""
@@ -92,7 +92,7 @@ class SCAFFOLD(FedAvg):
         buffers = {name: tensor for name, tensor in tensors.items() if name not in parameters}
         return {**buffers, **_named(CHANGE, parameters), **_named(CONTROL_CHANGE, parameters)}
 
-    def global_model(self, server: Server, state: State) -> Tensors | None:
+    def global_model(self, server: Server, state: ServerState) -> Tensors | None:
         """The model x, without c."""
         del server
         return select(state.tensors, ALL)

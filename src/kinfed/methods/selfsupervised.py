@@ -1,6 +1,6 @@
 """What the self-supervised methods share: the online network, its target, and local training without labels.
 
-After EasyFL's ``applications/fedssl``, the authors' code of FedU and FedEMA (METHODS.md D).
+After EasyFL's ``applications/fedssl``, the authors' code of FedU and FedEMA (specification D).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from kinfed.errors import InputError
 from kinfed.learning import COLLAPSED, check_viewable, train_siamese
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, Memory, Message, Server, Site, State
+from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState, Site
 from kinfed.models import BODY, HEAD, ONLINE, TARGET, Model, Part, Siamese, Source, Target, Tensors, select
 
-__all__ = ["SelfSupervised", "copied", "divergence", "traced"]
+__all__ = ["SelfSupervised", "divergence", "encoder_weights", "target_state"]
 
 WIDER = 4  # times the representation, between the layers of projector and predictor
 
@@ -70,17 +70,17 @@ class SelfSupervised(FedAvg):
         target.load({name: tensor for name, tensor in kept.items() if name.startswith(TARGET)})
         return target
 
-    def init(self, server: Server) -> State:
+    def init(self, server: Server) -> ServerState:
         """The initial online network, o⁰ and q⁰."""
-        return State(self.online(server).tensors(self.shared))
+        return ServerState(self.online(server).tensors(self.shared))
 
-    def update(self, client: Client, message: Message, memory: Memory) -> tuple[Message, Memory]:
+    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Load the global o and q, train them, send them back and keep ξ."""
         online = self.online(client)
         online.load(message.tensors)
         target = self.target(online, memory.tensors)
         numbers = self.learn(client, online, target)
-        return Message(online.tensors(ONLINE), numbers), Memory(copied(target))
+        return Message(online.tensors(ONLINE), numbers), ClientState(target_state(target))
 
     def learn(
         self,
@@ -101,7 +101,7 @@ class SelfSupervised(FedAvg):
         }
 
     def notes(
-        self, server: Server, state: State, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
+        self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
         """How far apart the directions of each network's outputs are (`kinfed.learning.spread`)."""
         del server, state, class_counts
@@ -120,17 +120,17 @@ class SelfSupervised(FedAvg):
         """The online network, o and q."""
         return select(self.online(server).named_tensors(), self.shared)
 
-    def global_model(self, server: Server, state: State) -> Tensors | None:
+    def global_model(self, server: Server, state: ServerState) -> Tensors | None:
         """The averaged body; its head is the initial one."""
         return {**server.model.tensors(HEAD), **select(state.tensors, BODY)}
 
 
-def copied(target: Target | None) -> Tensors:
+def target_state(target: Target | None) -> Tensors:
     """ξ as a memory keeps it."""
     return {} if target is None else target.tensors(TARGET)
 
 
-def traced(online: Siamese) -> list[Tensor]:
+def encoder_weights(online: Siamese) -> list[Tensor]:
     """Copies of the weights by which FedU and FedEMA tell how far a client has moved.
 
     Those of o's convolutions; where it has none, those of the body's linear layers.

@@ -1,4 +1,4 @@
-"""How clients vote for a source model, and how the votes are counted (METHODS.md E.2)."""
+"""How clients vote for a source model, and how the votes are counted (specification E.2)."""
 
 from __future__ import annotations
 

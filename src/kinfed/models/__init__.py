@@ -2,7 +2,7 @@
 
 from kinfed.models.batchnorm import BatchNorm, set_batchnorm
 from kinfed.models.card import Card
-from kinfed.models.catalogue import ARCHITECTURES, Architecture, OwnArchitecture, build, suited
+from kinfed.models.catalogue import ARCHITECTURES, Architecture, OwnArchitecture, build, default_architecture
 from kinfed.models.drawing import may_draw
 from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, select
 from kinfed.models.own import Maker, factory, from_module
@@ -35,6 +35,7 @@ __all__ = [
     "apart",
     "build",
     "checksum",
+    "default_architecture",
     "factory",
     "from_module",
     "load_weights",
@@ -48,7 +49,6 @@ __all__ = [
     "saved_about",
     "select",
     "set_batchnorm",
-    "suited",
     "told_in",
     "weights_for",
 ]

@@ -20,7 +20,7 @@ from kinfed.models.vgg import vgg16, vgg16_bn
 from kinfed.registry import Registry
 from kinfed.streams import seeded_globals, torch_stream
 
-__all__ = ["ARCHITECTURES", "Architecture", "build", "suited"]
+__all__ = ["ARCHITECTURES", "Architecture", "build", "default_architecture"]
 
 UNTAPPED = ("pool", "flatten", "gap")  # stages without a tap point: their outputs add nothing to their neighbours'
 
@@ -86,7 +86,7 @@ ARCHITECTURES: Registry[Architecture | OwnArchitecture] = Registry("model", _OWN
 """Architectures by name; a user's own is ``package.module:function`` or an entry point in ``kinfed.models``."""
 
 
-def suited(shape: tuple[int, ...]) -> str:
+def default_architecture(shape: tuple[int, ...]) -> str:
     """Name of the default architecture for inputs of a shape.
 
     >>> suited((3, 32, 32)), suited((20,))
@@ -153,7 +153,7 @@ def _known(architecture: Architecture, name: str, shape: tuple[int, ...], classe
         if min(shape[1:]) < architecture.smallest:
             raise InputError(
                 f"model: {name} needs images of {architecture.smallest}×{architecture.smallest} or more, and these are "
-                f"{shape[1]}×{shape[2]}; {suited(shape)} suits them"
+                f"{shape[1]}×{shape[2]}; {default_architecture(shape)} suits them"
             )
     stages = architecture.stages(shape)
     features = math.prod(_outputs(nn.Sequential(*stages.values()), shape)[1:])

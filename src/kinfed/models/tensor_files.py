@@ -24,14 +24,14 @@ ABOUT = "about"
 LONGEST = 2**26  # characters of the entry
 
 
-def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, lasting: bool = True) -> None:
+def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, durable: bool = True) -> None:
     """Write a safetensors file atomically. Its folder is created if missing, but not the parents of the folder.
 
     Args:
         path: Final name of the file.
         tensors: Tensors by name, in any layout; they may share memory.
         about: Description of the tensors, in JSON types; numbers of NumPy and torch are converted.
-        lasting: True to flush the file to disk before returning; if False, `kinfed.files.sync` does it later.
+        durable: True to flush the file to disk before returning; if False, `kinfed.files.sync` does it later.
 
     Raises:
         NotSaved: If the file cannot be written.
@@ -48,10 +48,10 @@ def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, last
     with saving(path):
         path.parent.mkdir(exist_ok=True)
         save_file(whole, unfinished, {ABOUT: json.dumps([text, _crc(text, whole)])})
-        if lasting:
+        if durable:
             sync(unfinished)
         unfinished.replace(path)
-        if lasting:
+        if durable:
             sync(path.parent)
 
 

@@ -1,4 +1,4 @@
-"""The vote of a fedvote run: what came of it, and who named which source (METHODS.md E.2)."""
+"""The vote of a fedvote run: what came of it, and who named which source (specification E.2)."""
 
 from __future__ import annotations
 

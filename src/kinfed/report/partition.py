@@ -227,7 +227,7 @@ def save_holdings(holdings: Holdings, federation: Federation, folder: Path, batc
     Raises:
         NotSaved: If a file cannot be written.
     """
-    write_whole(folder / "partition.json", json.dumps(holdings.json(batch_size)) + "\n", lasting=False)
+    write_whole(folder / "partition.json", json.dumps(holdings.json(batch_size)) + "\n", durable=False)
     yield folder / "partition.json"
     _save_picture(holdings, folder / "partition.png")
     yield folder / "partition.png"

@@ -91,7 +91,7 @@ class Quantity(Partitioner):
 
 
 def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
-    """Every class is spread over the clients in proportions drawn from Dir(alpha·1_N) (METHODS.md F.2).
+    """Every class is spread over the clients in proportions drawn from Dir(alpha·1_N) (specification F.2).
 
     A client that holds n/N samples gets no more; the draw is repeated until every client has at least 10. That ends: 20
     draws tell whether a thousand have a chance, and a thousand are the most. The papers that use it test one global
@@ -113,7 +113,7 @@ def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng
 def dirichlet_clients(
     train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator
 ) -> Partition:
-    """Every client has class proportions of its own, drawn from Dir(alpha·1_K), and as many samples (METHODS.md F.3).
+    """Every client has class proportions of its own, drawn from Dir(alpha·1_K), and as many samples (specification F.3).
 
     The pool is the training and the test set together. Clients take turns in random order; what a class cannot give any
     more is drawn from the classes that are left, in the client's proportions. Then each client keeps a fifth of its

@@ -58,7 +58,7 @@ class TwoGroups(Partitioner):
 def disjoint(
     train: ArrayLike, test: ArrayLike, clients: int, classes_per_client: int | None, rng: np.random.Generator
 ) -> Partition:
-    """Every client gets some classes and no others; the test set is cut by the same classes (METHODS.md F.4).
+    """Every client gets some classes and no others; the test set is cut by the same classes (specification F.4).
 
     Without ``classes_per_client`` and with N < K, the shuffled classes are shared out, each whole, and the numbers of
     classes differ by one at most. Otherwise every client has c classes; the default then is a fifth of them, as in
@@ -109,7 +109,7 @@ def disjoint(
 
 
 def two_groups(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-    """Two groups: the first half of the clients share the first half of the classes IID (METHODS.md F.7).
+    """Two groups: the first half of the clients share the first half of the classes IID (specification F.7).
 
     The rest share the rest, and the test set is cut likewise. The first half is the smaller one of an odd number.
 

@@ -24,7 +24,7 @@ class IID(Partitioner):
 
 
 def iid(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-    """A random permutation in N equal parts; sizes differ by one at most (METHODS.md F.5).
+    """A random permutation in N equal parts; sizes differ by one at most (specification F.5).
 
     Raises:
         InputError: If there are more clients than training samples.

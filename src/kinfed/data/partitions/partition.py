@@ -24,7 +24,7 @@ class Partition:
         train: Rows that each client trains on.
         test: Rows that each client is tested on.
         pooled: Both are rows of the training set followed by the test set, since every client's samples were split
-            locally (METHODS.md F.3).
+            locally (specification F.3).
         names: What the clients are called, where the data say so.
     """
 

@@ -82,7 +82,7 @@ def save_rows(federation: Federation, path: Path) -> None:
         "new_clients": _listed(federation.new_clients),
         "probe": federation.probe_rows.tolist(),
     }
-    write_whole(path, json.dumps(rows) + "\n", lasting=False)
+    write_whole(path, json.dumps(rows) + "\n", durable=False)
 
 
 def open_rows(dataset: Dataset, path: Path) -> Federation:

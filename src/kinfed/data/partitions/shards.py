@@ -53,7 +53,7 @@ class SortedShards(Partitioner):
 
 
 def shards(train: ArrayLike, test: ArrayLike, clients: int, per_client: int, rng: np.random.Generator) -> Partition:
-    """Every client gets ``per_client`` shards of one class each, and test shards of the same classes (METHODS.md F.1).
+    """Every client gets ``per_client`` shards of one class each, and test shards of the same classes (specification F.1).
 
     Each class is cut, in data-set order, into N·s/K near-equal shards; a shuffled N×s table says which classes a client
     gets, and the test set is cut by the same table. A client may get a class twice, so it holds at most s classes.
@@ -90,7 +90,7 @@ def shards(train: ArrayLike, test: ArrayLike, clients: int, per_client: int, rng
 
 
 def sorted_shards(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-    """The training set, sorted by label, is cut into 2N equal shards, two random ones a client (METHODS.md F.6).
+    """The training set, sorted by label, is cut into 2N equal shards, two random ones a client (specification F.6).
 
     A shard may hold the end of one class and the start of the next. The test set is cut in the proportions in which the
     clients hold the classes, as `dirichlet` does it: sorted alike, it would test a client on other classes.

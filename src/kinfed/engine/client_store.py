@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kinfed.files import delete, saving, sync, written
-from kinfed.methods import ClientId, Memory
+from kinfed.methods import ClientId, ClientState
 from kinfed.models import read_tensors, save_tensors
 
-__all__ = ["Kept", "Ledger", "Memories"]
+__all__ = ["ClientStore", "StateLedger", "StoredRounds"]
 
 SHARD = 1000  # clients a folder
 FILES = re.compile(r"\d+/client-\d+-round-\d+\.safetensors")
 
-Kept = dict[ClientId, int]  # the round in which each client's memory was written; who has none is not there
+StoredRounds = dict[ClientId, int]  # the round in which each client's memory was written; who has none is not there
 
 
 @dataclass(frozen=True)
-class Memories:
+class ClientStore:
     """One file for a client and the round in which it took part; which one counts is for the engine to know.
 
     A file is never changed, so that those which a checkpoint refers to stay what they were.
@@ -28,28 +28,28 @@ class Memories:
 
     folder: Path
 
-    def read(self, id: ClientId, round: int | None) -> Memory:
+    def read(self, id: ClientId, round: int | None) -> ClientState:
         """What the client kept in a round; an empty memory if it has none.
 
         Raises:
             ValueError: If the file is gone or damaged.
         """
         if round is None:
-            return Memory()
+            return ClientState()
         try:
             tensors, about = read_tensors(self._path(id, round))
         except ValueError as error:
             raise ValueError(f"the memory of client {id} of round {round} cannot be used: {error}") from error
-        return Memory(tensors, about["numbers"])
+        return ClientState(tensors, about["numbers"])
 
-    def write(self, id: ClientId, round: int, memory: Memory) -> bool:
+    def write(self, id: ClientId, round: int, memory: ClientState) -> bool:
         """Keep a memory; returns whether there was anything to keep."""
         if not (memory.tensors or memory.numbers):
             return False
         path = self._path(id, round)
         with saving(path):
             self.folder.mkdir(exist_ok=True)
-        save_tensors(path, memory.tensors, {"numbers": memory.numbers}, lasting=False)
+        save_tensors(path, memory.tensors, {"numbers": memory.numbers}, durable=False)
         return True
 
     def forget(self, id: ClientId, round: int) -> None:
@@ -63,7 +63,7 @@ class Memories:
             with saving(path):
                 sync(path)
 
-    def forget_all_but(self, needed: Sequence[Kept]) -> None:
+    def forget_all_but(self, needed: Sequence[StoredRounds]) -> None:
         """Delete what none of some checkpoints refers to."""
         wanted = {self._path(id, round) for kept in needed for id, round in kept.items()}
         delete((path for path in written(self.folder, FILES) if path not in wanted), self.folder, FILES)
@@ -72,7 +72,7 @@ class Memories:
         return self.folder / f"{id // SHARD:03d}" / f"client-{id:05d}-round-{round:06d}.safetensors"
 
 
-class Ledger:
+class StateLedger:
     """Which memories count now and in the checkpoints on disk; all others are deleted as soon as nothing needs them.
 
     Args:
@@ -81,10 +81,10 @@ class Ledger:
         checkpoints: Those that each checkpoint on disk refers to, by its round.
     """
 
-    def __init__(self, memories: Memories, now: Kept, checkpoints: Mapping[int, Kept]) -> None:
+    def __init__(self, memories: ClientStore, now: StoredRounds, checkpoints: Mapping[int, StoredRounds]) -> None:
         self._memories, self.now = memories, dict(now)
         self._checkpoints = dict(checkpoints)
-        self._unsynced: Kept = {}
+        self._unsynced: StoredRounds = {}
         memories.forget_all_but(self._needed())  # what the rounds after the checkpoint wrote
 
     def accept(self, id: ClientId, round: int, keeps: bool) -> None:
@@ -116,5 +116,5 @@ class Ledger:
         if round is not None and all(kept.get(id) != round for kept in self._needed()):
             self._memories.forget(id, round)
 
-    def _needed(self) -> list[Kept]:
+    def _needed(self) -> list[StoredRounds]:
         return [self.now, *self._checkpoints.values()]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Unwatched", "Watch"]
+__all__ = ["Callback", "NoCallback"]
 
 
-class Watch(Protocol):
+class Callback(Protocol):
     """Is told how one run goes on."""
 
     def started(self, done: int) -> None:
@@ -23,7 +23,7 @@ class Watch(Protocol):
         """It will stop after the present round, as somebody asked for."""
 
 
-class Unwatched:
+class NoCallback:
     """Nobody looks."""
 
     def started(self, done: int) -> None:

@@ -15,8 +15,8 @@ from kinfed.engine import ClientRuntime, RunFolder, SerialExecutor, TaskRunner
 from kinfed.methods import Method, fedavg, make_method
 from kinfed.models import Model, Tensors
 from kinfed.testing import NOBODY, Outcome, card_of, same
+from kinfed.testing import complete_run as run
 from kinfed.testing import enlarged as larger
-from kinfed.testing import run_rounds as run
 from kinfed.testing import small_dataset as dataset
 from kinfed.testing import small_federation as federation
 from kinfed.testing import untrained_sources as pool
@@ -24,6 +24,7 @@ from kinfed.testing import untrained_sources as pool
 __all__ = [
     "NOBODY",
     "Outcome",
+    "build_runtime",
     "card_of",
     "close",
     "dataset",
@@ -37,7 +38,6 @@ __all__ = [
     "same",
     "serial",
     "small",
-    "workshop",
 ]
 
 
@@ -54,7 +54,7 @@ def small(name: str) -> Method:
     return make_method(name, fields if method is method.unwrapped else fields | testing.trial_fields(type(method)))
 
 
-def workshop(
+def build_runtime(
     method: str | Method,
     fed: Federation | None = None,
     *,
@@ -64,10 +64,10 @@ def workshop(
     return testing.small_runtime(small(method) if isinstance(method, str) else method, fed, wrap=wrap, **given)
 
 
-def serial(shop: ClientRuntime, folder: RunFolder) -> SerialExecutor:
+def serial(runtime: ClientRuntime, folder: RunFolder) -> SerialExecutor:
     """A serial executor that is started."""
     executor = SerialExecutor()
-    executor.start(lambda: shop, TaskRunner(shop, folder.memories))
+    executor.start(lambda: runtime, TaskRunner(runtime, folder.memories))
     return executor
 
 
