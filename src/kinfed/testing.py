@@ -40,7 +40,7 @@ from kinfed.engine.folder import Checkpoint
 from kinfed.engine.loop import sampled
 from kinfed.files import NotSaved
 from kinfed.learning import Batch, LocalTraining, Phase, Tally, train
-from kinfed.methods import ClientId, ClientState, Message, Method, ServerState, fedavg
+from kinfed.methods import ClientId, ClientState, Message, Method, NamedTensors, ServerState, fedavg
 from kinfed.methods.fedavg import FedAvg
 from kinfed.models import HEAD, Card, Model, Source, Tensors, build, read_tensors
 from kinfed.settings import own_settings
@@ -250,12 +250,12 @@ def complete_run(
     return Outcome(folder.lines("metrics.jsonl"), last, folder)
 
 
-def same(a: Tensors | Message, b: Tensors | Message) -> bool:
+def same(a: Tensors | NamedTensors, b: Tensors | NamedTensors) -> bool:
     """Whether two messages, or two sets of tensors, are equal bit for bit."""
-    if isinstance(a, Message) and isinstance(b, Message):
+    if isinstance(a, NamedTensors) and isinstance(b, NamedTensors):
         return a.numbers == b.numbers and same(a.tensors, b.tensors)
-    assert not isinstance(a, Message)
-    assert not isinstance(b, Message)
+    assert not isinstance(a, NamedTensors)
+    assert not isinstance(b, NamedTensors)
     if a.keys() != b.keys():
         return False
     return all(a[n].dtype == b[n].dtype and torch.equal(a[n].nan_to_num(), b[n].nan_to_num()) for n in a)
@@ -317,7 +317,7 @@ class _Round:
     uploads: dict[ClientId, Message]
     memories: dict[ClientId, ClientState]
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[NamedTensors]:
         every = (self.messages, self.uploads, self.memories)
         return iter([self.state, *(message for of in every for message in of.values())])
 
@@ -339,8 +339,8 @@ def _second_round(runtime: ClientRuntime) -> _Round:
     return _Round(state, messages, uploads, memories)
 
 
-def _snapshot(message: Message) -> Message:
-    return Message({name: tensor.clone() for name, tensor in message.tensors.items()}, dict(message.numbers))
+def _snapshot(message: NamedTensors) -> NamedTensors:
+    return NamedTensors({name: tensor.clone() for name, tensor in message.tensors.items()}, dict(message.numbers))
 
 
 # -- the checks -------------------------------------------------------------------------------------------------------
@@ -500,7 +500,9 @@ def check_messages_are_plain(method: Method, folder: Path) -> None:
     del folder
     name, rule = type(method).__name__, "messages"
     for message in _second_round(_runtime(method)):
-        _demand(type(message) is Message, rule, f"{name} has a {type(message).__name__} where a Message is due")
+        _demand(
+            isinstance(message, NamedTensors), rule, f"{name} has a {type(message).__name__} where a message is due"
+        )
         for key, tensor in message.tensors.items():
             _demand(type(key) is str, rule, f"{name} has a tensor whose name is a {type(key).__name__}")
             _demand(type(tensor) is Tensor, rule, f"{name}: {key} is a {type(tensor).__name__}, not a plain tensor")

@@ -1,4 +1,4 @@
-"""FedVote: the vote, the transfer, what travels, and what it must not fall back on (specification E; cases 88 to 91)."""
+"""FedVote: the vote, the transfer, and what travels (specification E; cases 88 to 91)."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Federation:
     def tested(self) -> tuple[Samples, list[Indices]]:
         """What one global model is tested on, and which of these samples are each client's own.
 
-        The whole official test set, whoever holds it (specification G.1). Where the clients' samples were split locally,
+        The official test set, whoever holds it (specification G.1). Where the clients' samples were split locally,
         it is the test samples of the clients that train: those of the official test set may have been trained on.
         """
         own = self.partition.test

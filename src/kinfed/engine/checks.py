@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kinfed.errors import LONGEST, plain
-from kinfed.methods import Message
+from kinfed.methods import Message, NamedTensors
 
 __all__ = ["bounded", "diverged", "not_finite", "unsound", "upload_error"]
 
@@ -73,7 +73,7 @@ def _faults(upload: object, like: Mapping[str, Tensor], most: int) -> Iterator[s
 
 
 def _flaws(message: object) -> Iterator[str]:
-    if not isinstance(message, Message):
+    if not isinstance(message, NamedTensors):
         yield f"it is a {type(message).__name__}, not a Message"
         return
     for what, named in (("tensors", message.tensors), ("numbers", message.numbers)):

@@ -140,7 +140,7 @@ class Evaluator:
     def _probed(self) -> Samples:
         """Samples that classifiers of representations are fitted to, the same for every client.
 
-        All labelled training images (specification G.3), or some, the classes alike: those of the clients and the server.
+        All labelled training images of clients and server, or some, the classes alike (specification G.3).
         New clients are no part of it, so that they change nothing for the others.
         """
         federation, settings = self.runtime.federation, self.runtime.settings

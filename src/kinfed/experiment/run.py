@@ -173,7 +173,7 @@ def _model(config: Config, name: str, federation: Federation) -> Model:
 
 
 def _architectures(shares: Sequence[float], clients: int) -> tuple[int, ...]:
-    """Which model each client has: ⌊share·N⌋ clients the first, and so on; the last gets the rest (specification D.5)."""
+    """Deal the models: ⌊share·N⌋ clients get the first, and so on; the last gets the rest (specification D.5)."""
     counts = [math.floor(share * clients + 1e-9) for share in shares[:-1]]
     return tuple(which for which, count in enumerate([*counts, clients - sum(counts)]) for _ in range(count))
 

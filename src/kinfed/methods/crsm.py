@@ -1,4 +1,4 @@
-"""FedSHIBU's client representation similarity matrix (CRSM), and a mixture for every client by it (specification C.4)."""
+"""FedSHIBU's client representation similarity matrix (CRSM), and the mixtures by it (specification C.4)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """FedSHIBU: every client gets its own mixture of the clients' bodies, weighted by how alike their representations are.
 
-FedBABU with personalised aggregation by a client representation similarity matrix (CRSM). specification C.4 says where the
-paper is silent or cannot work as printed, and what stands in for it.
+FedBABU with personalised aggregation by a client representation similarity matrix (CRSM). Specification C.4 says where
+the paper is silent or cannot work as printed, and what stands in for it.
 """
 
 from __future__ import annotations

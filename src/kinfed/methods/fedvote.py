@@ -25,6 +25,7 @@ from kinfed.methods.method import (
     ClientState,
     Message,
     Method,
+    NamedTensors,
     Requirements,
     Server,
     ServerState,
@@ -161,7 +162,7 @@ class Vote(Method):
         own = max(_width(model, sources[0].card.shape, tap) for tap, _ in self._pairs)
         return max(own, *(_width(s.model, s.card.shape, tap) for s in sources for _, tap in self._pairs))
 
-    def selects(self, state: ServerState, round: int) -> bool:
+    def selects(self, state: NamedTensors, round: int) -> bool:
         """Tell whether a source model is to be chosen in a round: from R_sel on, until it is done."""
         return round >= self.round and VOTED not in state.numbers
 

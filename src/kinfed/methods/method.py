@@ -21,7 +21,10 @@ from kinfed.methods.picture import Picture
 from kinfed.models import Model, Source, Tensors
 from kinfed.streams import torch_stream
 
-__all__ = ["Client", "ClientId", "ClientState", "Message", "Method", "NamedTensors", "Requirements", "Server", "ServerState", "Serves"]
+__all__ = [
+    "Client", "ClientId", "ClientState", "Message", "Method", "NamedTensors", "Picture", "Requirements", "Server",
+    "ServerState", "Serves", "Site", "unread",
+]  # fmt: skip
 
 ClientId = int
 Serves = Literal["global", "private", "both"]

@@ -113,7 +113,7 @@ def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng
 def dirichlet_clients(
     train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator
 ) -> Partition:
-    """Every client has class proportions of its own, drawn from Dir(alpha·1_K), and as many samples (specification F.3).
+    """Each client has its own class proportions, drawn from Dir(alpha·1_K), and as many samples (specification F.3).
 
     The pool is the training and the test set together. Clients take turns in random order; what a class cannot give any
     more is drawn from the classes that are left, in the client's proportions. Then each client keeps a fifth of its

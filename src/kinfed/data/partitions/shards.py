@@ -53,7 +53,7 @@ class SortedShards(Partitioner):
 
 
 def shards(train: ArrayLike, test: ArrayLike, clients: int, per_client: int, rng: np.random.Generator) -> Partition:
-    """Every client gets ``per_client`` shards of one class each, and test shards of the same classes (specification F.1).
+    """Each client gets ``per_client`` shards of a class each, and test shards of the same classes (specification F.1).
 
     Each class is cut, in data-set order, into N·s/K near-equal shards; a shuffled N×s table says which classes a client
     gets, and the test set is cut by the same table. A client may get a class twice, so it holds at most s classes.
