@@ -13,8 +13,8 @@ import argparse
 import statistics
 
 from kinfed.engine.evaluator import KNN, LOCAL, PROBED, Evaluator
+from kinfed.experiment.assemble import runtime_of
 from kinfed.experiment.config import Config
-from kinfed.experiment.run import runtime_of
 from kinfed.settings import own_settings
 
 

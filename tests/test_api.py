@@ -14,8 +14,8 @@ from torch import nn
 
 import kinfed
 from kinfed.errors import InputError
+from kinfed.experiment.assemble import federation_of
 from kinfed.experiment.config import Config
-from kinfed.experiment.run import federation_of
 from kinfed.methods import METHODS
 
 SMALL: dict[str, Any] = {"rounds": 1, "clients": 5, "ft_epochs": 0, "quiet": True}

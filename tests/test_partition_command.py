@@ -14,8 +14,8 @@ from rich.console import Console
 import kinfed as package
 from kinfed.data import IID, Federation, Partition, make_federation
 from kinfed.data.heterogeneity import effective_classes, total_variation
+from kinfed.experiment.assemble import federation_of
 from kinfed.experiment.config import Config
-from kinfed.experiment.run import federation_of
 from kinfed.report.folders import read_runs
 from kinfed.report.partition import Holdings, client_table, save_holdings, summary_table
 from tests.builders import dataset

@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kinfed import similarity
     from kinfed.api import Result, compare, load, open_result, reproduce, resume, run, train_sources, vote
+    from kinfed.data.partitions.columns import ByColumn, Folders
+    from kinfed.data.partitions.dirichlet import Dirichlet, DirichletClients, Quantity
+    from kinfed.data.partitions.disjoint import Disjoint, TwoGroups
+    from kinfed.data.partitions.iid import IID
+    from kinfed.data.partitions.partitioner import Partitioner
+    from kinfed.data.partitions.saved import Saved
+    from kinfed.data.partitions.shards import Shards, SortedShards
+    from kinfed.engine import ProcessExecutor, SerialExecutor
     from kinfed.errors import InputError, RunFailed
     from kinfed.learning import LocalTraining
     from kinfed.methods.central import Central
@@ -40,6 +48,20 @@ _WHERE = {
         ("Result", "compare", "load", "open_result", "reproduce", "resume", "run", "train_sources", "vote"),
         "kinfed.api",
     ),
+    "ByColumn": "kinfed.data.partitions.columns",
+    "Dirichlet": "kinfed.data.partitions.dirichlet",
+    "DirichletClients": "kinfed.data.partitions.dirichlet",
+    "Disjoint": "kinfed.data.partitions.disjoint",
+    "Folders": "kinfed.data.partitions.columns",
+    "IID": "kinfed.data.partitions.iid",
+    "Partitioner": "kinfed.data.partitions.partitioner",
+    "ProcessExecutor": "kinfed.engine",
+    "Quantity": "kinfed.data.partitions.dirichlet",
+    "Saved": "kinfed.data.partitions.saved",
+    "SerialExecutor": "kinfed.engine",
+    "Shards": "kinfed.data.partitions.shards",
+    "SortedShards": "kinfed.data.partitions.shards",
+    "TwoGroups": "kinfed.data.partitions.disjoint",
     "InputError": "kinfed.errors",
     "RunFailed": "kinfed.errors",
     "LocalTraining": "kinfed.learning",
@@ -70,10 +92,15 @@ _WHERE = {
 }
 
 __all__ = [
+    "IID",
     "MOON",
     "SCAFFOLD",
+    "ByColumn",
     "Central",
     "CentralBYOL",
+    "Dirichlet",
+    "DirichletClients",
+    "Disjoint",
     "Ditto",
     "FedAvg",
     "FedAvgCRSM",
@@ -89,14 +116,23 @@ __all__ = [
     "FedSHIBU",
     "FedSimSiam",
     "FedU",
+    "Folders",
     "HeteroSSFL",
     "InputError",
     "LGFedAvg",
     "Local",
     "LocalSSL",
     "LocalTraining",
+    "Partitioner",
+    "ProcessExecutor",
+    "Quantity",
     "Result",
     "RunFailed",
+    "Saved",
+    "SerialExecutor",
+    "Shards",
+    "SortedShards",
+    "TwoGroups",
     "Vote",
     "__version__",
     "compare",

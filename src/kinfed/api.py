@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from kinfed.data import Federation
+    from kinfed.engine import Executor
     from kinfed.experiment.predictor import Predictor
     from kinfed.experiment.run import MakeCallback
     from kinfed.experiment.vote import Ballots
@@ -116,6 +117,7 @@ def run(
     overwrite: bool = False,
     quiet: bool = False,
     allow_code: bool = False,
+    executor: Executor | None = None,
     **fields: Unpack[Fields],
 ) -> Result:
     """Run one method with one seed, and write a run folder.
@@ -127,6 +129,8 @@ def run(
         overwrite: Replace a run or comparison that the folder holds.
         quiet: Show no progress.
         allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
+        executor: Executor that does the clients' work, such as ``ProcessExecutor(2)``, which stays open for other runs;
+            ``workers=2`` is its short form.
         **fields: Fields of the experiment, as in `compare`.
 
     Returns:
@@ -147,7 +151,7 @@ def run(
         raise InputError("methods: run takes one method, the first argument; compare takes several")
     config = _config({**fields, "methods": method}, allow_code=allow_code)
     with result_folder(out, config.methods[0]) as path, _watching(quiet) as watcher:
-        run_config(config, path, watcher, overwrite=overwrite)
+        run_config(config, path, watcher, overwrite=overwrite, executor=executor)
     return Result(path)
 
 
@@ -160,6 +164,7 @@ def compare(
     overwrite: bool = False,
     quiet: bool = False,
     allow_code: bool = False,
+    executor: Executor | None = None,
     **fields: Unpack[Fields],
 ) -> Result:
     """Run several methods, with one or more seeds, on the same clients, and write a comparison folder.
@@ -173,6 +178,8 @@ def compare(
         overwrite: Replace a run or comparison that the folder holds.
         quiet: Show no progress.
         allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
+        executor: Executor that does the clients' work, such as ``ProcessExecutor(2)``, which stays open for other runs;
+            ``workers=2`` is its short form.
         **fields: Fields of the experiment. The signature lists them with their defaults, and ``kinfed compare --help``
             describes them. ``data`` may be a name, a path, or arrays ``(x_train, y_train, x_test, y_test)``; arrays are
             stored in the cache folder, where a resumed run finds them. ``training`` is a `LocalTraining`, in place of
@@ -196,7 +203,7 @@ def compare(
     asked = {**fields} if methods is None else {**fields, "methods": methods}
     config = _config(asked, alone=True, allow_code=allow_code)
     with result_folder(out, "compare") as path, _watching(quiet) as watcher:
-        compare_config(config, path, watcher, overwrite=overwrite)
+        compare_config(config, path, watcher, overwrite=overwrite, executor=executor)
     return Result(path)
 
 
@@ -212,6 +219,7 @@ def resume(
     device: str | None = None,
     quiet: bool = False,
     allow_code: bool = False,
+    executor: Executor | None = None,
 ) -> Result:
     """Continue a run or a comparison where it stopped, with the same result as without the interruption.
 
@@ -228,6 +236,8 @@ def resume(
             bits, and a warning says so.
         quiet: Show no progress.
         allow_code: Let the run's files name code (``package.module:Name``), which is then imported and run.
+        executor: Executor that does the clients' work, such as ``ProcessExecutor(2)``, which stays open for other runs;
+            ``workers=2`` is its short form.
 
     Returns:
         The results of the run or the comparison.
@@ -251,7 +261,7 @@ def resume(
         if rounds is not None:
             extend(folder, rounds, device=device, objects=objects)
         with _watching(quiet) as watcher:
-            resume_folder(folder, watcher, device=device, objects=objects)
+            resume_folder(folder, watcher, device=device, objects=objects, executor=executor)
     return Result(folder)
 
 

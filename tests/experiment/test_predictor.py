@@ -14,9 +14,9 @@ from torch import nn
 import kinfed
 from kinfed.data import Federation, Samples
 from kinfed.errors import InputError
+from kinfed.experiment.assemble import federation_of
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import read_toml
-from kinfed.experiment.run import federation_of
 from kinfed.models import Model, read_tensors, save_tensors
 
 SMALL: dict[str, Any] = {"clients": 5, "rounds": 2, "quiet": True, "partition": "dirichlet"}

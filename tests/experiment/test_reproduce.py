@@ -10,7 +10,7 @@ import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment import reproduce
 from kinfed.experiment.config_file import read_toml
-from kinfed.experiment.run import COMPARISON
+from kinfed.experiment.folders import COMPARISON
 from kinfed.experiment.tables import ROUNDS, TABLES, PaperTable, Row, Scale
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import METHODS

@@ -27,7 +27,9 @@ class FedDyn(Theirs):
 
 small = dict(clients=5, rounds=3, train_images=200, ft_epochs=0, probe=0, quiet=True)
 kinfed.run(Theirs(alpha=0.3), out="object", **small)
-kinfed.run(FedDyn(alpha=0.3), out="cell", workers=2, **small)
+executor = kinfed.ProcessExecutor(2)
+kinfed.run(FedDyn(alpha=0.3), out="cell", executor=executor, **small)
+executor.close()
 result = kinfed.compare([FedDyn(alpha=0.3), Theirs(alpha=0.3), Theirs(alpha=1.0), "fedavg"], out="both", **small)
 result.report()
 '''

@@ -16,9 +16,9 @@ from rich.console import Console
 import kinfed
 from kinfed.data import load, subsample
 from kinfed.errors import InputError
+from kinfed.experiment.assemble import federation_of
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import read_toml
-from kinfed.experiment.run import federation_of
 from kinfed.learning import correct, unnormalised
 from kinfed.report.figures import curves
 from kinfed.report.folders import Run, read_runs

@@ -29,8 +29,8 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
     """
     from rich.console import Console
 
+    from kinfed.experiment.assemble import federation_of
     from kinfed.experiment.configure import configure
-    from kinfed.experiment.run import federation_of
     from kinfed.experiment.uses import OF_CLIENTS
     from kinfed.report.partition import SHOWN_CLIENTS, Holdings, client_table, save_holdings, summary_table
 

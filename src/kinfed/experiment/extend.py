@@ -12,9 +12,10 @@ from kinfed.engine.evaluation import Evaluation
 from kinfed.engine.folder import METRICS, Checkpoint
 from kinfed.engine.lines import Line, is_of_evaluation
 from kinfed.errors import InputError
+from kinfed.experiment.assemble import runtime_of
 from kinfed.experiment.config import Config
 from kinfed.experiment.folders import COMPARISON, CONFIG, SUMMARY, is_ours, run_folders
-from kinfed.experiment.run import folder_of, runtime_of
+from kinfed.experiment.run import folder_of
 from kinfed.files import claimed, delete, read_json_object, write_whole, written
 from kinfed.learning.schedule import parse_schedule
 from kinfed.settings import own_settings

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from kinfed.engine import ClientRuntime, RunFolder
 from kinfed.errors import InputError
+from kinfed.experiment.assemble import check_unchanged, open_sources, runtime_of
 from kinfed.experiment.config import Config
 from kinfed.experiment.folders import CONFIG
-from kinfed.experiment.run import MakeCallback, check_unchanged, nobody, open_sources, runtime_of
+from kinfed.experiment.run import MakeCallback, nobody
 from kinfed.experiment.run import run as run_config
 from kinfed.files import claimed, write_whole
 from kinfed.methods import ClientId

@@ -1,0 +1,171 @@
+"""Everything that a run works with, from a config: the clients, the models, the rounds, the source models."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from kinfed.data import Federation, load, make_federation, subsample
+from kinfed.engine import (
+    ClientRuntime,
+    RoundSettings,
+)
+from kinfed.errors import InputError
+from kinfed.experiment.config import Config, model_shares
+from kinfed.experiment.folders import (
+    FEDERATION,
+)
+from kinfed.experiment.uses import refuse_idle_in
+from kinfed.files import read_json
+from kinfed.learning import LocalTraining, Phase
+from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, default_architecture, load_weights, open_pool
+
+__all__ = [
+    "about_clients", "check_unchanged", "federation_of", "open_sources", "runtime_of", "settled", "sources_of",
+]  # fmt: skip
+
+PARTS = {"full": ALL, "head": HEAD, "body": BODY}
+
+
+def federation_of(config: Config) -> Federation:
+    """The clients of a config.
+
+    Raises:
+        InputError: If the data do not allow its partition.
+    """
+    if config.data.startswith("<"):
+        federation: Federation = config.objects[config.data]
+        return federation
+    dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
+    if config.train_images is not None:
+        dataset = subsample(dataset, config.train_images, config.seed)
+    return make_federation(
+        dataset,
+        config.partitioner(),
+        clients=config.clients,
+        seed=config.seed,
+        probe=config.probe,
+        new_clients=config.new_clients,
+    )
+
+
+def runtime_of(config: Config) -> ClientRuntime:
+    """Everything that a run works with; the config names one method."""
+    (name,) = config.methods
+    federation = federation_of(config)
+    shares = model_shares(config.models or "") or [
+        (config.model or default_architecture(federation.dataset.shape), 1.0)
+    ]
+    models = tuple(_model(config, name, federation) for name, _ in shares)
+    tuning = Phase(train=PARTS[config.ft_part], epochs=config.ft_epochs, lr=config.ft_lr)
+    settings = RoundSettings(
+        rounds=config.rounds,
+        sgd=LocalTraining(
+            lr=config.lr,
+            epochs=config.local_epochs,
+            batch_size=config.batch_size,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            augment=config.augment,
+            feature_cache_mb=config.feature_cache_mb,
+        ),
+        lr_schedule=config.lr_schedule,
+        participation=config.participation,
+        seed=config.seed,
+        checkpoint_every=config.checkpoint_every,
+        evaluate_every=config.evaluate_every,
+        save_local=config.save_local,
+        fine_tuning=tuning if config.ft_epochs else None,
+        linear_probe=config.linear_probe,
+        knn_every=config.knn_every,
+        probed=config.linear_probe_images,
+    )
+    architectures = _architectures([share for _, share in shares], len(federation))
+    return ClientRuntime(
+        config.method(name), federation, models, settings, architectures, sources_of(config, name, federation)
+    )
+
+
+def sources_of(config: Config, name: str, federation: Federation) -> tuple[Source, ...]:
+    """The source models; none if the method does not ask for them."""
+    if not config.method(name).requires.source_models:
+        return ()
+    assert config.sources is not None
+    return open_sources(Path(config.sources), federation.dataset.shape, config.device)
+
+
+def open_sources(pool: Path, shape: tuple[int, ...], device: str) -> tuple[Source, ...]:
+    """The source models in a folder, on a device.
+
+    Raises:
+        InputError: If it is no pool, or a source takes inputs of another shape.
+    """
+    sources = open_pool(pool)
+    for source in sources:
+        if source.card.shape != shape:
+            takes, are = ("×".join(map(str, size)) for size in (source.card.shape, shape))
+            raise InputError(f"sources: {source.name!r} takes inputs of {takes}, and those of the data are {are}")
+        source.model.to(device)
+    return sources
+
+
+def _model(config: Config, name: str, federation: Federation) -> Model:
+    """A model with its start weights, on the device."""
+    shape = federation.dataset.shape
+    if config.augment != "none" and len(shape) != 3:
+        raise InputError(f"augment: {config.augment} is for images, and the inputs are {'×'.join(map(str, shape))}")
+    made, classes = config.architecture(name), len(federation.dataset.classes)
+    model = build(made, shape, classes, config.seed, bn=config.bn, head=config.head)
+    if config.weights is not None:
+        load_weights(model, Path(config.weights))
+    return model.to(config.device)
+
+
+def _architectures(shares: Sequence[float], clients: int) -> tuple[int, ...]:
+    """Deal the models: ⌊share·N⌋ clients get the first, and so on; the last gets the rest (specification D.5)."""
+    counts = [math.floor(share * clients + 1e-9) for share in shares[:-1]]
+    return tuple(which for which, count in enumerate([*counts, clients - sum(counts)]) for _ in range(count))
+
+
+def settled(config: Config, runtime: ClientRuntime) -> Config:
+    """The config with what was left to the data.
+
+    Raises:
+        InputError: If a method needs more probe images than that, or ``bn`` is of no use to the models.
+    """
+    refuse_idle_in(config, runtime.models)
+    return Config.checked(config.model_dump() | {"probe": len(runtime.federation.probe_rows)}, config.objects)
+
+
+def about_clients(runtime: ClientRuntime) -> str:
+    """``federation.json``: training samples by client and class, test samples by client, source models."""
+    federation = runtime.federation
+    sources = {source.name: checksum(source.model.tensors()) for source in runtime.sources}
+    names, left = federation.partition.names, federation.dataset.left_out
+    about = {
+        **({"names": list(names)} if names else {}),
+        "classes": list(federation.dataset.classes),
+        "train": federation.class_counts().tolist(),
+        "test": [len(rows) for rows in federation.partition.test],
+        "probe": len(federation.probe_rows),
+        "skipped": federation.dataset.skipped,
+        "skipped_names": list(federation.dataset.skipped_names),
+        **({"left_out": len(left), "left_out_names": list(left[:5])} if left else {}),
+        "new_clients": len(federation.new_clients),
+        "unused": federation.unused,
+        **({"sources": sources} if sources else {}),
+    }
+    return json.dumps(about) + "\n"
+
+
+def check_unchanged(runtime: ClientRuntime, out: Path) -> None:
+    """The data and the sources must still be what they were.
+
+    Raises:
+        InputError: If the clients or the source models are not those that the run in a folder began with.
+    """
+    if read_json(out / FEDERATION) != json.loads(about_clients(runtime)):
+        what = "data: the clients" if not runtime.sources else "data, sources: the clients or the source models"
+        raise InputError(f"{what} are not those that the run in {str(out)!r} began with; they changed")

@@ -1,0 +1,116 @@
+"""The summary of a run: accuracies at the last round, costs, and what was refused or left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kinfed.engine import (
+    ClientRuntime,
+)
+from kinfed.experiment.config import Config
+from kinfed.experiment.participation import never_trained, of_trained
+from kinfed.experiment.so_far import Lines
+from kinfed.experiment.targets import rounds_to
+from kinfed.models import default_architecture
+
+__all__ = ["summarise", "target_reached"]
+
+SUMMARY_VERSION = 1
+SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
+
+
+def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lines) -> dict[str, Any]:
+    """``summary.json``, version 1: accuracies at the last round; best-on-test stands beside them, never for them."""
+    (method,) = config.methods
+    federation = runtime.federation
+    always = [f"{name}_{quantity}" for name in ("personal", "fine_tuned") for quantity in SPREAD]
+    spreads = {name: value for name, value in lines[-1].items() if name.endswith(SPREAD)}
+    metrics: dict[str, float | None] = dict.fromkeys(always) | spreads
+    metrics["global_acc"] = lines[-1]["global_acc"]
+    never = [] if runtime.method.trains == "pooled" else never_trained(lines, len(federation))
+    sizes = [len(rows) for rows in federation.partition.test]
+    metrics |= of_trained(lines[-1]["client_acc"].get("personal", ()), sizes, never)
+    metrics |= _by_architecture(runtime, lines[-1]["client_acc"])
+    for name in ("personal_acc_weighted", "global_acc"):
+        series = [line[name] for line in lines if line.get(name) is not None]
+        metrics[f"{name}_mean_of_last_10_rounds"] = math.fsum(series[-10:]) / len(series[-10:]) if series else None
+        metrics[f"{name}_best_on_test"] = max(series, default=None)
+    return {
+        "version": SUMMARY_VERSION,
+        "method": method,
+        "seed": config.seed,
+        "rounds": len(lines),
+        "supervised": runtime.method.supervised,
+        "tested": runtime.method.primary_label,
+        "model": config.models or config.model or default_architecture(federation.dataset.shape),
+        "data": {
+            "name": config.data,
+            "clients": len(federation),
+            "new_clients": len(federation.new_clients),
+            "partition": config.partition,
+            **{option: getattr(config, option) for option in config.partition_options},
+            "train": sum(len(rows) for rows in federation.partition.train),
+            "test": sum(len(rows) for rows in federation.partition.test),
+            "probe": len(federation.probe_rows),
+        },
+        "metrics": metrics,
+        "rounds_to_target": target_reached(config, lines),
+        "vote": None,  # of every run; a method's outcome may be one
+        "train_loss": lines[-1]["train_loss"],
+        "train_cross_entropy": lines[-1].get("train_cross_entropy"),
+        "train_term": lines[-1].get("train_term"),
+        "communication": {way: sum(line[way] for line in lines) for way in ("down_bytes", "up_bytes")},
+        "seconds": {
+            "total": round(sum(sum(v for k, v in line.items() if k != "round") for line in seconds), 3),
+            "train": round(sum(line["train"] for line in seconds), 3),
+            "evaluate": round(sum(line["evaluate"] for line in seconds), 3),
+        },
+        "refused": sum(len(line["refused"]) for line in lines),
+        "refusals": _told(lines, "refused"),
+        "untested": sum(len(line["untested"]) for line in lines),
+        "untested_reasons": _told(lines, "untested"),
+        "skipped_samples": sum(line["skipped_samples"] for line in lines),
+        "never_trained": len(never),
+        "zero_step_clients": sum(line["zero_step_clients"] for line in lines),
+        "collapsed": [],
+        **runtime.method.outcome(runtime.server(len(lines)), lines, runtime.class_counts),
+    }
+
+
+def target_reached(config: Config, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Of the global model; None if no target was asked for."""
+    if config.target_acc is None:
+        return None
+    return {
+        "target": config.target_acc,
+        "round": rounds_to([line["global_acc"] for line in lines], config.target_acc),
+    }
+
+
+def _by_architecture(
+    runtime: ClientRuntime, accuracies: Mapping[str, Sequence[float | None]]
+) -> dict[str, float | None]:
+    """``linear_global_acc_mean_of_cnn4`` and the like: plain means over the clients of one of several architectures."""
+    if len(runtime.models) < 2:
+        return {}
+    of_clients = [runtime.architecture(id) for id in range(len(runtime.federation))]
+    means: dict[str, float | None] = {}
+    for name, told in accuracies.items():
+        if name.startswith("new_"):
+            continue
+        for architecture in dict.fromkeys(of_clients):
+            theirs = [a for a, of in zip(told, of_clients, strict=True) if of == architecture and a is not None]
+            means[f"{name}_acc_mean_of_{architecture}"] = math.fsum(theirs) / len(theirs) if theirs else None
+    return means
+
+
+def _told(lines: Sequence[dict[str, Any]], what: str) -> list[dict[str, Any]]:
+    """Each reason that stands in the metrics: how often, and where first."""
+    told: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        for client, reason in line[what].items():
+            first = {"reason": reason, "times": 0, "first": {"round": line["round"], "client": client}}
+            told.setdefault(reason, first)["times"] += 1
+    return list(told.values())
