@@ -69,14 +69,7 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, wa
                 ids = sampled(len(runtime.trained), participation, settings.seed, round)
                 answers = present.train(ids, state, ledger.now)
             with clock("aggregate"):
-                if answers.uploads:
-                    state = method.aggregate(runtime.server(round), state, answers.uploads)
-                    _check_state(runtime, round, state)
-                for id in ids:
-                    if id in answers.uploads:
-                        ledger.accept(id, round, id in answers.keeping)
-                    else:
-                        ledger.refuse(id, round)
+                state = present.aggregate(ids, state, answers, ledger)
                 traffic_and_notes = _traffic_and_notes(runtime, round, state, answers, len({*ids} - reached))
             line = {
                 "round": round,
@@ -88,11 +81,7 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, wa
             }
             reached.update(ids)
             with clock("evaluate"):
-                vain = round == settings.rounds and _nobody_got_on(runtime, [*folder.lines(METRICS), line])
-                if settings.evaluates(round, method) and not vain:
-                    line |= Evaluation(round, runtime, executor, folder, told).line(state, ledger.now)
-                else:
-                    line |= {"global_acc": None, "untested": {}, "client_acc": {}}
+                line |= present.evaluate(state, ledger.now, line)
             with clock("save"):
                 folder.append(METRICS, line)
                 regular = round % settings.checkpoint_every == 0 or round == settings.rounds
@@ -257,6 +246,30 @@ class _Round:
         answers.uploads = dict(sorted(answers.uploads.items()))
         answers.refused = dict(sorted(answers.refused.items(), key=lambda item: int(item[0])))
         return answers
+
+    def aggregate(
+        self, ids: Sequence[ClientId], state: ServerState, answers: _Answers, ledger: StateLedger
+    ) -> ServerState:
+        """Return the server's next state, and note which clients' states are those of this round."""
+        method = self.runtime.method
+        if answers.uploads:
+            state = method.aggregate(self.runtime.server(self.number), state, answers.uploads)
+            _check_state(self.runtime, self.number, state)
+        for id in ids:
+            if id in answers.uploads:
+                ledger.accept(id, self.number, id in answers.keeping)
+            else:
+                ledger.refuse(id, self.number)
+        return state
+
+    def evaluate(self, state: ServerState, stored: StoredRounds, line: Line) -> Line:
+        """Return the accuracies of the round, if it has an evaluation; the line is what is known of it so far."""
+        settings = self.runtime.settings
+        last = self.number == settings.rounds
+        vain = last and _nobody_got_on(self.runtime, [*self.folder.lines(METRICS), line])
+        if vain or not settings.evaluates(self.number, self.runtime.method):
+            return {"global_acc": None, "untested": {}, "client_acc": {}}
+        return Evaluation(self.number, self.runtime, self.executor, self.folder, self.told).line(state, stored)
 
     def _save_local(self, id: ClientId, upload: Message) -> None:
         """For who wants to compare what the clients made of the model in the last round (`kinfed similarity`)."""

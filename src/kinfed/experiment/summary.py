@@ -25,18 +25,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
     """``summary.json``, version 1: accuracies at the last round; best-on-test stands beside them, never for them."""
     (method,) = config.methods
     federation = runtime.federation
-    always = [f"{name}_{quantity}" for name in ("personal", "fine_tuned") for quantity in SPREAD]
-    spreads = {name: value for name, value in lines[-1].items() if name.endswith(SPREAD)}
-    metrics: dict[str, float | None] = dict.fromkeys(always) | spreads
-    metrics["global_acc"] = lines[-1]["global_acc"]
     never = [] if runtime.method.trains == "pooled" else never_trained(lines, len(federation))
-    sizes = [len(rows) for rows in federation.partition.test]
-    metrics |= of_trained(lines[-1]["client_acc"].get("personal", ()), sizes, never)
-    metrics |= _by_architecture(runtime, lines[-1]["client_acc"])
-    for name in ("personal_acc_weighted", "global_acc"):
-        series = [line[name] for line in lines if line.get(name) is not None]
-        metrics[f"{name}_mean_of_last_10_rounds"] = math.fsum(series[-10:]) / len(series[-10:]) if series else None
-        metrics[f"{name}_best_on_test"] = max(series, default=None)
     return {
         "version": SUMMARY_VERSION,
         "method": method,
@@ -55,7 +44,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
             "test": sum(len(rows) for rows in federation.partition.test),
             "probe": len(federation.probe_rows),
         },
-        "metrics": metrics,
+        "metrics": _metrics(runtime, lines, never),
         "rounds_to_target": target_reached(config, lines),
         "vote": None,  # of every run; a method's outcome may be one
         "train_loss": lines[-1]["train_loss"],
@@ -77,6 +66,22 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
         "collapsed": [],
         **runtime.method.outcome(runtime.server(len(lines)), lines, runtime.class_counts),
     }
+
+
+def _metrics(runtime: ClientRuntime, lines: Lines, never: Sequence[int]) -> dict[str, float | None]:
+    """Return the accuracies of a summary; ``never`` are the clients that took no part."""
+    always = [f"{name}_{quantity}" for name in ("personal", "fine_tuned") for quantity in SPREAD]
+    spreads = {name: value for name, value in lines[-1].items() if name.endswith(SPREAD)}
+    metrics: dict[str, float | None] = dict.fromkeys(always) | spreads
+    metrics["global_acc"] = lines[-1]["global_acc"]
+    sizes = [len(rows) for rows in runtime.federation.partition.test]
+    metrics |= of_trained(lines[-1]["client_acc"].get("personal", ()), sizes, never)
+    metrics |= _by_architecture(runtime, lines[-1]["client_acc"])
+    for name in ("personal_acc_weighted", "global_acc"):
+        series = [line[name] for line in lines if line.get(name) is not None]
+        metrics[f"{name}_mean_of_last_10_rounds"] = math.fsum(series[-10:]) / len(series[-10:]) if series else None
+        metrics[f"{name}_best_on_test"] = max(series, default=None)
+    return metrics
 
 
 def target_reached(config: Config, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
