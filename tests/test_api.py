@@ -39,7 +39,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
         "overwrite: 'False' is not allowed; must be true or false",
     ),
     "quiet None": (lambda run: wrong.run("fedavg", quiet=None), "quiet: None is not"),
-    "data 5": (lambda run: wrong.run("fedavg", data=5), "data: 5 is not allowed; a name, a path, or x_train"),
+    "data 5": (lambda run: wrong.run("fedavg", data=5), "data: 5 is not allowed; a name, a path, a Dataset"),
     "data of 3": (lambda run: wrong.run("fedavg", data=(X, Y, X)), "data: .* is not allowed; a name, a path"),
     "data array": (lambda run: wrong.run("fedavg", data=X), "data: array.* is not allowed; a name, a path"),
     "rounds array": (lambda run: wrong.run("fedavg", rounds=np.zeros((99, 99))), "rounds: array.*… is not allowed"),

@@ -155,6 +155,7 @@ def _load_slowly(folder: str) -> None:
     load(folder)
 
 
+@pytest.mark.slow
 def test_a_kill_while_writing_leaves_no_entry(folder: Path) -> None:
     child = multiprocessing.get_context("spawn").Process(target=_load_slowly, args=(str(folder),))
     child.start()

@@ -93,6 +93,7 @@ def test_an_illegal_alpha_is_refused(recipe: Callable[..., Partition], alpha: fl
         recipe(balanced(10, 40), [0], 4, alpha, rng())
 
 
+@pytest.mark.slow
 def test_another_process_and_another_hash_seed_cut_alike() -> None:  # case 37
     code = (
         "from tests.data.test_partition_recipes import *\n"
@@ -105,6 +106,7 @@ def test_another_process_and_another_hash_seed_cut_alike() -> None:  # case 37
         assert told.stdout.split() == here
 
 
+@pytest.mark.slow
 @every
 @pytest.mark.parametrize(("samples", "clients", "allowed"), [(50_000, 100, 0.1), (1_000_000, 10_000, 5.0)])
 def test_it_is_fast(name: str, samples: int, clients: int, allowed: float) -> None:

@@ -118,6 +118,7 @@ def test_worker_processes_give_the_same_bits_as_this_one(  # cases 53, 55
         assert saved[0] == saved[1]
 
 
+@pytest.mark.slow
 def test_workers_go_from_one_run_to_the_next(two_workers: ProcessExecutor, tmp_path: Path) -> None:
     before = [worker._process.pid for worker in two_workers._workers]
     for name in ("fedper", "local"):

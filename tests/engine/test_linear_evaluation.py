@@ -39,6 +39,7 @@ def share(right: torch.Tensor) -> float:
     return right.double().mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNLABELLED)
 def test_what_reads_no_labels_has_accuracies_by_a_probe_after_the_last_round_alone(name: str, tmp_path: Path) -> None:
     *before, last = run(build_runtime(name, by_classes(*PAIRS)), tmp_path / "out").lines

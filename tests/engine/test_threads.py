@@ -85,6 +85,7 @@ def files(outcome: Outcome) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (outcome.folder.path / "models").iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_threads_give_the_same_bits_as_one_client_after_the_other(
     name: str, threads: ThreadExecutor, tmp_path: Path

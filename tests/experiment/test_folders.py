@@ -254,6 +254,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_more_rounds_end_with_the_bits_of_a_straight_run(compared: Path, straight: Path) -> None:  # case 316
     kinfed.resume(compared, rounds=5, quiet=True)
     assert files(compared) == files(straight)

@@ -125,6 +125,7 @@ def test_fields_overrule_those_of_the_table_and_the_papers_numbers_are_of_anothe
     assert json.loads((out / "table.json").read_text())["other_setting"] == {"rounds": 1, "clients": 3}
 
 
+@pytest.mark.slow
 def test_what_is_said_as_the_table_has_it_is_no_other_setting(out: Path) -> None:
     fields = {"rounds": 1, "seeds": 1, "clients": 4, "seed": 3, "evaluate_every": 2, "checkpoint_every": 1}
     assert "another setting" not in kinfed.reproduce("a-table1", out=out, quiet=True, **fields).read_text()
@@ -153,6 +154,7 @@ def test_what_tells_columns_apart_or_does_nothing_is_refused_before_anything_is_
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_field_that_one_of_a_tables_runs_reads_may_be_given(out: Path) -> None:
     fields: dict[str, Any] = {"rounds": 1, "local_epochs": 1, "clients": 2, "participation": 1.0}
     text = kinfed.reproduce(
@@ -246,6 +248,7 @@ def test_hetero_ssfl_has_the_mu_of_the_data_and_two_architectures(scale: str) ->
         assert wide == {(4096, 2048) if scale == "paper" else (512, 128)}
 
 
+@pytest.mark.slow
 def test_settings_overrule_those_of_the_rows_one_by_one(out: Path) -> None:
     fields = {"rounds": 1, "local_epochs": 1, "clients": 2, "participation": 1.0}
     kinfed.reproduce("a-table2", out=out, quiet=True, **fields, settings={"fedshibu": {"kernel": "rbf"}})
@@ -256,6 +259,7 @@ def test_settings_overrule_those_of_the_rows_one_by_one(out: Path) -> None:
         kinfed.reproduce("a-table2", out=out, quiet=True, settings={"fedsibu": {"kernel": "rbf"}})
 
 
+@pytest.mark.slow
 def test_a_folder_from_before_a_field_was_there_is_gone_on_with(out: Path) -> None:
     before = kinfed.reproduce("a-table1", out=out, quiet=True).read_text()
     begun = out / "α=1" / COMPARISON
@@ -335,6 +339,7 @@ TO_TARGET = PaperTable(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_table_of_rounds_trains_its_sources_and_tells_what_they_save(tmp_path: Path) -> None:
     told = kinfed.reproduce("a-table4", out=tmp_path, quiet=True).read_text()
     rounds = json.loads((tmp_path / "table.json").read_text())["cells"]["IID"]

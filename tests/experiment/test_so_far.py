@@ -89,6 +89,7 @@ def test_a_finished_run_has_one_summary(tmp_path: Path) -> None:
     assert json.loads((out / "summary.json").read_text())["rounds"] == ROUNDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedvote", "hetero_ssfl"])
 def test_a_run_before_its_vote_or_its_last_test_has_a_page(method: str, tmp_path: Path) -> None:
     fields = {"sources": str(write_pool(tmp_path / "pool", "ab"))} if method == "fedvote" else {"knn_every": 1}

@@ -108,6 +108,7 @@ def test_tags_are_text_as_a_server_wants_them(out: Path, monkeypatch: pytest.Mon
     assert all(type(value) is str for value in told["tags"].values())
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_one_run_with_each_round_once(out: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(Config.checked({"methods": ("fedper",), "log": BOTH, **SMALL}), out, interrupted)
@@ -151,6 +152,7 @@ def test_inside_a_run_of_ones_own_mlflow_shows_them_as_its_children(out: Path) -
     assert mlflow_runs()["fedavg-seed0"].data.tags["mlflow.parentRunId"] == mine.info.run_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["start", "log", "end"])
 def test_a_tracker_that_fails_is_told_in_one_line_and_the_run_goes_on(
     when: str, out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

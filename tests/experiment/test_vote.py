@@ -364,6 +364,7 @@ def test_the_summary_tells_of_a_vote_and_of_a_source_that_was_asked_for(compared
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_transfer_shows_its_speed_up(compared: Path, call: Call) -> None:
     code, out, _ = call("report", compared)
     assert code == 0

@@ -24,6 +24,7 @@ def test_contract(name: str, check: Check, tmp_path: Path) -> None:
         pytest.skip(reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["tiny_cnn", "cnn4"])
 def test_uneven_clients_skip_only_what_batchnorm_cannot_train_on(name: str, model: str, tmp_path: Path) -> None:
     method = small(name)

@@ -29,6 +29,7 @@ def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
     assert "@import" not in own
 
 
+@pytest.mark.slow
 def test_the_page_says_what_was_run_and_holds_the_complete_config(page: Path) -> None:
     text = page.read_text()
     for part in ("10 clients", "2 shards a client", "seeds 0, 1", "fedshibu-seed1", "norm = ", "checkpoint_every = 10"):
@@ -57,6 +58,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert "<img src=x onerror" not in kinfed.open_result(folder).report(tmp_path / "r.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_in_a_browser_every_figure_is_drawn_without_an_error(page: Path, tmp_path: Path) -> None:
     assert CHROMIUM is not None

@@ -134,6 +134,7 @@ def without_words(folder: Path, matrices: dict[str, torch.Tensor]) -> Run:
     return read
 
 
+@pytest.mark.slow
 def test_pictures_of_older_runs_have_no_words_and_are_shown_nevertheless(tmp_path: Path) -> None:
     folder = kinfed.run("fedshibu", out=tmp_path / "out", **CONFIG).path
     (now,) = read_runs([folder])

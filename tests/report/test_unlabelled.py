@@ -53,6 +53,7 @@ def test_training_alone_without_labels_joins_with_the_same_settings(runs: list[R
     assert runs[1].config["local_ssl"] == NARROW | {"ssl": "simsiam"}
 
 
+@pytest.mark.slow
 def test_the_table_tells_both_probes_and_what_was_tested(path: Path, runs: list[Run]) -> None:
     shown = table(runs)
     assert {"own test", "linear probe", "local probe"} <= {*shown.headings}

@@ -46,6 +46,7 @@ _SILENCED = threading.Lock()  # while scores are computed, warnings are silenced
 # Declarations of a method that a vote leaves as they are.
 DECLARED = (
     "trains", "serves", "primary", "primary_label", "supervised", "adapts", "mixes_architectures", "unknown",
+    "trains_head_alone",
 )  # fmt: skip
 
 
