@@ -1,4 +1,4 @@
-"""Samples, data sets, partitions and federations. Knows nothing of federated learning beyond who holds what."""
+"""Samples, data sets, partitions and federations; no training."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that the command's help, which tells the names of the partitions, needs no torch.
+    # Imports are lazy, so that the command's help, which lists the partitions, needs no torch.
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(f"kinfed.data.{module}"), name)

@@ -1,10 +1,10 @@
-"""Decoded data sets on disk: decoded once, memory-mapped ever after, so that all processes share one copy.
+"""A cache of decoded data sets on disk. Entries are memory-mapped, so that all processes share one copy.
 
-An entry is a folder named after the content that it was made from and how that was decoded: 32 hex digits. Its
-``about.json`` has the checksum of every array and of itself; an entry that does not fit them is made anew. It is
-written under another name and renamed, so that a kill, or a second process that does the same, never leaves half of
-one. To look an entry up, not everything must be read again: a note in ``seen/`` says which entry files of these paths,
-sizes and times had. What is neither of these is nobody's business here, and stays.
+An entry is a folder; its name is a digest of the source files and of the decoding (32 hex digits). ``about.json`` has
+the checksum of every array and of itself; an entry that does not match them is rebuilt. An entry is written under a
+temporary name and then renamed, so that it is complete even if the process is killed or another one writes the same
+entry. A note in ``seen/`` maps the paths, sizes and times of source files to their entry, so that unchanged files need
+not be read again. Other files in the cache folder are left alone.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from kinfed.files import delete, read_json, write_whole, written
 
 __all__ = ["KEPT", "cache_folder", "cached", "digest", "is_entry", "keep", "open_kept", "unfinished"]
 
-VERSION = 4  # of what an entry holds; another one has other names
+VERSION = 4  # version of the format of an entry; it is part of the digest
 ABOUT = "about.json"
-KEPT = "arrays.npz"  # what arrays from memory are called until they have their own name
+KEPT = "arrays.npz"  # temporary file name of arrays from memory
 KEY = re.compile(r"[0-9a-f]{32}")
 FILES = re.compile(r"(?:train|test)_(?:inputs|labels|column_\d+)\.npy|about\.json|arrays\.npz")
 UNFINISHED = re.compile(rf"\.unfinished-{KEY.pattern}")
@@ -43,27 +43,27 @@ LEFT = re.compile(rf"{UNFINISHED.pattern}(?:\.lock|/(?:{FILES.pattern}))")
 
 
 def cache_folder() -> Path:
-    """Where decoded data sets are kept: ``$KINFED_CACHE``, or ``kinfed`` in the user's cache folder."""
+    """Return the folder of decoded data sets: ``$KINFED_CACHE``, or ``kinfed`` in the user's cache folder."""
     if os.environ.get("KINFED_CACHE"):
         return Path(os.environ["KINFED_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinfed"
 
 
 def digest(*parts: object) -> str:
-    """A name for what has these parts; each must be told in full by its ``repr``."""
+    """Return 32 hex digits for some values; equal values must have equal ``repr``, and different ones different."""
     return hashlib.sha256(repr((VERSION, *parts)).encode()).hexdigest()[:32]
 
 
 def cached(stat_key: str | None, content: Callable[[], str], make: Callable[[], Dataset]) -> Dataset:
-    """The entry of a content, made if it is not there or damaged.
+    """Read a data set from the cache; make it and store it first if its entry is missing or damaged.
 
     Args:
-        stat_key: A digest of what is seen without reading the content; None if that cannot be trusted.
-        content: Computes the digest of the content and of how it is decoded.
-        make: Reads and decodes it.
+        stat_key: Digest of the files' paths, sizes and times; None if these do not identify the content.
+        content: Function that computes the digest of the content and the decoding, the name of the entry.
+        make: Function that reads and decodes the data set.
 
     Raises:
-        InputError: If the cache cannot be written; whatever ``make`` raises.
+        InputError: If the cache cannot be written, or ``make`` raises it.
     """
     folder = cache_folder()
     note = None if stat_key is None else folder / "seen" / stat_key
@@ -75,7 +75,7 @@ def cached(stat_key: str | None, content: Callable[[], str], make: Callable[[], 
     if dataset is None:
         made = make()
         _store(entry, made)
-        dataset = _open(entry) or made  # the latter where a damaged entry cannot be replaced
+        dataset = _open(entry) or made  # a damaged entry may be impossible to replace
     if note is not None:
         with contextlib.suppress(OSError):  # without a note, the content is read again
             note.parent.mkdir(exist_ok=True)
@@ -84,10 +84,10 @@ def cached(stat_key: str | None, content: Callable[[], str], make: Callable[[], 
 
 
 def keep(dataset: Dataset) -> Path:
-    """Write a data set to an entry under its content, once; returns the entry.
+    """Store a data set from memory in the cache, unless it is there, and return the path of its entry.
 
     Raises:
-        InputError: If it has no labels, its two splits are normalised differently, or the cache cannot be written.
+        InputError: If samples have no labels, the splits are normalised differently, or the cache cannot be written.
     """
     train, test = dataset.train, dataset.test
     if train.labels is None or test.labels is None:
@@ -107,15 +107,15 @@ def keep(dataset: Dataset) -> Path:
 
 
 def is_entry(path: Path) -> bool:
-    """Whether a path is that of an entry of a cache."""
+    """Return True if a path is an entry of a cache."""
     return KEY.fullmatch(path.name) is not None and (path / ABOUT).is_file()
 
 
 def open_kept(entry: Path) -> Dataset:
-    """The data set that was kept in an entry.
+    """Open a data set that `keep` stored.
 
     Raises:
-        InputError: If it is damaged.
+        InputError: If the entry is damaged.
     """
     dataset = _open(entry)
     if dataset is None:
@@ -125,9 +125,10 @@ def open_kept(entry: Path) -> Dataset:
 
 @contextlib.contextmanager
 def unfinished(folder: Path) -> Iterator[Path]:
-    """A new folder in another, to write into until what is written gets its name; what is left in it is deleted.
+    """Make a temporary folder inside a folder, for files that are moved to their place when they are complete.
 
-    It is locked while it is in use: those that are not were left by a process that was killed, and are deleted as well.
+    What is left in it at the end is deleted. The temporary folder is locked while it is in use; unlocked ones, which
+    killed processes left behind, are deleted too.
 
     Raises:
         InputError: If something cannot be written.
@@ -160,12 +161,12 @@ def _lock(path: Path) -> Path:
 
 
 def _discard(path: Path) -> None:
-    # `delete` is told of one file whether or not it is there, so that a folder that is empty goes as well.
+    # ABOUT is listed even if it does not exist, so that `delete` removes an empty folder as well.
     delete([*written(path, FILES), path / ABOUT, _lock(path)], path.parent, LEFT)
 
 
 def _noted(note: Path) -> str | None:
-    """Which entry a note names; None if there is no note, or it names none."""
+    """Read the name of an entry from a note; None if there is no valid note."""
     try:
         key = note.read_text()
     except (OSError, ValueError):
@@ -180,7 +181,7 @@ def _store(entry: Path, dataset: Dataset) -> None:
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
         about = {
             "classes": dataset.classes,
-            "columns": [*dataset.columns],  # their names need not be names of files
+            "columns": [*dataset.columns],  # names of columns may be invalid as file names
             "mean": dataset.train.normalise.mean,
             "std": dataset.train.normalise.std,
             "skipped": dataset.skipped,
@@ -191,7 +192,7 @@ def _store(entry: Path, dataset: Dataset) -> None:
         try:
             folder.rename(entry)
         except OSError:
-            if not entry.is_dir():  # otherwise another process was first, with the same content
+            if not entry.is_dir():  # otherwise, another process has stored the same content
                 raise
 
 
@@ -205,7 +206,7 @@ def _arrays(dataset: Dataset) -> dict[str, NDArray[Any]]:
 
 
 def _open(entry: Path) -> Dataset | None:
-    """The data set in an entry; None if there is none, or a damaged one, whose files are deleted."""
+    """Open the data set in an entry; if it is damaged, delete its files. None if there is no valid entry."""
     if not entry.is_dir():
         return None
     try:
@@ -242,7 +243,7 @@ def _read(entry: Path) -> Dataset:
 
 
 def _mapped(entry: Path, name: str) -> NDArray[Any]:
-    # Copy on write: torch wants memory that can be written to, and the file must never be.
+    # Copy on write: torch needs writable memory, and the file must not change.
     return np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False)  # type: ignore[no-any-return]
 
 
@@ -253,6 +254,6 @@ def _checksum(path: Path) -> int:
 
 @functools.cache
 def _crc32(path: Path, state: tuple[int, ...]) -> int:
-    """Of a whole file, read once a process while it is in the same state."""
+    """Compute the CRC-32 of a file; ``state``, its sizes and times, is the key under which the result is cached."""
     del state
     return zlib.crc32(np.memmap(path, mode="r").data) if path.stat().st_size else 0

@@ -1,4 +1,7 @@
-"""Labels as they were written, and the classes 0..C-1 that they become."""
+"""Conversion of labels, whole numbers or text, to classes 0..K-1.
+
+Letters: ``n`` samples, ``K`` classes.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,14 @@ __all__ = ["as_labels", "number"]
 
 
 def as_labels(values: ArrayLike, where: str) -> NDArray[Any]:
-    """Labels of one split as int64 or text, shape n; ``where`` they are from is for the message.
+    """Convert the labels of one split to an int64 or text array of shape n.
+
+    Args:
+        values: Labels in any container, of shape n or n×1.
+        where: Name of the split in an error message.
 
     Raises:
-        InputError: If they are not one class a sample: fractions, several columns, something missing.
+        InputError: If the labels are not one class per sample: fractions, several columns, or missing values.
     """
     array = np.asarray(values)
     if array.ndim == 2 and array.shape[1] == 1:  # as MedMNIST writes them
@@ -36,7 +43,7 @@ def as_labels(values: ArrayLike, where: str) -> NDArray[Any]:
         return array
     with np.errstate(invalid="ignore"):
         whole = array.astype(np.int64)
-    odd = array[whole != array]  # fractions, NaN, and what is too large
+    odd = array[whole != array]  # fractions, NaN and values too large for int64
     if len(odd):
         raise InputError(f"data: {where}: the label {odd[0]} is no class; labels are whole numbers or text")
     return whole
@@ -45,10 +52,19 @@ def as_labels(values: ArrayLike, where: str) -> NDArray[Any]:
 def number(
     name: str, train: NDArray[Any], test: NDArray[Any]
 ) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]:
-    """The class names in sorted order, numbers by value and text alphabetically, and the labels 0..C-1 of both splits.
+    """Number the classes of a data set.
+
+    Args:
+        name: Name of the data set in an error message.
+        train: Labels of the training set, int64 or text, n.
+        test: Labels of the test set.
+
+    Returns:
+        The K class names in sorted order, numbers by value and text alphabetically; the labels 0..K-1 of the training
+        set; and those of the test set.
 
     Raises:
-        InputError: If the test set has a class that the training set lacks.
+        InputError: If the test set has a class that the training set lacks, or one set has numbers and the other text.
     """
     if train.dtype.kind != test.dtype.kind:
         raise InputError(f"data: {name!r} has numbers as labels in one split and text in the other")
@@ -59,7 +75,7 @@ def number(
             f"data: {name!r}: classes differ: there are some in its test set that its training set lacks: "
             f"{_few(strange)}; the training set has {_few(classes)}"
         )
-    # Names of folders may have bytes that are no text; they are written out, so that files can hold them.
+    # Folder names may have bytes that are no valid text; they are escaped, so that the names can be saved.
     names = tuple(str(c).encode("utf-8", "backslashreplace").decode() for c in classes)
     return names, np.searchsorted(classes, train), np.searchsorted(classes, test)
 

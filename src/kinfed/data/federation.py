@@ -1,4 +1,4 @@
-"""The clients and what each one holds, and the images that the server itself holds."""
+"""Federations: a data set, the samples of each client, and the public images of the server."""
 
 from __future__ import annotations
 
@@ -17,23 +17,30 @@ __all__ = ["Federation"]
 
 @dataclass(frozen=True)
 class Federation:
-    """N clients, numbered 0..N-1, over one data set.
+    """A data set divided among N clients, numbered 0..N-1.
 
     Attributes:
-        dataset: What is shared out.
-        partition: Rows of the `splits` of each client.
-        probe_rows: Rows of ``dataset.train`` that the server holds and no client has; empty if it holds none.
-        new_clients: Likewise of clients that are held back: they never train, and are not among the N; they are
-            numbered on from N.
+        dataset: Data set with the samples of all clients.
+        partition: Rows of each client in `splits`.
+        probe_rows: Rows of ``dataset.train`` that the server holds as public images; empty if it holds none.
+        new_clients: Rows of each new client in `splits`. New clients never train; their numbers begin at N.
 
     Raises:
-        ValueError: If a sample belongs to two of them, or does not exist.
+        ValueError: If a sample belongs to two clients, to a client and the server, or does not exist.
+
+    >>> from kinfed.data import from_arrays
+    >>> dataset = from_arrays([[0.1], [0.2], [0.3]], [0, 1, 1], [[0.2], [0.3]], [0, 1])
+    >>> partition = Partition(train=[np.array([0, 1]), np.array([2])], test=[np.array([0]), np.array([1])])
+    >>> federation = Federation(dataset, partition, probe_rows=np.array([], dtype=np.int64))
+    >>> federation.class_counts()
+    array([[1, 1],
+           [0, 1]])
     """
 
     dataset: Dataset
     partition: Partition
     probe_rows: Indices
-    new_clients: Partition = Partition([], [])  # noqa: RUF009 - frozen, and nobody fills its lists
+    new_clients: Partition = Partition([], [])  # noqa: RUF009 - its lists are never changed
 
     def __post_init__(self) -> None:
         train = [*self.partition.train, *self.new_clients.train, self.probe_rows]
@@ -55,7 +62,11 @@ class Federation:
 
     @cached_property
     def splits(self) -> tuple[Samples, Samples]:
-        """What the partition's rows are rows of: training set and test set, or twice the one followed by the other."""
+        """The samples that training rows and test rows index.
+
+        These are the training set and the test set; for a pooled partition, both are the training set followed by the
+        test set.
+        """
         train, test = self.dataset.train, self.dataset.test
         if not self.partition.pooled:
             return train, test
@@ -64,7 +75,7 @@ class Federation:
         return together, together
 
     def train(self, client: int) -> Samples:
-        """The training samples of a client, or a new one.
+        """Return a copy of the training samples of a client or new client.
 
         Raises:
             IndexError: If there is no such client.
@@ -72,7 +83,7 @@ class Federation:
         return self.splits[0].take(self._rows(client)[0])
 
     def test(self, client: int) -> Samples:
-        """The test samples of a client, or a new one; there may be none.
+        """Return a copy of the test samples of a client or new client; there may be none.
 
         Raises:
             IndexError: If there is no such client.
@@ -88,15 +99,15 @@ class Federation:
 
     @cached_property
     def probe(self) -> Samples | None:
-        """The server's own images, unlabelled, or None."""
+        """The public images that the server holds, without labels; None if it holds none."""
         return self.dataset.train.take(self.probe_rows).without_labels() if len(self.probe_rows) else None
 
     @cached_property
     def tested(self) -> tuple[Samples, list[Indices]]:
-        """What one global model is tested on, and which of these samples are each client's own.
+        """The test samples of the global model, and the rows of each client's own samples among them.
 
-        The official test set, whoever holds it (specification G.1). Where the clients' samples were split locally,
-        it is the test samples of the clients that train: those of the official test set may have been trained on.
+        These are the whole test set (specification G.1). If the clients' samples were split locally, they are instead
+        the test samples of all clients but the new ones, since clients may train on samples of the official test set.
         """
         own = self.partition.test
         if not self.partition.pooled:
@@ -106,30 +117,30 @@ class Federation:
 
     @property
     def unused(self) -> int:
-        """How many training and test samples nobody holds."""
+        """The number of training and test samples that neither a client nor the server holds."""
         holders = (self.partition, self.new_clients)
         held = sum(len(rows) for holder in holders for rows in (*holder.train, *holder.test))
         return len(self.dataset.train) + len(self.dataset.test) - held - len(self.probe_rows)
 
     def pooled(self) -> Federation:
-        """The same data with one client that holds all training and test samples of the clients."""
+        """Return a federation with one client, which holds the training and test samples of all clients."""
         train, test = ([np.sort(np.concatenate(cut))] for cut in (self.partition.train, self.partition.test))
         return replace(self, partition=Partition(train, test, self.partition.pooled))
 
     def class_counts(self) -> NDArray[np.int64]:
-        """Training samples of each client and class, N×K."""
+        """Count the training samples of each client and class, N×K."""
         return self._counts(self.partition.train, self.dataset.train)
 
     def new_class_counts(self) -> NDArray[np.int64]:
-        """Training samples of each new client and class."""
+        """Count the training samples of each new client and class, one row per new client."""
         return self._counts(self.new_clients.train, self.dataset.train)
 
     def test_class_counts(self) -> NDArray[np.int64]:
-        """Test samples of each client and class, N×K."""
+        """Count the test samples of each client and class, N×K."""
         return self._counts(self.partition.test, self.dataset.test)
 
     def new_test_class_counts(self) -> NDArray[np.int64]:
-        """Test samples of each new client and class."""
+        """Count the test samples of each new client and class, one row per new client."""
         return self._counts(self.new_clients.test, self.dataset.test)
 
     def _counts(self, cut: Cut, split: Samples) -> NDArray[np.int64]:

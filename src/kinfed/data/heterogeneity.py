@@ -1,6 +1,6 @@
-"""How far clients' classes are from the classes of all: measures of label skew.
+"""Measures of label skew, the difference between a client's class distribution and that of all clients.
 
-Letters: ``N`` clients, ``K`` classes; ``counts`` are samples of each client and class, N×K.
+Letters: ``N`` clients, ``K`` classes.
 """
 
 from __future__ import annotations
@@ -12,25 +12,38 @@ __all__ = ["effective_classes", "total_variation"]
 
 
 def total_variation(counts: NDArray[np.int64], pooled: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Half the sum of the absolute differences between a client's class shares and those of all samples.
+    """Compute the total variation distance between each client's class distribution and a common one.
+
+    It is half the sum of the absolute differences between the class shares: the fraction of its samples that a client
+    would have to exchange to have the common distribution.
 
     Args:
-        counts: N×K.
-        pooled: Samples of each class that the clients are compared with, K.
+        counts: Samples of each client and class, N×K.
+        pooled: Samples of each class in the common distribution, K.
 
     Returns:
-        N numbers in [0, 1): the part of its samples that a client would have to change for other classes; NaN for a
-        client without samples.
+        N distances in [0, 1]; NaN for a client without samples.
+
+    >>> total_variation(np.array([[4, 0], [1, 1]]), np.array([5, 5]))
+    array([0.5, 0. ])
     """
     result: NDArray[np.float64] = np.abs(_shares(counts) - pooled / max(pooled.sum(), 1)).sum(axis=1) / 2
     return result
 
 
 def effective_classes(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Exponential of the entropy of a client's class shares: how many classes of equal size would be as varied.
+    """Compute the effective number of classes of each client: the exponential of the entropy of its class shares.
+
+    A client with m equally large classes has exactly m effective classes.
+
+    Args:
+        counts: Samples of each client and class, N×K.
 
     Returns:
         N numbers in [1, K]; NaN for a client without samples.
+
+    >>> effective_classes(np.array([[4, 0], [1, 1]]))
+    array([1., 2.])
     """
     p = _shares(counts)
     result: NDArray[np.float64] = np.exp(-(p * np.log(np.where(p > 0, p, 1))).sum(axis=1))

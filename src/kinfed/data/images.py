@@ -1,9 +1,12 @@
-"""From encoded images to uint8 arrays of the configured channels and size.
+"""Decoding of images to uint8 arrays with the configured channels and size.
 
-The rule, in this order: the rotation that EXIF asks for is applied; grey of 16 bits becomes grey of 8 (divided by 257,
-rounded); a grey image stays grey, and every other one (palette, CMYK, RGBA …) becomes RGB, its alpha dropped and not
-blended; the channels become the configured ones (grey to RGB repeats the value, RGB to grey is the luma of ITU-R 601);
-the size becomes the configured one (bilinear, with antialiasing; the aspect is not kept).
+The steps are, in this order:
+
+1. The image is rotated as its EXIF data say.
+2. 16-bit grey becomes 8-bit grey (divided by 257 and rounded).
+3. Grey images stay grey; all others (palette, CMYK, RGBA, …) become RGB. Alpha is dropped, not blended.
+4. The image gets the configured channels. Grey to RGB repeats the value; RGB to grey is the luma of ITU-R 601.
+5. The image is resized to the configured size (bilinear, with antialiasing). The aspect ratio may change.
 """
 
 from __future__ import annotations
@@ -32,21 +35,22 @@ OnError = Literal["stop", "skip"]
 Pixels = NDArray[np.uint8]
 
 CHUNK = 256  # images that a thread decodes at a time
-FORMATS = (  # of what PIL reads: others start programs (PostScript), or nobody keeps photographs in them
+FORMATS = (  # image formats that PIL may read; some others start programs (PostScript)
     "AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP",
 )  # fmt: skip
-GREY = ("1", "L", "LA")  # modes of PIL
-WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # grey of 16 bits; PIL reads some files of 16 bits as 32
+GREY = ("1", "L", "LA")  # PIL modes of 8-bit grey images
+WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL modes of 16-bit grey images; PIL reads some of them as 32-bit
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What images are brought to.
+    """Options of the decoding of images.
 
     Attributes:
-        channels: 1 or 3; None for 1 if every image is grey, else 3.
-        image_size: Height and width in pixels; None leaves them as they are, and all must have the same.
-        on_error: Whether an image that cannot be decoded stops everything or is skipped and counted.
+        channels: Number of channels, 1 or 3; None for 1 if every image is grey, else 3.
+        image_size: Height and width in pixels; None keeps the sizes, which must then be equal.
+        on_error: Reaction to an image that cannot be decoded: ``stop`` raises an error, ``skip`` leaves it out and
+            counts it.
     """
 
     channels: int | None = None
@@ -64,7 +68,11 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Image files: what a message calls each one, and its bytes, or where they lie (None if there are none)."""
+    """Encoded images: the name of each one in messages, and its bytes or its path; None for an empty image.
+
+    >>> len(Encoded(["first.png", "second.png"], [Path("first.png"), Path("second.png")]))
+    2
+    """
 
     names: Sequence[str]
     files: Sequence[bytes | Path | None]
@@ -75,7 +83,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Decoded:
-    """uint8 images n×c×h×w, the rows of the encoded ones that they come from, and the names of those skipped."""
+    """Decoded images: pixels (uint8, n×c×h×w), their rows among the encoded images, and names of the skipped ones."""
 
     pixels: Pixels
     rows: NDArray[np.int64]
@@ -86,7 +94,8 @@ def decode(encoded: Encoded, decoding: Decoding) -> Decoded:
     """Decode all images.
 
     Raises:
-        InputError: If one cannot be decoded and is not to be skipped, or sizes differ and none is configured.
+        InputError: If an image cannot be decoded and ``on_error`` is ``stop``, or sizes differ and no size is
+            configured.
     """
     from PIL.Image import DecompressionBombWarning
 
@@ -107,9 +116,9 @@ def decode(encoded: Encoded, decoding: Decoding) -> Decoded:
                     f"data: {encoded.names[row]} and {first} are images of different sizes, {_size(image)} and "
                     f"{_size(pixels)} (h×w); image_size brings all to one"
                 )
-            if len(image) > pixels.shape[1]:  # the first one with colour
+            if len(image) > pixels.shape[1]:  # the first image with colour
                 pixels = repeat_grey(pixels)
-            pixels[len(rows)] = image  # a grey one fills all channels
+            pixels[len(rows)] = image  # a grey image fills all channels
             rows.append(row)
     if pixels is None:
         pixels = np.empty((0, 1, 1, 1), dtype=np.uint8)
@@ -117,7 +126,7 @@ def decode(encoded: Encoded, decoding: Decoding) -> Decoded:
 
 
 def _decoded(encoded: Encoded, decoding: Decoding) -> Iterator[Pixels | str]:
-    """Every image as c×h×w, or, where it is skipped, why it cannot be decoded."""
+    """Yield the pixels of every image, c×h×w; for a skipped image, the reason as text."""
 
     def chunk(start: int) -> list[Pixels | str]:
         part = slice(start, start + CHUNK)
@@ -128,16 +137,16 @@ def _decoded(encoded: Encoded, decoding: Decoding) -> Iterator[Pixels | str]:
             if not isinstance(decoded, str):
                 sizes.add(decoded.shape[1:])
             if len(sizes) > 1:
-                break  # that is an error, however large the rest may be
+                break  # `decode` raises an error; the others need not be decoded
         return images
 
-    # PIL decodes outside the interpreter's lock: threads help with all but the smallest images.
+    # PIL releases the interpreter's lock while it decodes, so that threads help.
     threads = ThreadPoolExecutor(os.cpu_count())
     try:
         for images in threads.map(chunk, range(0, len(encoded), CHUNK)):
             yield from images
     finally:
-        threads.shutdown(cancel_futures=True)  # after an error, the rest need not be decoded
+        threads.shutdown(cancel_futures=True)  # after an error, the others need not be decoded
 
 
 @functools.cache
@@ -158,7 +167,7 @@ def _one(name: str, file: bytes | Path | None, decoding: Decoding) -> Pixels | s
             raise ValueError("there is no such file")
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_formats()) as image:
             return fit(image, decoding)
-    except Exception as error:  # PIL's readers raise whatever a broken file leads them to
+    except Exception as error:  # PIL raises exceptions of many types for broken files
         reason = "it is no image that PIL knows" if isinstance(error, UnidentifiedImageError) else str(error)
         if decoding.on_error == "skip":
             return reason
@@ -168,10 +177,10 @@ def _one(name: str, file: bytes | Path | None, decoding: Decoding) -> Pixels | s
 
 
 def fit(image: Image, decoding: Decoding) -> Pixels:
-    """One image of PIL as uint8 c×h×w by the rule above.
+    """Convert a PIL image to uint8 pixels c×h×w, by the steps above.
 
     Raises:
-        ValueError: If its values have no defined range (floats, integers of more than 16 bits).
+        ValueError: If the image has no pixels, or its values have no defined range (floats, more than 16 bits).
     """
     from PIL import Image, ImageOps
 
@@ -187,7 +196,7 @@ def fit(image: Image, decoding: Decoding) -> Pixels:
     elif image.mode == "F":
         raise ValueError("mode F: floating-point values have no defined range")
     grey = image.mode in GREY if decoding.channels is None else decoding.channels == 1
-    image = image.convert("L" if grey else "RGB")  # drops alpha on either way
+    image = image.convert("L" if grey else "RGB")  # both drop alpha
     if decoding.image_size is not None:
         image = image.resize((decoding.image_size, decoding.image_size), Image.Resampling.BILINEAR)
     array = np.asarray(image)
@@ -195,7 +204,7 @@ def fit(image: Image, decoding: Decoding) -> Pixels:
 
 
 def adapt(pixels: Pixels, decoding: Decoding) -> Pixels:
-    """Images that were never encoded, n×c×h×w with 1 or 3 channels, brought to the configured channels and size."""
+    """Convert images in memory, n×c×h×w with 1 or 3 channels, to the configured channels and size."""
     from PIL import Image
 
     size = decoding.image_size
@@ -206,7 +215,7 @@ def adapt(pixels: Pixels, decoding: Decoding) -> Pixels:
 
 
 def repeat_grey(pixels: Pixels) -> Pixels:
-    """Grey images n×1×h×w as n×3×h×w with three equal channels; others as they are."""
+    """Convert grey images n×1×h×w to n×3×h×w with three equal channels; return others as they are."""
     return np.repeat(pixels, 3, axis=1) if pixels.shape[1] == 1 else pixels
 
 

@@ -1,4 +1,4 @@
-"""Data sets by what is typed: a name, a data set of the hub, or a path; each is decoded once and cached."""
+"""Loading of data sets by name, hub name or path. Decoded data sets are cached."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["EMBEDDED", "PATHS", "cache_folder", "find", "known", "load", "load_f
 
 PACKAGED = {"fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}  # Debian's dataset-fashion-mnist
 
-PATHS = (  # besides names: what may be typed, and what it is
+PATHS = (  # other forms than names, with descriptions for the command `kinfed datasets`
     ("hub:OWNER/NAME[/CONFIG]", "any data set of images and labels of the Hugging Face hub"),
     ("FOLDER", "parquet: train.parquet and test.parquet, or train-*.parquet and test-*.parquet"),
     ("FOLDER", "images: train/CLASS/*.png and test/CLASS/*.png, or any other format"),
@@ -42,18 +42,21 @@ PATHS = (  # besides names: what may be typed, and what it is
 OWN_FORMAT = re.compile(r"((?:\w+\.)*\w+:\w+(?:\.\w+)*):(.+)")
 
 FORMATS_OF_KINFED = "kinfed.data.formats."
-RACY_SECONDS = 2.0  # a file may change twice within the grain of its times
+RACY_SECONDS = 2.0  # upper bound of the resolution of file times, within which a change goes unnoticed
 
 
 @dataclass(frozen=True)
 class _OnDisk:
-    """Files found at a path."""
+    """Data files found at a path."""
 
     root: Path
     files: Files
 
     def stat_key(self, decoding: Decoding) -> str | None:
-        """A digest of paths, sizes and times; None while a file is so new that it may yet change unseen."""
+        """Compute a digest of the files' paths, sizes and times; None if a file has just changed and may change again.
+
+        The resolution of file times may be too coarse to show a second change.
+        """
         seen, newest = [], 0.0
         for path in self.files.paths():
             stat = path.stat()
@@ -64,12 +67,12 @@ class _OnDisk:
         return digest(str(self.root.absolute()), seen, decoding, *(self.reader or ()))
 
     def content(self, decoding: Decoding) -> str:
-        """A digest of names below the path and contents."""
+        """Compute a digest of the files' relative paths and contents."""
         contents = []
         for path in self.files.paths():
             with path.open("rb") as file:
                 contents.append((os.path.relpath(path, self.root), hashlib.file_digest(file, "sha256").hexdigest()))
-        named = str(self.root) if decoding.on_error == "skip" else ""  # the entry names the files that were skipped
+        named = str(self.root) if decoding.on_error == "skip" else ""  # the entry has the paths of skipped files
         return digest(contents, decoding, named, *(self.reader or ()))
 
     def read(self) -> tuple[list[Split], list[Split]]:
@@ -82,9 +85,9 @@ class _OnDisk:
 
     @cached_property
     def reader(self) -> tuple[str, ...] | None:
-        """The code of formats that are not kinfed's, which may read the same files as others; None if it has no file.
+        """The source code of the user's formats that read the files, which is part of the digest; None if unavailable.
 
-        Of kinfed's own there is nothing to tell: the files say which of them it is.
+        It is empty if only kinfed's own formats read the files.
         """
         found = self.files.clients.values() if isinstance(self.files, ClientFolders) else [self.files]
         modules = {type(files).__module__ for files in found}
@@ -97,7 +100,7 @@ class _OnDisk:
 
 @dataclass(frozen=True)
 class _OnHub:
-    """A data set of the hub; once cached here, the hub is not asked again."""
+    """A data set of the hub. If it is in the cache, the hub is not contacted."""
 
     hub: HubSet
 
@@ -120,12 +123,12 @@ class _OnHub:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A data set from memory that was kept in the cache folder."""
+    """A data set from memory that was stored in the cache."""
 
     path: Path
 
     def dataset(self, decoding: Decoding) -> Dataset:
-        """The data set as it was given."""
+        """Open the data set; it is decoded already, so that other decodings are refused."""
         if decoding != Decoding():
             raise InputError(
                 f"data: {str(self.path)!r} is a data set that was given from Python, decoded; channels, image_size and "
@@ -135,7 +138,7 @@ class _Kept:
 
 
 def known() -> dict[str, str]:
-    """The data sets that can be named here and now, and where each one would come from."""
+    """Return the names of the available data sets, each with its source."""
     names = {EMBEDDED: "8×8 grey, 10 classes, 1,400 + 397 images; comes with scikit-learn"}
     extra = "" if importlib.util.find_spec("datasets") else "; needs pip install 'kinfed[hub]'"
     for name, hub in HUB.items():
@@ -154,14 +157,15 @@ def known() -> dict[str, str]:
 
 
 def find(data: str) -> _OnDisk | _OnHub | _Kept | None:
-    """Where ``data`` lies; None for the embedded digits. Looks at names of files, and reads none.
+    """Find the source of a data set by file names, without reading files; None for the embedded digits.
 
-    A known name is looked for in ``$KINFED_DATA``, then on the hub; anything else is ``hub:OWNER/NAME``, a path, the
-    name of something in ``$KINFED_DATA``, or either of these after the name of a format: ``images:PATH``,
-    ``package.module:Format:PATH``.
+    Args:
+        data: A known name, which is looked up in ``$KINFED_DATA`` and then on the hub; or ``hub:OWNER/NAME``; or a
+            path, or the name of a file or folder in ``$KINFED_DATA``. A path may follow the name of a format:
+            ``images:PATH``, ``package.module:Format:PATH``.
 
     Raises:
-        InputError: If there is nothing, or nothing that can be read as data.
+        InputError: If nothing is found, or nothing that can be read as data.
     """
     if data == EMBEDDED:
         return None
@@ -196,17 +200,21 @@ def find(data: str) -> _OnDisk | _OnHub | _Kept | None:
 def load(
     data: str | Path, *, channels: int | None = None, image_size: int | None = None, on_error: OnError = "stop"
 ) -> Dataset:
-    """Load a data set by name or path, labels remapped to 0..C-1 in sorted order.
+    """Load a data set by name or path. Labels become 0..K-1 in the sorted order of the classes.
 
     Args:
-        data: A name, ``hub:OWNER/NAME`` or a path; see `find`.
-        channels: 1 or 3, which images are brought to; None for 1 if all images are grey, else 3.
-        image_size: Height and width in pixels, which images are resized to; None leaves them as they are.
-        on_error: Whether an image that cannot be decoded is an error (``stop``) or left out and counted (``skip``).
+        data: Name, ``hub:OWNER/NAME`` or path; see `find`.
+        channels: Number of channels of the images, 1 or 3; None for 1 if all images are grey, else 3.
+        image_size: Height and width in pixels that images are resized to; None keeps their sizes.
+        on_error: Reaction to an image that cannot be decoded: ``stop`` raises an error, ``skip`` leaves it out and
+            counts it.
 
     Raises:
-        InputError: If it is not there, a file cannot be read, images differ in size and ``image_size`` is not given, or
-            the test set has a class that the training set lacks.
+        InputError: If the data set is not found, a file cannot be read, images differ in size and ``image_size`` is not
+            given, or the test set has a class that the training set lacks.
+
+    >>> load("digits").shape  # doctest: +SKIP
+    (1, 8, 8)
     """
     data = os.fspath(data)
     decoding = Decoding(channels, image_size, on_error)
@@ -224,11 +232,12 @@ def load_files(files: Files, name: str) -> Dataset:
     """Load a data set that a format has found.
 
     Args:
-        files: What the ``find`` of a `Format` returned.
-        name: What the data set is called in messages and results.
+        files: The files, as ``find`` of a `Format` returns them.
+        name: Name of the data set in messages and results.
 
     Raises:
-        InputError: As `load`.
+        InputError: If a file cannot be read, images differ in size, or the test set has a class that the training set
+            lacks.
     """
     with _readable(name):
         paths = [str(path.absolute().parent) for path in files.paths()]
@@ -242,7 +251,7 @@ def _decoded(source: _OnDisk | _OnHub, name: str, decoding: Decoding) -> Dataset
             return assemble(name, *source.read(), decoding)
 
         if isinstance(source, _OnDisk) and source.reader is None:
-            dataset = make()  # code that may change unseen: what it made before is not trusted
+            dataset = make()  # the code of the format may have changed, so that the cache cannot be trusted
         else:
             dataset = cached(source.stat_key(decoding), lambda: source.content(decoding), make)
         return replace(dataset, name=name, left_out=source.left_out())
@@ -250,7 +259,7 @@ def _decoded(source: _OnDisk | _OnHub, name: str, decoding: Decoding) -> Dataset
 
 @contextlib.contextmanager
 def _readable(data: str) -> Iterator[None]:
-    """Turn what keeps data from being read into one line."""
+    """Turn errors of reading into an `InputError` of one line."""
     try:
         yield
     except OSError as error:
@@ -260,7 +269,7 @@ def _readable(data: str) -> Iterator[None]:
 
 
 def _in_format(data: str) -> tuple[str, str] | None:
-    """Format and path of ``FORMAT:PATH``; None if it does not begin with a format."""
+    """Split ``FORMAT:PATH`` into format and path; None if it does not begin with a format."""
     first, _, rest = data.partition(":")
     if rest and first in FORMATS:
         return first, rest
@@ -277,7 +286,7 @@ def _find_in_format(name: str, data: str) -> _OnDisk:
 
 
 def _path(data: str) -> Path | None:
-    """The path that is typed, or what lies in ``$KINFED_DATA`` under that name."""
+    """Return the path if it exists, or else the path of that name in ``$KINFED_DATA``; None if neither exists."""
     return next((path for path in (Path(data), _named(data)) if path is not None and path.exists()), None)
 
 
@@ -286,7 +295,7 @@ def _root() -> Path | None:
 
 
 def _named(name: str) -> Path | None:
-    """What lies in ``$KINFED_DATA`` under a name, or where a package of the system has put it."""
+    """Return the path of a name in ``$KINFED_DATA`` or in a package of the system; None if there is none."""
     root = _root()
     paths = [] if root is None or "/" in name else [root / name, root / f"{name}.npz"]
     return next((path for path in [*paths, *filter(None, [PACKAGED.get(name)])] if path.exists()), None)

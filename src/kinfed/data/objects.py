@@ -1,4 +1,4 @@
-"""Data sets by what is given from Python: a name, arrays, data sets of kinfed or of torch."""
+"""Data sets from Python objects: names, arrays, and data sets of kinfed or torch."""
 
 from __future__ import annotations
 
@@ -40,23 +40,26 @@ ALLOWED = (
 
 
 def as_dataset(data: Any, seed: int) -> tuple[Dataset | Federation, str | None]:
-    """A data set of whatever can be given for one, and where it is kept.
+    """Make a data set from any object that kinfed accepts as data.
 
-    Data without a test set, (x, y) or one torch Dataset, are split by the seed: a fifth of the samples, of each class,
-    is the test set. A warning says so. What is given as arrays or objects is written to the cache folder under its
-    content, once, so that a run on it can be resumed.
+    For data without a test set, (x, y) or one torch Dataset, a fifth of the samples is held out as the test set by the
+    seed, stratified by class, with a warning. Arrays and objects are written to the cache folder, so that a run on them
+    can be resumed.
 
     Args:
-        data: A name or path as `load` takes it; a `Dataset`; (x, y) or (x, y, x_test, y_test) as `from_arrays` takes
-            them; a map-style torch Dataset of (image or tensor, label), or a pair of them, training and test; what the
-            ``find`` of a `Format` returned; or a `Federation`, which stays what it is.
+        data: A name or path (see `load`); a `Dataset`; (x, y) or (x, y, x_test, y_test) (see `from_arrays`); a
+            map-style torch Dataset of (image or tensor, label), or two of them for training and test; the files that
+            ``find`` of a `Format` returns; or a `Federation`, which is returned unchanged.
         seed: Seed of the run.
 
     Returns:
-        The data set (or federation), and the name or path by which `load` finds the same again; None for a federation.
+        The data set or federation, and the name or path by which `load` finds the data set again; None for a
+        federation.
 
     Raises:
-        InputError: If it is none of these, or as `load` and `from_arrays`.
+        InputError: If the data are none of these, or `load` or `from_arrays` refuses them.
+
+    >>> dataset, path = as_dataset((x, y, x_test, y_test), seed=0)  # doctest: +SKIP
     """
     if isinstance(data, Federation):
         return data, None
@@ -79,7 +82,7 @@ def _kept(dataset: Dataset) -> tuple[Dataset, str]:
 
 
 def _train_and_test(data: Any, seed: int) -> tuple[Arrays, Arrays | None]:
-    """Arrays of both sets; None for a test set that is not given."""
+    """Return the arrays of the training set and of the test set; None for a test set that is not given."""
     if isinstance(data, torch.utils.data.Dataset):
         return _of_torch(data, seed, "train"), None
     if isinstance(data, Sequence) and not isinstance(data, bytes) and len(data) in (2, 4):
@@ -93,7 +96,7 @@ def _train_and_test(data: Any, seed: int) -> tuple[Arrays, Arrays | None]:
 
 
 def _split(x: NDArray[Any], y: NDArray[Any], seed: int) -> tuple[Arrays, Arrays]:
-    """A fifth of the samples of each class, one at least in all, to be tested on."""
+    """Hold out a fifth of the samples as the test set, stratified by class; at least one sample."""
     labels = as_labels(y, "y")
     if len(x) != len(labels):
         raise InputError(f"data: x has {len(x)} samples and y {len(labels)} labels")
@@ -110,7 +113,7 @@ def _split(x: NDArray[Any], y: NDArray[Any], seed: int) -> tuple[Arrays, Arrays]
 
 
 def _of_torch(data: torch.utils.data.Dataset[Any], seed: int, which: str) -> Arrays:
-    """Inputs and labels of a map-style data set of torch; its random transforms draw from a stream of the seed."""
+    """Return the inputs and labels of a map-style torch Dataset; its random transforms are seeded."""
     name = type(data).__name__
     if isinstance(data, torch.utils.data.IterableDataset) or not hasattr(data, "__len__"):
         raise InputError(f"data: {name} is not allowed; a torch Dataset needs a length and an index")
@@ -134,7 +137,7 @@ def _of_torch(data: torch.utils.data.Dataset[Any], seed: int, which: str) -> Arr
 
 
 def _input(value: torch.Tensor | NDArray[Any] | Image) -> NDArray[Any]:
-    """One input as an array; of an image of PIL its pixels c×h×w."""
+    """Convert one input to an array; a PIL image to pixels c×h×w."""
     from PIL import Image
 
     return fit(value, Decoding()) if isinstance(value, Image.Image) else np.asarray(as_array(value))

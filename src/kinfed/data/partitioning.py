@@ -1,4 +1,4 @@
-"""From a data set and a partition to a federation."""
+"""Federations from a data set and a partition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kinfed.streams import numpy_stream
 
 __all__ = ["make_federation"]
 
-PROBE = 128  # images of the server where no number is given: at most so many, and a tenth of the training images
+PROBE = 128  # default number of public images, unless a tenth of the training images is fewer
 
 
 def make_federation(
@@ -31,23 +31,30 @@ def make_federation(
     probe: int | None = None,
     new_clients: int = 0,
 ) -> Federation:
-    """Withhold the probe set, share out the rest, and hold back the new clients.
+    """Withhold the public images, divide the other samples among the clients, and hold back the new clients.
 
-    The probe set is balanced over the classes as far as possible and is withheld whatever the method, so that methods
-    are compared on the same clients (specification F.0).
+    The public images are balanced over the classes as far as possible. They are withheld for every method, so that all
+    methods see the same client data (specification F.0).
 
     Args:
-        dataset: Data set that is shared out.
-        partition: A name (``"dirichlet"``), an object (``Dirichlet(alpha=0.1)``), or a function of one's own
+        dataset: Data set that is divided.
+        partition: Name (``"dirichlet"``), object (``Dirichlet(alpha=0.1)``), or function
             ``(labels, clients, rng) -> rows of each client``.
-        clients: Number of clients, new ones among them; at most so many where the data say who they are.
+        clients: Number of clients, including new ones; the largest number if the data define the clients.
         seed: Seed of the run.
-        probe: Training samples that the server holds; 128, and at most a tenth of them, if not given.
-        new_clients: Number of the clients, at random, that never train.
+        probe: Number of training samples that the server holds as public images; if not given, 128, but at most a tenth
+            of the training samples.
+        new_clients: Number of clients, drawn at random, that never train.
 
     Raises:
-        InputError: If there are fewer samples than asked for, the data do not allow the partition, or saved clients are
-            others than those asked for.
+        InputError: If there are not enough samples, the data do not suit the partition, or a saved partition has other
+            numbers of clients or public images.
+
+    >>> from kinfed.data import from_arrays
+    >>> dataset = from_arrays([[0.1]] * 40, [0, 1] * 20, [[0.1]] * 10, [0, 1] * 5)
+    >>> federation = make_federation(dataset, "iid", clients=3, seed=0)
+    >>> [len(federation.train(client)) for client in range(3)], len(federation.probe)
+    ([12, 12, 12], 4)
     """
     made, labels = as_partition(partition), labels_of(dataset.train)
     if isinstance(made, Saved):

@@ -1,4 +1,4 @@
-"""Samples in memory: inputs as they were decoded, labels, and how a batch is normalised."""
+"""Samples and data sets in memory. Inputs are stored as decoded, and normalised batch by batch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from torch import Tensor
 
 __all__ = ["AS_THEY_ARE", "CLIENT", "Dataset", "Normalisation", "Samples", "labels_of"]
 
-CLIENT = "client"  # the column that names the client of a sample, where the data lie in a folder a client
+CLIENT = "client"  # column with the client of each sample, in data with one folder per client
 
 
 @dataclass(frozen=True)
 class Normalisation:
     """Per-channel mean and standard deviation of the training inputs, on the scale of the stored values.
 
-    None at all, ``AS_THEY_ARE``, leaves inputs as they are.
+    ``AS_THEY_ARE``, with empty tuples, leaves inputs unchanged.
+
+    >>> Normalisation.of(torch.tensor([[1.0], [3.0]]))
+    Normalisation(mean=(2.0,), std=(1.0,))
     """
 
     mean: tuple[float, ...]
@@ -28,7 +31,15 @@ class Normalisation:
 
     @classmethod
     def of(cls, inputs: Tensor, chunk: int = 4096) -> Normalisation:
-        """Statistics over samples and positions, n×c×h×w or n×c; a constant channel gets the deviation 1."""
+        """Compute the statistics over samples and positions.
+
+        Args:
+            inputs: Inputs n×c×h×w or n×c.
+            chunk: Number of samples that are processed at a time.
+
+        Returns:
+            Mean and standard deviation of each channel; a constant channel gets the standard deviation 1.
+        """
         count, total, squares = 0, 0.0, 0.0
         for part in inputs.split(chunk):
             flat = part.double().flatten(2) if part.dim() > 2 else part.double()[:, :, None]
@@ -41,7 +52,7 @@ class Normalisation:
         return cls(tuple(mean.tolist()), tuple(std.tolist()))
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Stored values to float32 with mean 0 and deviation 1 per channel."""
+        """Convert stored values to float32, subtract the mean and divide by the standard deviation of each channel."""
         if not self.mean:
             return inputs.float()
         shape = (1, -1) + (1,) * (inputs.dim() - 2)
@@ -55,9 +66,16 @@ AS_THEY_ARE = Normalisation((), ())
 
 @dataclass(frozen=True)
 class Samples:
-    """``n`` inputs, uint8 images n×c×h×w or float features, and their labels (int64, n), or none.
+    """Inputs and labels of n samples.
 
-    The inputs stay as they were stored (possibly memory-mapped) and are normalised when a batch is read.
+    Attributes:
+        inputs: uint8 images n×c×h×w or float features, possibly memory-mapped.
+        labels: int64 labels, n; None for unlabelled samples.
+        normalise: Normalisation that `batch` applies.
+
+    >>> samples = Samples(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 1]), Normalisation((2.0,), (1.0,)))
+    >>> samples.batch(slice(0, 2)).tolist()
+    [[-1.0], [1.0]]
     """
 
     inputs: Tensor
@@ -68,24 +86,24 @@ class Samples:
         return len(self.inputs)
 
     def take(self, rows: np.ndarray | Sequence[int]) -> Samples:
-        """A copy of some rows, in the order given."""
+        """Return a copy of some rows, in the order given."""
         index = torch.as_tensor(np.asarray(rows, dtype=np.int64))
         labels = None if self.labels is None else self.labels[index]
         return replace(self, inputs=self.inputs.index_select(0, index), labels=labels)
 
     def without_labels(self) -> Samples:
-        """The same inputs, unlabelled."""
+        """Return the samples without their labels."""
         return replace(self, labels=None)
 
     def to(self, device: torch.device) -> Samples:
-        """The same samples on another device."""
+        """Return the samples on another device."""
         return replace(
             self, inputs=self.inputs.to(device), labels=None if self.labels is None else self.labels.to(device)
         )
 
     def batch(self, rows: Tensor | slice) -> Tensor:
-        """Some rows as the model sees them: float32, normalised."""
-        # index_select copies an image at a time, indexing a byte at a time.
+        """Return some rows as input of a model: float32, normalised."""
+        # index_select copies whole images, which is faster than indexing.
         return self.normalise(self.inputs[rows] if isinstance(rows, slice) else self.inputs.index_select(0, rows))
 
 
@@ -94,16 +112,21 @@ class Dataset:
     """A training set and a test set with the same classes.
 
     Attributes:
-        name: As the user typed it.
-        train: Labelled samples, labels 0..C-1.
-        test: Labelled samples of the same classes.
-        classes: The C class names, in the order of their labels.
-        columns: Whatever else is known of each sample, by name: values of the training and of the test samples
-            (``writer_id``, say), by which a federation can be cut.
-        skipped: How many images could not be decoded and were left out, as was asked for.
-        skipped_names: What the first few of them are.
-        left_out: Names of what lies among its image files and is no part of it: other files, links that are not
-            followed, classes without images.
+        name: Name or path that the user gave.
+        train: Labelled training samples, labels 0..K-1.
+        test: Labelled test samples of the same classes.
+        classes: Names of the K classes, in the order of their labels.
+        columns: Other values of each sample by name, such as ``writer_id``: values of the training samples and of the
+            test samples. A partition can assign samples by them.
+        skipped: Number of images that could not be decoded and were left out.
+        skipped_names: Names of the first of these images.
+        left_out: Names of files and folders among the image files that are not part of the data set: other files,
+            links that are not followed, classes without images.
+
+    >>> from kinfed.data import from_arrays
+    >>> dataset = from_arrays([[0.1], [0.2]], ["cat", "dog"], [[0.3]], ["dog"])
+    >>> dataset.classes, dataset.shape, dataset.test.labels.tolist()
+    (('cat', 'dog'), (1,), [1])
     """
 
     name: str
@@ -117,12 +140,12 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one input, (c, h, w) for images."""
+        """The shape of one input, (c, h, w) for images."""
         return tuple(self.train.inputs.shape[1:])
 
 
 def labels_of(samples: Samples) -> NDArray[np.int64]:
-    """The labels of labelled samples as an array."""
+    """Return the labels of labelled samples as an array, n."""
     assert samples.labels is not None
     labels: NDArray[np.int64] = samples.labels.numpy(force=True)
     return labels

@@ -1,4 +1,4 @@
-"""From splits as they were read (image files or arrays, labels of any kind) to a data set."""
+"""Data sets from splits as they were read: image files or arrays, with labels of any type."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from kinfed.errors import InputError
 
 __all__ = ["TEST_NAMES", "Split", "as_inputs", "assemble"]
 
-TEST_NAMES = ("test", "val", "valid", "validation")  # what the test split is called; the first that is there counts
-SKIPPED_NAMES = 5  # how many of them a data set names
+TEST_NAMES = ("test", "val", "valid", "validation")  # names of a test split; the first one found is used
+SKIPPED_NAMES = 5  # largest number of names in `Dataset.skipped_names`
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a data set, or one client's share of it.
+    """One split of a data set, or a share of it, such as one client's.
 
     Attributes:
-        name: What a message calls it.
+        name: Name of the split in messages.
         inputs: Image files, or an array of n samples (see `as_inputs`).
-        labels: One a sample, whole numbers or text.
-        columns: Whatever else is known of each sample.
-        skipped: Names of the images that were left out.
+        labels: Label of each sample, whole numbers or text, n.
+        columns: Other values of each sample by name, n each.
+        skipped: Names of the images that could not be decoded and were left out.
+
+    >>> Split("train", np.zeros((2, 3)), np.array(["cat", "dog"])).labels.tolist()
+    ['cat', 'dog']
     """
 
     name: str
@@ -43,16 +46,24 @@ class Split:
 
 @dataclass(frozen=True)
 class _Ready(Split):
-    """A share with its inputs as `Samples` holds them, without what was skipped."""
+    """A share with decoded inputs, as in `Samples`, without the skipped images."""
 
     inputs: NDArray[Any]
 
 
 def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding: Decoding) -> Dataset:
-    """Decode the shares of both splits and join them: uint8 images standardised per channel, or features as they are.
+    """Decode the shares of both splits and join them to a data set.
+
+    uint8 images are standardised per channel; features are used unchanged.
+
+    Args:
+        name: Name of the data set.
+        train: Shares of the training split.
+        test: Shares of the test split.
+        decoding: Options of the decoding of images.
 
     Raises:
-        InputError: If the shares do not fit together, or one of them cannot be used.
+        InputError: If a share is invalid, or shares differ in the type or shape of their inputs or the type of labels.
     """
     if decoding.on_error != "stop" and not any(isinstance(share.inputs, Encoded) for share in (*train, *test)):
         raise InputError(f"on_error: {decoding.on_error!r} would do nothing; {name!r} holds no image files to decode")
@@ -76,14 +87,19 @@ def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding:
 
 
 def as_inputs(array: NDArray[Any], where: str) -> NDArray[Any]:
-    """An array as inputs: uint8 images n×c×h×w, or float32 features n×p or n×….
+    """Convert an array to inputs: uint8 images n×c×h×w, or float32 features n×p or n×….
 
-    uint8 and uint16 of three or four dimensions are images: n×h×w is grey; of four, the channels are the second
-    dimension if that is 1 or 3, else the last one. Those of 16 bits get 8, as image files do. Everything else is
-    features. The result is a copy.
+    uint8 and uint16 arrays of three or four dimensions are images. Three dimensions are grey images n×h×w. Of four
+    dimensions, the second one is the channels if it is 1 or 3; otherwise the last one is. 16-bit images become 8-bit,
+    as image files do. All other arrays are features. The result is a copy.
+
+    Args:
+        array: Array of n samples.
+        where: Name of the array in an error message.
 
     Raises:
-        InputError: If it has fewer than two dimensions, no values, no channels, or a value that is not finite.
+        InputError: If the array has fewer than two dimensions, no values per sample, uint8 values but no shape of
+            images, or a value that is not finite in float32.
     """
     if array.ndim < 2 or array.dtype.kind not in "buif":
         raise InputError(
@@ -101,7 +117,7 @@ def as_inputs(array: NDArray[Any], where: str) -> NDArray[Any]:
     if kind in (np.uint8, np.uint16) and axes is not None:
         images = array[:, None] if array.ndim == 3 else array.transpose(axes)
         return images.copy() if kind == np.uint8 else _of_16_bits(images)
-    with np.errstate(over="ignore"):  # what is too large for float32 is told below
+    with np.errstate(over="ignore"):  # values too large for float32 are refused below
         features = array.astype(np.float32)
     strange = ~np.isfinite(features.reshape(len(features), -1)).all(axis=1)
     if strange.any():
@@ -110,7 +126,7 @@ def as_inputs(array: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def _axes(shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Where samples, channels, height and width of images are; None if the shape is that of no images."""
+    """Return the order of axes that makes images n×c×h×w, or n×h×w for grey; None if the shape is not of images."""
     if len(shape) == 4 and shape[1] in (1, 3):
         return 0, 1, 2, 3
     if len(shape) == 4 and shape[3] in (1, 3):
@@ -119,7 +135,7 @@ def _axes(shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def _of_16_bits(images: NDArray[Any]) -> NDArray[np.uint8]:
-    """Divided by 257 and rounded."""
+    """Convert 16-bit images to 8 bits: divide by 257 and round."""
     if images.max() < 4096:
         warnings.warn(
             "data: uint16 images below 4096 keep 16 shades in uint8, where 65535 becomes 255; floats between 0 and 1 "
@@ -131,9 +147,9 @@ def _of_16_bits(images: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _warn_of_unscaled(name: str, features: NDArray[Any]) -> None:
-    """Warn of features that look like images that nobody has scaled.
+    """Warn of features that look like images but are not scaled to [0, 1].
 
-    Of three dimensions they may be signals, unless all are numbers that a byte can be.
+    Features of three dimensions may be signals, unless all values are whole numbers from 0 to 255.
     """
     low, high = features.min(), features.max()
     if _axes(features.shape) is None or 0 <= low <= high <= 1:
@@ -169,7 +185,7 @@ def _ready(share: Split, decoding: Decoding) -> _Ready:
 
 
 def _joined(name: str, shares: Sequence[_Ready]) -> _Ready:
-    """One split of all shares, with the columns that all of them have."""
+    """Join all shares of a split, with the columns that all of them have."""
     skipped = tuple(skipped for share in shares for skipped in share.skipped)
     first, shares = shares[0].name, [share for share in shares if len(share.labels)]
     if not shares:
@@ -190,7 +206,7 @@ def _joined(name: str, shares: Sequence[_Ready]) -> _Ready:
 
 
 def _alike(inputs: Sequence[NDArray[Any]], names: Sequence[str]) -> list[NDArray[Any]]:
-    """Inputs of one type and shape, grey images made RGB where others have colour; refuses what still differs."""
+    """Give all inputs one type and shape: convert grey images to RGB if others are RGB; refuse other differences."""
     images = all(own.dtype == np.uint8 for own in inputs)
     alike = [repeat_grey(own) if images and len({i.shape[1] for i in inputs}) > 1 else own for own in inputs]
     for own, name in zip(alike, names, strict=True):
@@ -203,7 +219,7 @@ def _alike(inputs: Sequence[NDArray[Any]], names: Sequence[str]) -> list[NDArray
 
 
 def _shared(shares: Sequence[Split]) -> list[str]:
-    """The columns that all have, in one type."""
+    """Return the columns that all shares have with the same type."""
     kinds = [{column: values.dtype.kind for column, values in share.columns.items()} for share in shares]
     return [column for column, kind in kinds[0].items() if all(own.get(column) == kind for own in kinds)]
 

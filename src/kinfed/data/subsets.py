@@ -1,4 +1,4 @@
-"""Parts of a data set: fewer training samples, some of the classes."""
+"""Subsets of a data set: fewer training samples, or some of the classes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ __all__ = ["balanced", "select_classes", "subsample"]
 
 
 def subsample(dataset: Dataset, count: int, seed: int) -> Dataset:
-    """The data set with only some of its training samples, at random, the classes as balanced as the data allow.
+    """Draw training samples at random, with classes as balanced as the data allow; the test set stays whole.
 
     Args:
-        dataset: Data set, whose test set and normalisation stay.
+        dataset: The data set; its normalisation stays.
         count: Number of training samples.
         seed: Seed of the run.
 
     Raises:
-        InputError: If there are not so many.
+        InputError: If ``count`` is less than 1 or more than the number of training samples.
+
+    >>> from kinfed.data import from_arrays
+    >>> dataset = from_arrays([[0.1]] * 6, [0, 0, 0, 0, 1, 1], [[0.1]], [0])
+    >>> sorted(subsample(dataset, 4, seed=0).train.labels.tolist())
+    [0, 0, 1, 1]
     """
     if not 1 <= count <= len(dataset.train):
         raise InputError(f"train_images: {count} is not allowed; {dataset.name} has {len(dataset.train)}")
@@ -34,10 +39,19 @@ def subsample(dataset: Dataset, count: int, seed: int) -> Dataset:
 
 
 def select_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
-    """The data set with only the samples of some classes; labels, names of all classes and normalisation stay.
+    """Select the samples of some classes; the labels, the names of all classes and the normalisation stay.
+
+    Args:
+        dataset: The data set.
+        classes: Names of the classes.
 
     Raises:
-        InputError: If there is no such class, or a split has no sample of these.
+        InputError: If there is no such class, or a split has no sample of these classes.
+
+    >>> from kinfed.data import from_arrays
+    >>> dataset = from_arrays([[0.1]] * 3, ["cat", "dog", "fox"], [[0.1]], ["fox"])
+    >>> select_classes(dataset, ["dog", "fox"]).train.labels.tolist()
+    [1, 2]
     """
     for name in classes:
         if name not in dataset.classes:
@@ -51,7 +65,20 @@ def select_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
 
 
 def balanced(labels: Indices, count: int, rng: np.random.Generator) -> Indices:
-    """``count`` rows with as equal class counts as the data allow: the classes take turns until one runs out."""
+    """Draw rows at random with class counts as equal as the data allow.
+
+    Args:
+        labels: Labels, n.
+        count: Number of rows.
+        rng: Random generator.
+
+    Returns:
+        The rows, ascending.
+
+    >>> labels = np.array([0, 0, 0, 0, 1, 1])
+    >>> labels[balanced(labels, 4, np.random.default_rng(0))]
+    array([0, 0, 1, 1])
+    """
     turn = np.empty(len(labels), dtype=np.int64)
     for k in np.unique(labels):
         of_class = np.flatnonzero(labels == k)

@@ -1,7 +1,7 @@
-"""What an experiment is: one flat set of fields, checked before anything is loaded.
+"""The configuration of an experiment: one flat set of fields, checked before anything is loaded.
 
-This module imports no torch, so that the command line can show its options at once; what needs torch is imported where
-it is checked.
+The module does not import torch, so that the command line can show its options quickly; checks that need torch import
+it locally.
 """
 
 from __future__ import annotations
@@ -40,22 +40,21 @@ if TYPE_CHECKING:
 
 __all__ = ["EXECUTION", "SMALLEST_PROBE", "Config", "as_tuple", "model_shares"]
 
-SMALLEST_PROBE = 4  # images; a similarity of fewer says nothing
+SMALLEST_PROBE = 4  # smallest number of public images; similarities on fewer are meaningless
 
-# What says how a run is carried out, and not what comes out: of the device, that is true but for rounding, and a run
-# that was begun on one that is gone must be able to go on elsewhere. The target is only asked of what came out: with
-# another one, what is finished is told anew, and nothing is trained again. Where the source models lie is no matter:
-# what they are stands in federation.json.
+# Fields that do not influence the results, so that they may change when a run is resumed. The device influences only
+# rounding. The target is applied to the results: another one needs no training. The folder of the source models may
+# change, since federation.json records which models they are.
 EXECUTION = {
     "workers", "client_timeout", "checkpoint_every", "save_local", "seeds", "log", "device", "target_acc", "sources",
 }  # fmt: skip
 
 
 class Config(BaseModel):
-    """One experiment: the clients, how they train, and which methods are run on them.
+    """The configuration of an experiment: data, clients, training and methods.
 
     A run's ``config.toml`` is a Config with one method and one seed. A name in angle brackets, such as ``<MyMethod>``,
-    is that of something that was given in Python and that no name leads to; `objects` has it.
+    stands for a Python object that has no import path; `objects` has these objects.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -246,7 +245,7 @@ class Config(BaseModel):
     @field_validator("settings")
     @classmethod
     def _complete_settings(cls, settings: dict[str, dict[str, Any]], info: ValidationInfo) -> dict[str, dict[str, Any]]:
-        """Every method's fields with what was left to defaults, in the types that the method declares."""
+        """Complete every method's fields with their defaults, in the types that the method declares."""
         methods: tuple[str, ...] = info.data.get("methods", ())
         for name in settings:
             check_choice("set", name, [*methods, *dict.fromkeys(parse_label(label)[0] for label in methods)])
@@ -298,25 +297,25 @@ class Config(BaseModel):
 
     @property
     def objects(self) -> dict[str, Any]:
-        """What the names in angle brackets stand for."""
+        """Python objects by their names in angle brackets."""
         return self._objects
 
     @property
     def partition_options(self) -> Mapping[str, str]:
-        """Fields of this config that the partition reads, and what it calls them."""
+        """Fields of this config that the partition reads, each with the partition's own field."""
         return {} if self.partition.startswith("<") else partition_options(self.partition)
 
     def partitioner(self) -> Partitioner | Saved:
-        """The partition, with its fields."""
+        """Make the partition, with its fields."""
         fields = {field: getattr(self, option) for option, field in self.partition_options.items()}
         return _partition(self.partition, fields, self._objects)
 
     def architecture(self, name: str) -> Any:
-        """What makes a model: the name, or what was given in Python under it."""
+        """Return an architecture: the name itself, or the Python object that a name in angle brackets stands for."""
         return _architecture(name, self._objects)
 
     def method(self, label: str) -> Method:
-        """One of the methods, with its fields."""
+        """Make one of the methods, with its fields."""
         from kinfed.methods import make_method
 
         return make_method(parse_label(label)[0], self.settings[label], _finder(self._objects))
@@ -328,7 +327,7 @@ class Config(BaseModel):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Fields of a run for trackers; those of its one method as ``METHOD.FIELD``, or ``fedvote/METHOD.FIELD``."""
+        """Fields of a run by name, for trackers; the method's own are ``METHOD.FIELD`` or ``fedvote/METHOD.FIELD``."""
         (method,) = self.methods
         fields = self.model_dump(exclude_none=True, exclude={"methods", "settings", "seeds", "log"})
         prefix = re.sub(r"[^\w./ -]", "/", method)  # MLflow takes no other characters in a name
@@ -336,30 +335,39 @@ class Config(BaseModel):
 
     @classmethod
     def checked(cls, fields: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Self:
-        """A Config of these fields, as they stand in a run folder.
+        """Make a Config from fields, with a check of each one.
 
         Args:
-            fields: By name.
-            objects: What the names in angle brackets stand for.
+            fields: Values by name of the field.
+            objects: Python objects by their names in angle brackets.
 
         Raises:
-            InputError: One line that names the field, the value and what is allowed.
+            InputError: If a field is unknown or its value is not allowed; one line names field, value and allowed
+                values.
+
+        >>> Config.checked({"methods": ["fedavg"], "clients": 10}).rounds
+        30
         """
         names = [*cls.model_fields]
         for name in fields:
             check_choice("field", name, names)
         try:
-            # The settings are always validated, even when none are given: their defaults are filled in.
+            # The settings are validated even if none are given, so that the methods' defaults are filled in.
             return cls.model_validate({"settings": {}, **fields}, context=objects)
         except ValidationError as error:
             raise InputError(one_line(error)) from error
 
     @classmethod
     def read(cls, file: Path, objects: Mapping[str, Any] | None = None, **changed: Any) -> Self:
-        """The Config in a run's own file, some of its fields changed.
+        """Read a Config from a TOML file.
+
+        Args:
+            file: The file.
+            objects: Python objects by their names in angle brackets.
+            changed: Values that replace those in the file, by name of the field.
 
         Raises:
-            InputError: If it is none; the message names the file.
+            InputError: If the file cannot be read or is no valid config; the message names the file.
         """
         fields = read_toml(file) | changed
         try:
@@ -368,15 +376,15 @@ class Config(BaseModel):
             raise InputError(f"{file}: {error}") from error
 
     def of(self, method: str, seed: int) -> Self:
-        """The config of one run of a comparison."""
+        """Return the config of one run of the comparison."""
         fields = self.model_dump() | {"methods": (method,), "seed": seed, "seeds": 1}
         return self.checked(fields | {"settings": {method: self.settings[method]}}, self._objects)
 
     def with_local(self) -> Self:
-        """The same with training alone among the methods, where it is what they must beat.
+        """Return the config with training alone added to the methods, as the baseline of the comparison.
 
-        That is ``local`` if one of them is personalised, and ``local_ssl`` if one learns without labels: with the
-        settings of the first of these, as far as it has them.
+        ``local`` is added if a method is personalised. ``local_ssl`` is added if a method learns without labels, with
+        the settings that it shares with the first such method.
         """
         from kinfed.methods import METHODS
 
@@ -396,7 +404,7 @@ class Config(BaseModel):
         return self.checked(fields, self._objects)
 
     def toml(self) -> str:
-        """All fields, and one table a method with its own."""
+        """Return the config as TOML: all fields, and one table per method with its own fields."""
         fields = self.model_dump(exclude_none=True, exclude={"settings"})
         fields["methods"] = list(self.methods)
         tables = {name: {field: v for field, v in own.items() if v is not None} for name, own in self.settings.items()}
@@ -404,10 +412,13 @@ class Config(BaseModel):
 
 
 def model_shares(models: str) -> list[tuple[str, float]]:
-    """Names and shares of ``NAME:SHARE,…``; the shares sum to 1. Empty of nothing.
+    """Parse ``NAME:SHARE,…`` to names and shares; empty text gives an empty list.
 
     Raises:
-        InputError: If it has another form.
+        InputError: If the text has another form, or the shares do not sum to 1.
+
+    >>> model_shares("resnet18:0.4,resnet34:0.6")
+    [('resnet18', 0.4), ('resnet34', 0.6)]
     """
     shares = []
     for part in models.split(",") if models else ():
@@ -423,19 +434,19 @@ def model_shares(models: str) -> list[tuple[str, float]]:
 
 
 def _listed(names: str | None) -> list[str]:
-    """Of ``A,B``; nothing of None."""
+    """Split names with commas; None gives an empty list."""
     return [] if names is None else [name.strip() for name in names.split(",")]
 
 
 def _finder(objects: Mapping[str, Any] | None) -> Callable[[str], type[Method]]:
-    """Search for the class of a method by its name; one in angle brackets is among the objects."""
+    """Return a function that finds the class of a method by its name; names in angle brackets are in ``objects``."""
     from kinfed.methods import METHODS
 
     return lambda name: given_in_python("methods", name, objects) if name.startswith("<") else METHODS.find(name)
 
 
 def _partition(text: str, fields: Mapping[str, Any], objects: Mapping[str, Any] | None) -> Partitioner | Saved:
-    """The partition of a name or of a label."""
+    """Make a partition from a name or label and its fields."""
     name, typed = parse_label(text)
     if name.startswith("<"):
         thing = given_in_python("partition", name, objects)
@@ -444,10 +455,15 @@ def _partition(text: str, fields: Mapping[str, Any], objects: Mapping[str, Any] 
 
 
 def given_in_python(field: str, name: str, objects: Mapping[str, Any] | None) -> Any:
-    """What a name in angle brackets stands for.
+    """Return the Python object that a name in angle brackets stands for.
+
+    Args:
+        field: Field of the config, for an error message.
+        name: Name in angle brackets.
+        objects: Python objects by name.
 
     Raises:
-        InputError: If that is not known here.
+        InputError: If the object is not known in this process.
     """
     if name not in (objects or {}):
         raise InputError(
@@ -458,7 +474,13 @@ def given_in_python(field: str, name: str, objects: Mapping[str, Any] | None) ->
 
 
 def _complete(label: str, own: Mapping[str, Any], find: Callable[[str], type[Method]]) -> dict[str, Any]:
-    """All fields of a method, in the types that it declares, from those that are given."""
+    """Return all fields of a method, in the types that it declares, from the given fields and the defaults.
+
+    Args:
+        label: Label of the method, as in ``methods``.
+        own: Given fields of the method.
+        find: Function that finds the class of a method by its name.
+    """
     from kinfed.methods import make_method, method_fields, name_and_fields
 
     name, _ = parse_label(label)
@@ -482,7 +504,7 @@ def _complete(label: str, own: Mapping[str, Any], find: Callable[[str], type[Met
 
 
 def _architecture(name: str, objects: Mapping[str, Any] | None = None) -> Any:
-    """What makes a model of that name: a name of kinfed's own, or the thing that was given in Python."""
+    """Return an architecture: its name, after a check, or the Python object of a name in angle brackets."""
     from kinfed.models import ARCHITECTURES
 
     if name.startswith("<"):
@@ -492,5 +514,5 @@ def _architecture(name: str, objects: Mapping[str, Any] | None = None) -> Any:
 
 
 def as_tuple(names: Any) -> Any:
-    """One name is a tuple of one; what is neither a name nor several stays what it is."""
+    """Turn a single name into a tuple; return any other value unchanged."""
     return (names,) if isinstance(names, str) else names

@@ -1,4 +1,4 @@
-"""Config files: the TOML that kinfed writes into run folders, and that people write."""
+"""Config files in TOML: those that kinfed writes into run folders, and those that users write."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ MARK = "# a run of kinfed"  # the first line of a config that kinfed wrote
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The fields in a TOML file; a table named after a method holds that method's own.
+    """Read the fields in a TOML file.
+
+    Returns:
+        Values by name of the field; ``settings`` has the tables of the methods' own fields, by method.
 
     Raises:
-        InputError: If there is no such file, or it is no TOML.
+        InputError: If the file cannot be read or is no TOML.
     """
     from kinfed.methods import is_method
 
@@ -28,7 +31,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         fields = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
         raise InputError(f"config: {str(path)!r} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # of TOML, or of the encoding; nested a thousand deep
+    except (ValueError, RecursionError) as error:  # invalid TOML or encoding; too deeply nested
         raise InputError(f"config: {str(path)!r} is no TOML: {error}") from error
     named = [
         name for name in fields if isinstance(fields[name], dict) and ("<" in name or is_method(parse_label(name)[0]))
@@ -38,22 +41,29 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def is_written(file: Path) -> bool:
-    """Whether kinfed wrote this config."""
+    """Return True if kinfed wrote this config file."""
     return file.read_text().startswith(MARK)
 
 
 def tables(settings: Any) -> Mapping[str, Mapping[str, Any]]:
-    """The methods' own fields, by method; not looked at any further."""
+    """Return the methods' own fields, by method, unchanged.
+
+    Raises:
+        InputError: If the settings are no mapping of mappings. Their fields are not checked.
+    """
     if not (isinstance(settings, Mapping) and all(isinstance(own, Mapping) for own in settings.values())):
         raise InputError(f"settings: {short(settings)} is not allowed; must be fields by method: {{'fedprox': {{…}}}}")
     return settings
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, dict[str, str]]:
-    """``METHOD.FIELD=VALUE`` as it is typed after ``--set``, by method.
+    """Parse assignments ``METHOD.FIELD=VALUE``, the values of ``--set``, to fields by method.
 
     Raises:
-        InputError: If one has another form.
+        InputError: If an assignment has another form.
+
+    >>> parse_settings(["fedprox.mu=0.1", "moon.mu=1"])
+    {'fedprox': {'mu': '0.1'}, 'moon': {'mu': '1'}}
     """
     settings: dict[str, dict[str, str]] = {}
     for assignment in assignments:

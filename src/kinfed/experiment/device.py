@@ -1,4 +1,4 @@
-"""Devices that can be asked for, and whether they are there."""
+"""Check of devices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ DEVICES = ("cpu", "cuda", "mps")
 
 
 def available(device: str) -> str:
-    """The device, if it can be used here.
+    """Return the name of a device unchanged, after a check that it can be used here.
 
     Raises:
-        InputError: If not.
+        InputError: If the device is not available, or of a type that kinfed does not support.
+
+    >>> available("cpu")
+    'cpu'
     """
     import torch
 

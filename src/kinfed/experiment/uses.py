@@ -1,4 +1,4 @@
-"""Which fields are read by what, so that one that is given and that nothing reads is refused."""
+"""Refusal of fields that would have no effect: the conditions under which each field is read."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["NO_SETTING", "OF_CLIENTS", "OF_METHODS", "Use", "overruled", "refuse
 
 @dataclass(frozen=True)
 class Use:
-    """What reads a field.
+    """The condition under which a field is read.
 
     Attributes:
-        by: What that is, for people.
-        reads: Whether a method does, with a config.
-        off: The value that asks for nothing, which everything grants.
+        by: Readers of the field in words, for an error message.
+        reads: Function that returns True if a method with a config reads the field.
+        off: Value of the field that is allowed without a reader, since it requests nothing.
     """
 
     by: str
@@ -60,7 +60,7 @@ def _fine_tunes(config: Config, method: Method) -> bool:
 
 
 def _freezes(config: Config, method: Method) -> bool:
-    """Whether something of a client's frozen models can be stored."""
+    """Return True if activations of a client's frozen models can be cached."""
     inner = method.unwrapped
     compares = isinstance(inner, ContrastiveBase) and inner.mu > 0
     of_heads = (config.ft_part == "head" and _fine_tunes(config, method)) or (config.new_clients and method.adapts)
@@ -68,16 +68,16 @@ def _freezes(config: Config, method: Method) -> bool:
 
 
 def _probes(config: Config, method: Method) -> bool:
-    """Whether labels are read by a linear probe or by nearest neighbours."""
+    """Return True if representations are tested by a linear probe or by nearest neighbours."""
     linear = not method.supervised if config.linear_probe is None else config.linear_probe
     return linear or (not method.supervised and config.knn_every > 0)
 
 
 def _of_partitions() -> dict[str, Use]:
-    """Fields that fill those of a partition."""
+    """Return the uses of the fields of the config that partitions read."""
     readers: dict[str, list[str]] = {}
     for name in PARTITIONS:
-        if PARTITIONS.origin(name) == "kinfed":  # others are imported only when they are used
+        if PARTITIONS.origin(name) == "kinfed":  # users' partitions are imported only when they are used
             for option in PARTITIONS[name].options:
                 readers.setdefault(option, []).append(name)
     return {option: _of_partition(option, names) for option, names in readers.items()}
@@ -89,7 +89,7 @@ def _of_partition(option: str, names: Sequence[str]) -> Use:
     return Use(by, lambda config, _: option in config.partition_options)
 
 
-# The fields of the config that not everything reads, whatever the methods are …
+# Fields that are not always read, for reasons other than the methods.
 OF_CLIENTS: dict[str, Use] = {
     **_of_partitions(),
     "head": Use(
@@ -98,7 +98,7 @@ OF_CLIENTS: dict[str, Use] = {
     ),
 }
 
-# … and by what the methods are.
+# Fields that only some methods read.
 OF_METHODS: dict[str, Use] = {
     "sources": Use("fedvote and fedvote+NAME", lambda _, method: method.requires.source_models),
     "participation": Use(
@@ -147,15 +147,19 @@ OF_METHODS: dict[str, Use] = {
 }  # fmt: skip
 
 
-# How a run is carried out, which seeds it has and how often it is tested: no part of its setting.
+# Fields that are not part of an experiment's setting: execution, seeds, and rounds between evaluations.
 NO_SETTING = {*EXECUTION, "seed", "evaluate_every", "knn_every"}
 
 
 def refuse_idle_in(config: Config, models: Sequence[Model]) -> None:
-    """Refuse what would do nothing to the models of a run: a mode of BatchNorm without any, a pooling that none has.
+    """Refuse fields without effect on the models: a mode of BatchNorm without such layers, a tap of missing pooling.
+
+    Args:
+        config: Config of the run.
+        models: Models of the clients.
 
     Raises:
-        InputError: One line that names the field, its value and the models.
+        InputError: If there is such a field; one line names the field, its value and the models.
     """
     names = ", ".join(dict.fromkeys(model.recipe.get("architecture", "the model") for model in models))
     normed = (nn.BatchNorm2d, nn.GroupNorm)
@@ -168,20 +172,20 @@ def refuse_idle_in(config: Config, models: Sequence[Model]) -> None:
 
 
 def _pooled(models: Sequence[Model], layers: int) -> bool:
-    """Whether one of the first layers of a model is pooled."""
+    """Return True if one of the first ``layers`` layers of a model is pooled."""
     return any(model.pooled(layer) != layer for model in models for layer in model.layers[:layers])
 
 
 def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mapping[str, Use]) -> None:
-    """Refuse the first field that is given and that no method of any config reads.
+    """Refuse a given field that no method of any config reads.
 
     Args:
-        given: Fields that somebody named; a default that nobody names is no fault.
-        configs: What they make, one or more.
-        uses: What reads the fields of a config; those that are not there are read by everything.
+        given: Fields that the user gave; defaults are not refused.
+        configs: Configs made from these fields, one or more.
+        uses: Use of each field that is not always read.
 
     Raises:
-        InputError: One line that names the field, its value and what would read it.
+        InputError: If there is such a field; one line names the first one, its value and its readers.
     """
     for name in given:
         if name in uses and getattr(configs[0], name) != uses[name].off:
@@ -206,7 +210,16 @@ def _refuse(name: str, value: Any, by: str) -> None:
 
 
 def overruled(given: Mapping[str, Any], configs: Sequence[Config], base: Sequence[Config]) -> dict[str, Any]:
-    """The given fields, with their values, in which configs differ from what they would be without them."""
+    """Return the given fields whose values differ from those of the base configs.
+
+    Args:
+        given: Fields that the user gave.
+        configs: Configs with these fields.
+        base: The same configs without these fields.
+
+    Returns:
+        Values by name of the field; a method's own fields are ``METHOD.FIELD``.
+    """
     settings: Mapping[str, Mapping[str, Any]] = given.get("settings", {})
     other: dict[str, Any] = {}
     for config, of in zip(configs, base, strict=True):

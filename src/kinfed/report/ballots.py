@@ -1,4 +1,4 @@
-"""The vote of a fedvote run: what came of it, and who named which source (specification E.2)."""
+"""The vote of a fedvote run: its result, and the ballots of the clients (specification E.2)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 __all__ = ["LABELLED", "ballot_figure", "by_ballot", "outcomes", "save_ballots", "vote_table", "voted", "votes"]
 
-LABELLED = 120  # clients whose names still have room side by side
+LABELLED = 120  # largest number of clients whose names are shown
 CLASSIFIER = {"keep": "the classifier stayed", "reinit": "the classifier started anew", "source": "and the classifier"}
 
 
 def votes(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The rows of methods that have transferred a source, a run a seed."""
+    """Return the rows whose runs have all transferred a source model."""
     return {row: group for row, group in in_rows(runs).items() if all(run.summary.get("vote") for run in group)}
 
 
 def voted(run: Run) -> bool:
-    """Whether there are ballots to look at; not where the source was asked for."""
+    """Return True if a run has ballots; it has none if the user chose the source model."""
     return bool((run.summary.get("vote") or {}).get("ballots"))
 
 
 def outcomes(group: Sequence[Run]) -> list[str]:
-    """What came of each seed's vote, a line a seed."""
+    """Describe the result of the vote, one line per seed."""
     lines = [_outcome(run) for run in group]
     if len(group) == 1:
         return lines
@@ -59,7 +59,7 @@ def _outcome(run: Run) -> str:
 
 
 def vote_table(run: Run) -> Table:
-    """Sources, the winner first and marked: on how many ballots each is, and its Borda points."""
+    """Make a table of the source models with their votes and Borda points, the winner first and marked."""
     vote = run.summary["vote"]
     rows = [
         (
@@ -76,23 +76,32 @@ def vote_table(run: Run) -> Table:
 
 
 def _ranking(vote: Mapping[str, Any]) -> list[int]:
-    """Indices of the sources, the winner first."""
+    """Return the indices of the source models, the winner first."""
     return sorted(range(len(vote["sources"])), key=lambda i: (-vote["votes"][i], -vote["points"][i], i))
 
 
 def by_ballot(ballots: Sequence[Sequence[int]], ranking: Sequence[int]) -> list[int]:
-    """An order of clients in which those with like ballots stand together, those of the winner first, empty ones last.
+    """Sort clients so that similar ballots are adjacent: ballots for the winner first, empty ballots last.
 
     Args:
-        ballots: Indices of sources, a client's best choice first.
-        ranking: All sources, the winner first.
+        ballots: Indices of source models on each client's ballot, the best choice first.
+        ranking: Indices of all source models, the winner first.
+
+    Returns:
+        Indices of the clients.
+
+    >>> by_ballot([[], [1, 0], [0, 1]], ranking=[0, 1])
+    [2, 1, 0]
     """
     place = {source: i for i, source in enumerate(ranking)}
     return sorted(range(len(ballots)), key=lambda i: [place[source] for source in ballots[i]] or [len(ranking)])
 
 
 def _picture(run: Run) -> tuple[list[str], list[str], NDArray[np.float64]]:
-    """Sources, clients, and at which place each source stands on each ballot; NaN where it is not named."""
+    """Return the names of the source models and of the clients, and the place of each source on each ballot.
+
+    The places are a matrix of sources × clients; they are NaN for sources that are not on the ballot.
+    """
     vote, line = run.summary["vote"], run.vote_line
     ranking, ballots = _ranking(vote), [line["ballots"].get(str(id), []) for id in line["clients"]]
     order = by_ballot(ballots, ranking)
@@ -105,7 +114,7 @@ def _picture(run: Run) -> tuple[list[str], list[str], NDArray[np.float64]]:
 
 
 def ballot_figure(run: Run) -> go.Figure:
-    """Sources (rows, the winner first) and clients (columns, like ballots together): the places on the ballots."""
+    """Draw the place of each source model (rows, the winner first) on the ballot of each client (columns)."""
     sources, clients, places = _picture(run)
     last = int(np.nanmax(places))
     shades = sample_colorscale("Greens_r", _darkness(last))
@@ -136,7 +145,7 @@ def ballot_figure(run: Run) -> go.Figure:
 
 
 def save_ballots(run: Run, path: Path) -> None:
-    """The same as one PNG."""
+    """Write the picture of the ballots to a PNG."""
     sources, clients, _ = _picture(run)
     with picture(path, 4 + min(0.16 * len(clients), 20), 1.6 + 0.24 * len(sources)) as figure:
         _draw(run, figure)
@@ -166,7 +175,7 @@ def _draw(run: Run, figure: Figure) -> None:
 
 
 def _darkness(places: int) -> list[float]:
-    """Of each place on a colour scale; the first is the darkest, and the last can be told from none."""
+    """Return the position of each place on a colour scale, from dark to light; the last differs from the background."""
     return [float(x) for x in np.linspace(0.05, 0.75, places)]
 
 

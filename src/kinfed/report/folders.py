@@ -1,4 +1,4 @@
-"""Run folders, read back. The report sees these files and nothing else."""
+"""Reading of run folders. Reports are made from these files alone."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ __all__ = ["Run", "read_runs"]
 
 @dataclass(frozen=True)
 class Run:
-    """One run: all of its rounds if it is finished, else those that are done.
+    """The contents of a run folder; of an unfinished run, those of the rounds so far.
 
     Attributes:
         path: The folder.
-        config: ``config.toml``, parsed.
-        summary: ``summary.json``; of a run that is not finished ``so_far.json``, which names the rounds ``planned``.
-        lines: One a round.
-        federation: Class names, training samples by client and class, test samples by client.
-        pictured: Pictures by name, by the rounds for which there are any, in order.
+        config: Contents of ``config.toml``.
+        summary: Contents of ``summary.json``; of an unfinished run those of ``so_far.json``, with ``planned`` rounds.
+        lines: Lines of ``metrics.jsonl``, one per round.
+        federation: Contents of ``federation.json``: names of the classes, training samples of each client and class,
+            test samples of each client.
+        pictured: Pictures of each round that has any, by name.
     """
 
     path: Path
@@ -45,36 +46,39 @@ class Run:
 
     @property
     def pictures(self) -> dict[str, Picture]:
-        """The pictures of the last round for which there are any."""
+        """The pictures of the last round that has any, by name."""
         return [{}, *self.pictured.values()][-1]
 
     @property
     def method(self) -> str:
-        """The method's name."""
+        """The name of the method."""
         return str(self.summary["method"])
 
     @property
     def vote_line(self) -> dict[str, Any]:
-        """That of the round in which clients voted for a source model; only of a run whose summary has a vote."""
+        """The line of the round in which clients voted for a source model; the run must have had a vote."""
         return next(line for line in self.lines if "ballots" in line)
 
     def client_name(self, id: int) -> str:
-        """What the data call a client, or else its number."""
+        """Return the name of a client in the data, or its number if the data have no names."""
         names = self.federation.get("names")
         return str(names[id] if names else id)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """A quantity by round, where it was measured."""
+        """Return the rounds in which a quantity was measured, and its values."""
         told = [(line["round"], line[name]) for line in self.lines if line.get(name) is not None]
         return [r for r, _ in told], [v for _, v in told]
 
     def client_accuracies(self) -> NDArray[np.float64]:
-        """Headline accuracy of every client at the last round; NaN without test samples."""
+        """Return the accuracy of each client's primary model after the last round; NaN without test samples."""
         return np.array([np.nan if a is None else a for a in self.lines[-1]["client_acc"].get("personal", [])])
 
 
 class _Told(BaseModel):
-    """What a report needs to find in a file; there may be more, and older runs may lack what has a default."""
+    """Base class of the fields that a report needs from a file.
+
+    Other fields are allowed. Fields with defaults may be missing in older runs.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -126,7 +130,7 @@ class _Federation(_Told):
 
 
 class _Words(BaseModel):
-    """Words of a picture (`kinfed.methods.Picture.words`)."""
+    """The words of a picture (`kinfed.methods.Picture.words`)."""
 
     title: str
     rows: Literal["clients", "classes"] | list[str]
@@ -142,16 +146,16 @@ class _Named(_Told):
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """All runs in some run folders, and the finished ones in some comparison folders, in the order of the comparison.
+    """Read runs from run folders and from comparison folders, in the order of the comparison.
 
     Raises:
-        InputError: If a folder holds no run, or one of which nothing was tested yet, or a file of one is damaged.
+        InputError: If a folder holds no run or a run without results, or a file is damaged.
     """
     return [_read(folder) for path in paths for folder in _folders(path)]
 
 
 def _folders(path: Path) -> list[Path]:
-    """The run folders that a path means: itself, or those of a comparison."""
+    """Return the run folders of a path: the path itself, or the run folders of a comparison."""
     if (path / "config.toml").is_file():
         return [path]
     file = path / "comparison.json"
@@ -169,7 +173,7 @@ def _read(path: Path) -> Run:
     if not file.is_file():
         raise InputError(f"run: {str(path)!r} has no results yet; go on with it: kinfed resume {path}")
     summary = _checked(TypeAdapter(_Summary), read_json(file), file)
-    told = read_json_lines(path / "metrics.jsonl", cut=not finished)  # somebody may be writing the last one
+    told = read_json_lines(path / "metrics.jsonl", cut=not finished)  # the last line may be incomplete
     lines = _checked(TypeAdapter(list[_Line]), told if finished else told[: summary["rounds"]], path / "metrics.jsonl")
     if [line["round"] for line in lines] != [*range(1, summary["rounds"] + 1)]:
         raise InputError(
@@ -191,7 +195,7 @@ def _read(path: Path) -> Run:
 
 
 def _checked(adapter: TypeAdapter[Any], value: Any, path: Path) -> Any:
-    """A value as it was read, if it has what is needed of it."""
+    """Return a value from a file unchanged, after a check of its fields."""
     try:
         adapter.validate_python(value)
     except ValidationError as error:
@@ -227,7 +231,10 @@ def _pictured(folder: Path, clients: int) -> dict[int, dict[str, Picture]]:
 
 
 def _unnamed(name: str, matrix: Tensor, clients: int) -> Picture:
-    """A picture without words, as older runs have them: N×N is of the clients, and may be their similarity."""
+    """Make a picture from a matrix without words, as in older runs.
+
+    A matrix N×N is taken to be of the clients, and to be a similarity if it is symmetric with a diagonal of 0 or 1.
+    """
     if tuple(matrix.shape) != (clients, clients):
         rows, columns = ([str(i) for i in range(size)] for size in matrix.shape)
         return Picture(matrix, name, rows, columns)

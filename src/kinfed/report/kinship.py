@@ -1,4 +1,4 @@
-"""Kinship: how alike a method finds the clients, beside the classes that they share, over the rounds.
+"""Pictures of kinship: the similarity of clients by a method, compared with the classes that they share.
 
 Letters: ``N`` clients.
 """
@@ -22,11 +22,18 @@ from kinfed.report.style import styled
 __all__ = ["kin_order", "kinship", "save_kinship"]
 
 Matrix = NDArray[np.float64]
-SHOWN = 4  # rounds in the picture
+SHOWN = 4  # largest number of rounds in the PNG
 
 
 def kin_order(similarity: Matrix) -> list[int]:
-    """An order of N clients in which those that are alike stand together (optimal leaf order of average linkage)."""
+    """Sort clients so that similar ones are adjacent, by the optimal leaf order of average linkage.
+
+    Args:
+        similarity: Similarities of the clients, N×N.
+
+    Returns:
+        Indices of the N clients.
+    """
     from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
     from scipy.spatial.distance import squareform
 
@@ -39,13 +46,13 @@ def kin_order(similarity: Matrix) -> list[int]:
 
 
 def kinship(run: Run, name: str) -> go.Figure:
-    """The classes that clients share, and their similarity after the round that a slider chooses.
+    """Draw the overlap of the clients' classes, and their similarity after a round that a slider selects.
 
-    Clients who share classes stand together; hover tells the classes.
+    Clients that share classes are adjacent. Hovering shows the classes.
 
     Args:
         run: The run.
-        name: Name of the picture that has the similarity.
+        name: Name of the picture with the similarity.
     """
     overlap, rounds = _overlap(run), _rounds(run, name)
     title = run.pictures[name].title
@@ -91,7 +98,7 @@ def kinship(run: Run, name: str) -> go.Figure:
 
 
 def save_kinship(run: Run, name: str, path: Path) -> None:
-    """Write the same as one PNG, with the similarity after some of the rounds, the last one among them."""
+    """Write the overlap of classes, and the similarity after some of the rounds and the last one, to a PNG."""
     overlap, rounds = _overlap(run), _rounds(run, name)
     title = plain(run.pictures[name].title)
     order = kin_order(overlap)
@@ -104,7 +111,7 @@ def save_kinship(run: Run, name: str, path: Path) -> None:
         ):
             low, high = _spread(matrix)
             shown = matrix[np.ix_(order, order)].copy()
-            np.fill_diagonal(shown, np.nan)  # 1 by definition
+            np.fill_diagonal(shown, np.nan)  # it is always 1
             image = axes.imshow(shown, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
             axes.set_title(title, fontsize=10)
             axes.set_xticks([])
@@ -127,14 +134,14 @@ def _titled(title: str, round: int, similarity: Matrix, overlap: Matrix, between
 
 
 def _spread(matrix: Matrix) -> tuple[float, float]:
-    """What the colours span: the diagonal is 1 by definition, and tells nothing."""
+    """Return the lowest and the highest value of the colour scale; the diagonal, which is always 1, is left out."""
     others = matrix[~np.eye(len(matrix), dtype=bool)]
     known = others[np.isfinite(others)]
     return (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
 
 
 def _held(run: Run, client: int) -> str:
-    """The classes that a client has training samples of."""
+    """Return the names of the classes of a client's training samples."""
     counts = run.federation["train"][client]
     named = labels(run.federation["classes"])
     return hypertext("/".join(name for name, count in zip(named, counts, strict=True) if count))

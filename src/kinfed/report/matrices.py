@@ -1,4 +1,4 @@
-"""Pictures that methods have of their state: any matrix, with what its rows and columns are."""
+"""Heat maps of the matrices that methods show of their state."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_matrix", "last_round", "matrix_figure", "shows_kinship"]
 
-LABELLED = 30  # rows or columns whose names have room in a PNG
+LABELLED = 30  # largest number of rows or columns whose names are shown in a PNG
 
 
 def shows_kinship(run: Run, picture: Picture) -> bool:
-    """Tell whether a picture says how alike every two clients of a run are."""
+    """Return True if a picture is a similarity of all pairs of clients."""
     clients = len(run.federation["train"])
     return picture.similarity and tuple(picture.matrix.shape) == (clients, clients)
 
 
 def last_round(run: Run, name: str) -> int:
-    """The last round after which there is a picture of this name."""
+    """Return the last round that has a picture of this name."""
     return max(round for round, pictures in run.pictured.items() if name in pictures)
 
 
 def matrix_figure(run: Run, name: str) -> go.Figure:
-    """The picture of a name after the last round for which there is one."""
+    """Draw a picture after the last round that has any pictures."""
     picture = run.pictures[name]
     rows, columns = (_names(run, picture, axis) for axis in (0, 1))
     low, high = _range(picture)
@@ -58,14 +58,14 @@ def matrix_figure(run: Run, name: str) -> go.Figure:
 
 
 def draw_matrix(run: Run, name: str, row: str, figure: Figure, axes: Axes) -> None:
-    """Draw the same into a PNG; of a similarity, clients that are alike stand together.
+    """Draw a picture on axes of matplotlib; in a similarity, similar clients are adjacent.
 
     Args:
         run: The run.
         name: Name of the picture.
-        row: Name of the method.
-        figure: Gets a colour bar.
-        axes: Gets the matrix.
+        row: Name of the row, for the title.
+        figure: Figure that gets a colour bar.
+        axes: Axes that get the matrix.
     """
     picture = run.pictures[name]
     matrix, (rows, columns) = picture.matrix.numpy().astype(float), (_names(run, picture, axis) for axis in (0, 1))
@@ -86,7 +86,7 @@ def draw_matrix(run: Run, name: str, row: str, figure: Figure, axes: Axes) -> No
 
 
 def _range(picture: Picture) -> tuple[float, float]:
-    """Values at the ends of the colours."""
+    """Return the lowest and the highest value of the colour scale."""
     known = picture.matrix[picture.matrix.isfinite()]
     least, greatest = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     return least if picture.low is None else picture.low, greatest if picture.high is None else picture.high
@@ -98,7 +98,7 @@ def _label(ticks: Any, names: Sequence[str]) -> None:
 
 
 def _names(run: Run, picture: Picture, axis: int) -> list[str]:
-    """Names of the rows (0) or the columns (1)."""
+    """Return the names of the rows (``axis`` 0) or of the columns (1)."""
     size, meaning = picture.matrix.shape[axis], (picture.rows, picture.columns)[axis]
     names = [str(i) for i in range(size)]
     if meaning == "classes":

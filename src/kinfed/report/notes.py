@@ -1,4 +1,4 @@
-"""Notes under a table: what a reader of the numbers must know about each run."""
+"""Notes under a table: warnings about runs and their comparison."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from kinfed.report.ties import ERRORS
 
 __all__ = ["notes"]
 
-SHARED = ("data", "rounds", "model")  # what runs must agree in to be compared
-DIVERGED = 2  # times the cross-entropy of guessing
-SIZES = ("train", "test")  # of the data
+SHARED = ("data", "rounds", "model")  # keys of the summary that must be equal in runs that are compared
+DIVERGED = 2  # training has diverged if its cross-entropy exceeds that of guessing by this factor
+SIZES = ("train", "test")  # keys of the summary's ``data`` with the numbers of samples
 
-LEFT_OUT = {  # by whether labels are read
+LEFT_OUT = {  # reason for left-out samples, of methods with labels and without
     True: "alone in a batch where BatchNorm needs two",
     False: "in the last batch of an epoch, where that was not whole",
 }
 
 
 def notes(runs: Sequence[Run]) -> list[str]:
-    """Return what a reader of the numbers must know: what was refused or left out, and training that failed."""
+    """Return the warnings about runs: limits of the comparison, refused uploads, left-out data, failed training."""
     of_runs = [f"{run.method}, seed {run.summary['seed']}: {note}" for run in runs for note in _of_run(run)]
     return [*_of_comparison(runs), *of_runs]
 
 
 def _of_comparison(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield notes on all runs together: on what keeps them from being compared, and on negative transfer."""
+    """Yield notes on all runs together: differences that prevent a comparison, and negative transfer."""
     for what in SHARED:
         if any(_unlike(run.summary, runs[0].summary, what) for run in runs):
             yield f"These runs differ in more than the method, in {what}: their numbers are no comparison."
@@ -89,7 +89,7 @@ def _of_run(run: Run) -> Iterator[str]:
 
 
 def _of_classes(run: Run) -> list[str]:
-    """Where to know a client is to know the answer."""
+    """Return a note if the data, or every client, have only one class, so that accuracies are trivial."""
     held = [sum(count > 0 for count in of_client) for of_client in run.federation.get("train", ())]
     if len(run.federation["classes"]) == 1:
         return ["The data have one class: every answer is right, and accuracies say nothing."]
@@ -99,7 +99,7 @@ def _of_classes(run: Run) -> list[str]:
 
 
 def _of_participation(run: Run) -> str:
-    """How many clients no round reached, and the accuracy without them."""
+    """Return a note on clients that took part in no round, with the accuracy without them; empty if there are none."""
     s, never = run.summary, run.summary.get("never_trained", 0)
     if not never:
         return ""
@@ -114,7 +114,7 @@ def _of_participation(run: Run) -> str:
 
 
 def _of_loss(run: Run) -> str:
-    """Whether the training went nowhere: by the cross-entropy alone, and only if no accuracy says otherwise."""
+    """Return a note if training failed, by its cross-entropy; empty if it did not, or an accuracy is above chance."""
     loss, classes = run.summary.get("train_cross_entropy"), len(run.federation["classes"])
     if not is_supervised(run) or loss is None or classes < 2 or _above_chance(run):
         return ""
@@ -129,7 +129,7 @@ def _of_loss(run: Run) -> str:
 
 
 def _above_chance(run: Run) -> bool:
-    """Whether an accuracy is more than that of naming the commonest class, by more than two standard errors."""
+    """Return True if an accuracy exceeds the share of the most frequent class by more than two standard errors."""
     metrics, tested = run.summary["metrics"], run.summary["data"]["test"]
     of_classes = np.array(run.federation.get("train", np.ones((1, len(run.federation["classes"]))))).sum(axis=0)
     chance = float(of_classes.max() / of_classes.sum())
@@ -138,7 +138,7 @@ def _above_chance(run: Run) -> bool:
 
 
 def _of_vote(run: Run) -> list[str]:
-    """Whether a part of the source stayed behind, who found nothing to vote for, and what its measure may mistake."""
+    """Return notes on a vote: layers not transferred, clients without a ballot, limits of the similarity measure."""
     if (vote := run.summary.get("vote")) is None:
         return []
     copied, layers = vote["layers"]
@@ -158,12 +158,15 @@ def _of_vote(run: Run) -> list[str]:
 
 
 def _clients(run: Run, ids: Sequence[int]) -> str:
-    """Clients by name, where the data know their names."""
+    """List clients by name, or by number if the data have no names."""
     return f"client{'s' if len(ids) > 1 else ''} {', '.join(map(run.client_name, ids))}"
 
 
 def _unlike(one: dict[str, Any], other: dict[str, Any], what: str) -> bool:
-    """Whether two runs differ in something; with another seed, other clients are held back, of other sizes."""
+    """Return True if the summaries of two runs differ in a key.
+
+    With different seeds, other clients are held back, so that the numbers of samples may differ.
+    """
     same_clients = what != "data" or one["seed"] == other["seed"]
     kept = [
         run[what] if same_clients else {n: v for n, v in run[what].items() if n not in SIZES} for run in (one, other)
@@ -172,7 +175,7 @@ def _unlike(one: dict[str, Any], other: dict[str, Any], what: str) -> bool:
 
 
 def _reasons(told: Sequence[Mapping[str, Any]]) -> str:
-    """The reasons that were met most often, and where first; metrics.jsonl has them all."""
+    """List the three most frequent reasons, each with its first occurrence; metrics.jsonl has all of them."""
     often = sorted(told, key=lambda one: -one["times"])[:3]
     said = [
         f"{one['times']}× {one['reason']} (first: round {one['first']['round']}, client {one['first']['client']})"

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run or a comparison; it opens without a network."""
+"""The self-contained HTML page of a run or a comparison, which needs no network."""
 
 from __future__ import annotations
 
@@ -54,12 +54,20 @@ summary { cursor: pointer; }
 
 
 def write_report(paths: Sequence[Path], out: Path) -> Path:
-    """Write the page to ``out`` and the pictures beside it; returns ``out``.
+    """Write the page, and PNG pictures beside it.
 
-    A picture of the runs has the same name with .png; those of the kinship and the vote in each run end with its name.
+    The picture of all runs has the page's name with ``.png``. The pictures of one run, of kinship and of the vote, end
+    with the name of the run folder.
+
+    Args:
+        paths: Folders of runs or comparisons.
+        out: File of the page.
+
+    Returns:
+        ``out``.
 
     Raises:
-        InputError: If a folder holds no finished run, or the page cannot be written.
+        InputError: If a folder holds no run with results, or the page cannot be written.
     """
     runs = read_runs(paths)
     with output(out):
@@ -68,7 +76,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
         figures.save_picture(runs, out.with_suffix(".png"))
         for run in runs:
             kin = [name for name, picture in run.pictures.items() if shows_kinship(run, picture)]
-            for name in kin[:1]:  # the others are in the first picture
+            for name in kin[:1]:  # the picture of all runs has the other matrices
                 save_kinship(run, name, out.with_name(f"{out.stem}-kinship-{run.path.name}.png"))
             if voted(run):
                 save_ballots(run, out.with_name(f"{out.stem}-vote-{run.path.name}.png"))
@@ -76,7 +84,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
 
 
 def as_html(runs: Sequence[Run]) -> str:
-    """What the numbers stand for, the table, the verdict and the notes: a piece of HTML for a notebook."""
+    """Return HTML for a notebook: the description of the experiment, the conclusion, the table and the notes."""
     said = "".join(f"<p>{_text(line)}</p>" for line in (setting(runs), verdict(runs)) if line)
     return f"{said}{_table(table(runs))}{_notes(runs)}"
 
@@ -129,12 +137,12 @@ def _page(runs: Sequence[Run]) -> str:
 
 
 def _text(text: str) -> str:
-    """A line of text, whatever is in it."""
+    """Escape text for HTML, including control characters."""
     return html.escape(plain(text))
 
 
 def _neighbours(runs: Sequence[Run]) -> str:
-    """What the curves are of methods that read no labels."""
+    """Explain the curves of methods that read no labels; empty if there are none."""
     if all(run.summary.get("supervised", True) for run in runs):
         return ""
     return (
@@ -144,7 +152,7 @@ def _neighbours(runs: Sequence[Run]) -> str:
 
 
 def _new_clients(runs: Sequence[Run]) -> str:
-    """Their table, where there are any."""
+    """Return the section with the table of the new clients; empty if there are no results."""
     content = table(runs, new_clients=True)
     if not content.rows:
         return ""
@@ -152,14 +160,14 @@ def _new_clients(runs: Sequence[Run]) -> str:
 
 
 def _target(runs: Sequence[Run], target: float) -> str:
-    """How soon a target was reached."""
+    """Return the section with the table of a target accuracy."""
     content = target_table(runs, target)
     heading, caption = (_text(text.capitalize()) for text in (content.headings[2], content.meanings[2]))
     return f'<h2>{heading}</h2><p class="caption">{caption}.</p>{_table(content)}'
 
 
 def _vote(row: str, group: Sequence[Run]) -> str:
-    """What came of the votes, and the first seed's ballots."""
+    """Return the section with the results of the votes, and the ballots of the first seed."""
     told = f"<h2>The vote: {_text(row)}</h2>" + "".join(f"<p>{_text(line)}</p>" for line in outcomes(group))
     first = group[0]
     if not voted(first):
@@ -169,7 +177,7 @@ def _vote(row: str, group: Sequence[Run]) -> str:
 
 
 def _pictures(row: str, run: Run) -> Iterator[str]:
-    """The pictures of a method."""
+    """Yield one section for each picture of a method."""
     seed = run.summary["seed"]
     for name, picture in run.pictures.items():
         if shows_kinship(run, picture):
@@ -184,7 +192,7 @@ def _pictures(row: str, run: Run) -> Iterator[str]:
 
 
 def _round_notes(row: str, group: Sequence[Run]) -> Iterator[str]:
-    """The notes of a method on its rounds."""
+    """Yield the sections with a method's notes on its rounds: curves and a table."""
     curves, others = note_curves(group), note_table(group)
     if curves is not None:
         yield _section(f"Round by round: {row}", "What the method says of each round, a line a seed.", curves)

@@ -1,4 +1,4 @@
-"""The table of a target accuracy: how soon each method reached it, and what a transfer saved."""
+"""The table of a target accuracy: the rounds until each method reached it, and the speed-up by a transfer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["reaches_of", "speed_ups", "target_table"]
 
 
 def target_table(runs: Sequence[Run], target: float) -> Table:
-    """How soon each method reached a target, and what a transfer saved, a row a method; the fewest rounds are marked.
+    """Make the table of a target accuracy, one row per method, with the smallest number of rounds marked.
 
     Args:
-        runs: Finished ones; rows that were not asked for this target are left out.
-        target: One of `targets`.
+        runs: Runs of the comparison; rows with another target, or without one, are left out.
+        target: Target accuracy in (0, 1], one of `targets`.
     """
     reaches = reaches_of(runs, target)
     ups = speed_ups(runs, reaches)
@@ -54,13 +54,22 @@ def target_table(runs: Sequence[Run], target: float) -> Table:
 
 
 def reaches_of(runs: Sequence[Run], target: float) -> dict[str, Reach | None]:
-    """Of the rows that were asked for a target."""
+    """Return the rounds in which each row with this target reached it; None for methods without a global model."""
     summaries = {row: [run.summary for run in group] for row, group in in_rows(runs).items()}
     return {row: reach(of_row) for row, of_row in summaries.items() if all(targets([s]) == [target] for s in of_row)}
 
 
 def speed_ups(runs: Sequence[Run], reaches: Mapping[str, Reach | None]) -> dict[str, tuple[str, SpeedUp | None]]:
-    """Of each row with a transfer: the row without it, and the speed-up; of others, and where that is missing, none."""
+    """Compute the speed-up of each row with a transfer.
+
+    Args:
+        runs: Runs of the comparison.
+        reaches: Rounds in which each row reached the target, as `reaches_of` returns them.
+
+    Returns:
+        By name of the row: the row of the same method without the transfer, and the speed-up. Rows without a transfer,
+        or without such a counterpart, are left out.
+    """
     found = {}
     for row, own in reaches.items():
         without = _without_transfer(in_rows(runs), row)
@@ -71,7 +80,10 @@ def speed_ups(runs: Sequence[Run], reaches: Mapping[str, Reach | None]) -> dict[
 
 
 def _without_transfer(grouped: Mapping[str, Sequence[Run]], row: str) -> str | None:
-    """The row of the same method without a transfer; of several that with the same settings, the methods' own aside."""
+    """Return the row of the same method without a transfer; None if there is none.
+
+    If there are several, it is the one with the same settings apart from the methods' own fields.
+    """
     run = grouped[row][0]
     rows = [other for other, group in grouped.items() if group[0].method == reference(run.method)]
     if len(rows) > 1:
@@ -99,7 +111,7 @@ def _times(up: SpeedUp | None) -> Cell:
 
 
 def _after_transfer(group: Sequence[Run]) -> Cell | None:
-    """Rounds from the transfer to the target; None where a seed has had no transfer or did not reach it."""
+    """Return the cell of the rounds from the transfer to the target; None if a seed had no transfer or missed it."""
     votes = [(run.summary.get("vote") or {}).get("round") for run in group]
     reached = [run.summary["rounds_to_target"]["round"] for run in group]
     if None in votes or None in reached:

@@ -1,4 +1,4 @@
-"""Notes that methods make on each round: numbers as curves, anything else that is short as a table."""
+"""Methods' notes on their rounds: numbers as curves, texts and single values as a table."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kinfed.report.table import Cell, Table
 __all__ = ["note_curves", "note_table"]
 
 Curve = list[tuple[int, float]]
-COLUMNS = 3  # curves side by side
+COLUMNS = 3  # panels in a row
 
 
 def note_curves(group: Sequence[Run]) -> go.Figure | None:
-    """A curve for each note that is a number in several rounds, a line a seed; None without any."""
+    """Draw a panel for each note that is a number in several rounds, one line per seed; None without such notes."""
     curves = {name: of_seeds for name, of_seeds in _numbers(group).items() if max(map(len, of_seeds)) > 1}
     if not curves:
         return None
@@ -46,7 +46,7 @@ def note_curves(group: Sequence[Run]) -> go.Figure | None:
 
 
 def note_table(group: Sequence[Run]) -> Table:
-    """The last value of each note that is a text, true or false, or a number of one round; of the first seed."""
+    """Make a table of the last values of the other notes of the first seed: texts, booleans, numbers of one round."""
     run = group[0]
     single = {name: of_seeds[0] for name, of_seeds in _numbers(group).items() if max(map(len, of_seeds)) == 1}
     last: dict[str, tuple[int, Any]] = {name: curve[-1] for name, curve in single.items() if curve}
@@ -63,7 +63,7 @@ def note_table(group: Sequence[Run]) -> Table:
 
 
 def _numbers(group: Sequence[Run]) -> dict[str, list[Curve]]:
-    """Name of each note that is a number → for each run, its rounds and values."""
+    """Return the rounds and values of each note that is a number, for each run, by name of the note."""
     names = dict.fromkeys(
         name
         for run in group

@@ -1,4 +1,4 @@
-"""Rows of a comparison: the runs of one method, a seed each, and what their numbers stand for."""
+"""Rows of a comparison: the runs of one method with different seeds, and a description of the experiment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kinfed.report.folders import Run
 
 __all__ = ["config_of_all", "in_rows", "is_supervised", "seeds_of", "setting"]
 
-# Fields that have no bearing on the numbers of a row.
+# Fields of the config that do not define a row: the seed, and those that do not influence the results.
 NO_BEARING = (
     "seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "knn_every", "save_local",
     "log", "target_acc",
@@ -17,10 +17,13 @@ NO_BEARING = (
 
 
 def in_rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each row, in the order in which they first appear: a method's seeds together.
+    """Group runs into rows, one per method, in the order of first appearance.
 
-    Runs of one method that differ in more than the seed are rows of their own, called by what they differ in; a run
-    that is there twice counts once.
+    Runs of one method that differ in more than the seed form different rows, which are named after the fields in which
+    they differ. A run that is given twice counts once.
+
+    Returns:
+        Runs of each row, one per seed, by name of the row.
     """
     variants: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
@@ -36,25 +39,25 @@ def in_rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _called(run: Run, variants: Sequence[dict[str, Any]]) -> str:
-    """The method, and those of its fields, as far as they are set, in which its variant differs from another one."""
+    """Name the row of a run: the method, and the fields in which its variants differ, unless they are None."""
     own = _but_seed(run)
     differ = {name for other in variants for name in own.keys() | other.keys() if own.get(name) != other.get(name)}
     return " ".join([run.method, *(f"{name}={own[name]}" for name in sorted(differ) if own.get(name) is not None)])
 
 
 def _but_seed(run: Run) -> dict[str, Any]:
-    """What of a run's config bears on its numbers, the seed aside; a method's own fields beside the others."""
+    """Return the fields of a run that influence its results, without the seed; the method's own fields included."""
     own = run.config.get(run.method, {})
     return {name: value for name, value in (run.config | own).items() if name not in {*NO_BEARING, run.method}}
 
 
 def config_of_all(run: Run) -> dict[str, Any]:
-    """What of a run's config bears on its numbers and is no matter of its method or seed."""
+    """Return the fields of a run that influence its results, without the seed, the method and the method's fields."""
     return {name: v for name, v in run.config.items() if name not in {*NO_BEARING, "methods", run.method}}
 
 
 def seeds_of(grouped: Mapping[str, Sequence[Run]]) -> dict[str, tuple[int, ...]]:
-    """Of each row, in order."""
+    """Return the seeds of each row, in ascending order."""
     return {row: tuple(sorted(run.summary["seed"] for run in group)) for row, group in grouped.items()}
 
 
@@ -64,7 +67,7 @@ def is_supervised(run: Run) -> bool:
 
 
 def setting(runs: Sequence[Run]) -> str:
-    """What every number stands for: data, clients, partition, rounds, seeds and model."""
+    """Describe the experiment in words: data, clients, partition, rounds, seeds and model."""
     first = runs[0].summary
     data = first["data"]
     how = {

@@ -1,4 +1,4 @@
-"""The table of a comparison: a row a method, the best of each column marked, and all that cannot be told from it."""
+"""The table of a comparison: one row per method, with the best results of each column marked."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["COLUMNS", "NEW_CLIENTS", "Cell", "Table", "table"]
 
 Summary = dict[str, Any]
 
-NARROW = {"refreshed": "re-\nfreshed", "fine-tuned": "fine-\ntuned"}  # headings in a terminal
+NARROW = {"refreshed": "re-\nfreshed", "fine-tuned": "fine-\ntuned"}  # headings broken for a terminal
 
 
 @dataclass(frozen=True)
 class Column:
-    """One quantity.
+    """A column of the table.
 
     Attributes:
-        heading: Its own.
-        meaning: What it is.
-        read: How it is read from a summary.
-        digits: With how many decimals it is shown.
-        accuracy: Whether it is one.
-        share: Of how much of the test samples, if it is.
+        heading: Heading of the column.
+        meaning: Explanation of the quantity, shown for the heading.
+        read: Function that reads the quantity from a summary; it returns None if the run does not have it.
+        digits: Number of decimals that are shown.
+        accuracy: True if the quantity is an accuracy, so that spreads and best values are shown.
+        share: Function that returns, from a summary, the fraction of the test samples that the accuracy is based on.
     """
 
     heading: str
@@ -43,7 +43,7 @@ class Column:
     share: Callable[[Summary], float] = lambda s: 1.0
 
     def of(self, group: Sequence[Run]) -> Measured | None:
-        """What a row has, if all its runs have it."""
+        """Return the values of a row, by seed; None if a run of the row has no value."""
         told = {run.summary["seed"]: self.read(run.summary) for run in group}
         first = group[0].summary
         known = {seed: value for seed, value in told.items() if value is not None}
@@ -78,7 +78,7 @@ COLUMNS = (
 
 
 def _of_new(s: Summary) -> float:
-    """New clients for one that trains, and so about as many test samples."""
+    """Return the number of new clients divided by that of clients that train, about the ratio of their test samples."""
     return float(s["data"].get("new_clients", 0) / s["data"]["clients"])
 
 
@@ -106,7 +106,13 @@ NEW_CLIENTS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A number as it is shown, its spread over the seeds if there are several, and whether none is better for sure."""
+    """A cell of a table.
+
+    Attributes:
+        text: The text, often a number.
+        spread: Spread over the seeds; empty for one seed.
+        best: True if the number is the best of its column or does not differ from it significantly.
+    """
 
     text: str
     spread: str = ""
@@ -115,16 +121,23 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Headings with their meanings, and rows of cells; the first two columns are the method and the model tested."""
+    """A table of results.
+
+    Attributes:
+        headings: Headings of the columns.
+        meanings: Explanations of the headings.
+        rows: Cells of each row, one per column.
+    """
 
     headings: tuple[str, ...]
     meanings: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
     def rich(self) -> RichTable:
-        """For a terminal of 80 columns; the best values are bold and starred, so that they show without colours too.
+        """Return the table for a terminal of 80 columns.
 
-        Where room is short, only the words of the second column go one below the other.
+        The best values are bold and have a star, which is visible without colours. If there is not enough space, only
+        the second column is wrapped.
         """
         shown = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         for i, heading in enumerate(self.headings):
@@ -137,7 +150,7 @@ class Table:
 
 
 def _shown(cell: Cell, room: str) -> Text:
-    """A cell in a terminal; ``room`` is where others of its column have a star."""
+    """Return a cell as text for a terminal; ``room`` is a space if other cells of the column have a star."""
     text = plain(cell.text)
     shown = Text(f"{text}*", "bold green") if cell.best else Text(f"{text}{room}")
     if not cell.spread:
@@ -146,13 +159,15 @@ def _shown(cell: Cell, room: str) -> Text:
 
 
 def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
-    """One row a method; over several seeds mean ± sample standard deviation. Columns that nobody fills are left out.
+    """Make the table of a comparison, one row per method.
 
-    Rows over different seeds say over how many.
+    Several seeds are shown as mean ± sample standard deviation. Columns without values are left out. If the rows have
+    different seeds, a column shows their number.
 
     Args:
-        runs: Finished ones.
-        new_clients: Of the clients that took no part, instead of those that did; without rows if there are none.
+        runs: Runs of the comparison.
+        new_clients: True for the results of the new clients, which never train, instead of the others; the table then
+            has no rows if there are no such results.
     """
     grouped = in_rows(runs)
     second = _given if new_clients else lambda run: run.summary["tested"]
@@ -178,12 +193,12 @@ def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
 
 
 def _number(measured: Measured, column: Column, best: bool) -> Cell:
-    """A mean with its spread."""
+    """Return the cell of a mean and its spread over the seeds."""
     values = [*measured.by_seed.values()]
     spread = f"±{statistics.stdev(values):.{column.digits}f}" if column.accuracy and len(values) > 1 else ""
     return Cell(f"{measured.mean:.{column.digits}f}", spread, best)
 
 
 def _given(run: Run) -> str:
-    """What a new client is given."""
+    """Name the model that new clients are given: ``global``, or ``mean`` if the method has no global model."""
     return "mean" if run.summary["metrics"]["global_acc"] is None else "global"

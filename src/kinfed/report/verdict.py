@@ -1,4 +1,4 @@
-"""The verdict of a comparison in one sentence: which method serves these clients best, and against what."""
+"""The conclusion of a comparison in one sentence: the best method, compared with training alone."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NO_GAIN = " Training alone is among them: nothing here says that federation help
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """Which method serves these clients best by own test accuracy, and how that compares with training alone.
+    """State the best method by own test accuracy, or a tie, and compare it with training alone; empty for one method.
 
-    Where one reads no labels, it is the linear probe that counts, of all methods that have one: their accuracies on the
-    clients' own test samples owe to labels that no client has.
+    If a method reads no labels, the methods are compared by their linear probes instead, since its own test accuracy
+    is that of a classifier fitted to the labels of all clients.
     """
     labelled = all(is_supervised(run) for run in runs)
     (column,) = (column for column in COLUMNS if column.heading == ("own test" if labelled else "linear probe"))
@@ -49,7 +49,7 @@ def verdict(runs: Sequence[Run]) -> str:
 
 
 def _tie(told: Mapping[str, Measured], rows: Sequence[str], measured: str) -> str:
-    """That some rows are equal, or cannot be told apart."""
+    """State that some rows are equal, or do not differ significantly."""
     best = told[rows[0]]
     *others, last = rows
     if all(told[row].mean == best.mean for row in rows):

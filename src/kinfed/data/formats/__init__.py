@@ -1,4 +1,4 @@
-"""Formats: what data look like on disk. Each has a name, and says whether a path holds data of its kind."""
+"""Formats of data on disk, by name."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ __all__ = ["FORMATS", "Files", "Format", "find_files", "find_in_format"]
 
 
 class Files(Protocol):
-    """A data set that lies in files, found but not read."""
+    """A data set in files that are found but not read."""
 
     def paths(self) -> list[Path]:
-        """The files that it consists of, always in the same order."""
+        """Return all files of the data set, always in the same order."""
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        """The shares of the training and of the test split, not decoded."""
+        """Read the shares of the training split and of the test split, without decoding images."""
 
 
 class Format(Protocol):
-    """A kind of data on disk: one of kinfed's, or your own, a class or an object with this method."""
+    """A format of data on disk: a class or an object with this method.
+
+    >>> FORMATS["npz"].find(Path("no_such_file.npz")) is None
+    True
+    """
 
     def find(self, path: Path) -> Files | None:
-        """The data set at a path; None if there is none of this kind. Looks at names of files as far as that is enough.
+        """Find a data set of this format at a path, by file names if these are enough; None if there is none.
 
         Raises:
-            InputError: If only part of one is there.
+            InputError: If the data set is incomplete.
         """
 
 
@@ -47,17 +51,17 @@ FORMATS: Registry[Format] = Registry(
 
 
 def find_files(path: Path, but: str | None = None) -> Files | None:
-    """The data set at a path, of whatever format; None if there is none.
+    """Find a data set of any format at a path; None if there is none.
 
-    Formats of installed packages are asked first, since `images` takes every folder that has a folder ``train``; then
-    kinfed's own in the order in which they are listed.
+    Formats of installed packages are tried first, since `images` accepts every folder that has a folder ``train``;
+    then kinfed's own formats, in the order of `FORMATS`.
 
     Args:
         path: File or folder.
-        but: Name of a format that is not asked.
+        but: Name of a format that is not tried.
 
     Raises:
-        InputError: If only part of one is there.
+        InputError: If the data set is incomplete.
     """
     names: list[Any] = sorted(FORMATS, key=lambda name: FORMATS.origin(name) == "kinfed")
     for name in names:
@@ -67,10 +71,14 @@ def find_files(path: Path, but: str | None = None) -> Files | None:
 
 
 def find_in_format(name: str, path: Path) -> Files:
-    """The data set of one format at a path.
+    """Find a data set of one format at a path.
+
+    Args:
+        name: Name of the format.
+        path: File or folder.
 
     Raises:
-        InputError: If there is no such format, or no data of its kind.
+        InputError: If there is no such format, or no data set of this format.
     """
     files = FORMATS.find(name).find(path)
     if files is None:

@@ -1,4 +1,4 @@
-"""Data sets from arrays that are already in memory."""
+"""Data sets from arrays in memory."""
 
 from __future__ import annotations
 
@@ -34,24 +34,28 @@ def from_arrays(
     columns: Mapping[str, tuple[Array, Array]] | None = None,
     name: str = "arrays",
 ) -> Dataset:
-    """A data set of NumPy arrays, torch tensors or nested lists.
+    """Make a data set from NumPy arrays, torch tensors or nested lists.
 
-    uint8 of three or four dimensions are images, standardised by the training set's mean and deviation per channel:
-    n×h×w (grey), n×c×h×w, or n×h×w×c; of four dimensions the second is the channels if it is 1 or 3, else the last.
-    uint16 of three or four dimensions likewise, brought to 8 bits. All other numbers are features, n×p or n×…, kept as
-    they are in float32.
+    uint8 arrays of three or four dimensions are images: n×h×w (grey), n×c×h×w, or n×h×w×c. Of four dimensions, the
+    second one is the channels if it is 1 or 3; otherwise the last one is. Images are standardised with the training
+    set's mean and standard deviation per channel. uint16 images become 8-bit first. All other arrays are features,
+    n×p or n×…, which are used unchanged in float32.
 
     Args:
-        x_train: Training inputs, samples first.
-        y_train: Their labels, whole numbers or text, shape n (or n×1).
-        x_test: Test inputs of the same shape but for n.
-        y_test: Their labels; every class is in ``y_train``.
-        columns: Whatever else is known of the samples, by name: values of the training and of the test samples.
-        name: What the data set is called in messages and results.
+        x_train: Training inputs, n×….
+        y_train: Training labels, whole numbers or text, n or n×1.
+        x_test: Test inputs, with the shape of the training inputs but for n.
+        y_test: Test labels; every class is in ``y_train``.
+        columns: Other values of the samples by name: values of the training samples and of the test samples, n each.
+        name: Name of the data set in messages and results.
 
     Raises:
-        InputError: If shapes do not fit together, a label is no class, the test set has a class of its own, or a
-            feature is not finite.
+        InputError: If shapes do not match, a label is no class, the test set has a class that the training set lacks,
+            or a feature is not finite.
+
+    >>> dataset = from_arrays([[0.1], [0.2]], ["cat", "dog"], [[0.3]], ["dog"])
+    >>> dataset.classes, dataset.train.labels.tolist(), dataset.test.labels.tolist()
+    (('cat', 'dog'), [0, 1], [1])
     """
     others = {column: [as_array(values) for values in both] for column, both in (columns or {}).items()}
     for column, (train, test) in others.items():
@@ -68,19 +72,19 @@ def from_arrays(
 
 
 def keep_arrays(x_train: Array, y_train: Array, x_test: Array, y_test: Array) -> Path:
-    """Write four arrays to a file under their content, once; a run that names it can be resumed.
+    """Write four arrays to a file in the cache folder, unless it is there, so that a run on them can be resumed.
 
     Args:
-        x_train: As for `from_arrays`, like the others.
+        x_train: Training inputs; all arrays are as in `from_arrays`.
         y_train: Training labels.
         x_test: Test inputs.
         y_test: Test labels.
 
     Returns:
-        A ``.npz`` in the cache folder.
+        Path of the ``.npz`` file, whose name is a digest of the arrays.
 
     Raises:
-        InputError: If an array is none of numbers or text, or the cache folder cannot be written.
+        InputError: If an array has neither numbers nor text, or the cache folder cannot be written.
     """
     arrays = [as_array(values) for values in (x_train, y_train, x_test, y_test)]
     arrays[1::2] = [as_labels(labels, which) for labels, which in zip(arrays[1::2], KEYS[0][1::2], strict=True)]
@@ -97,7 +101,7 @@ def keep_arrays(x_train: Array, y_train: Array, x_test: Array, y_test: Array) ->
 
 
 def _holds(path: Path, content: str) -> bool:
-    """Whether a file has this content; warns of one that has another."""
+    """Return True if a file has arrays with this digest; warn if the file is damaged."""
     if not path.is_file():
         return False
     try:
@@ -114,10 +118,10 @@ def _content(arrays: Sequence[NDArray[Any]]) -> str:
 
 
 def as_array(values: Array) -> NDArray[Any]:
-    """A NumPy array of an array, tensor or nested list.
+    """Convert an array, tensor or nested list to a NumPy array of at least one dimension.
 
     Raises:
-        InputError: If it is none, or has masked values.
+        InputError: If that is impossible, or values are masked.
     """
     if np.ma.is_masked(values):
         raise InputError("data: an array has masked values; leave these samples out, or fill them in")

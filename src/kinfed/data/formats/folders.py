@@ -1,4 +1,4 @@
-"""Folders of image files, one a class, and folders of data folders, one a client."""
+"""Formats of folders: one folder of images per class, or one data folder per client."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ from kinfed.errors import InputError
 
 __all__ = ["ClassFolders", "ClientFolders", "left_out"]
 
-NAMED = 5  # of what is left out: how many a message names
+NAMED = 5  # largest number of left-out files in a message
 
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """``train/CLASS/…`` and ``test/CLASS/…`` with image files at any depth; what else lies there is left out."""
+    """Image files at any depth in ``train/CLASS/…`` and ``test/CLASS/…``; other files are left out."""
 
     path: Path
-    test: str  # what the folder of the test split is called
+    test: str  # name of the folder of the test split
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """Those in a folder; None if it has no folder ``train``."""
+        """Find the images in a folder; None if it has no folder ``train``.
+
+        Raises:
+            InputError: If it has no folder of a test split.
+        """
         if not (path / "train").is_dir():
             return None
         test = next((name for name in TEST_NAMES if (path / name).is_dir()), None)
@@ -40,11 +44,11 @@ class ClassFolders:
         return cls(path, test)
 
     def paths(self) -> list[Path]:
-        """All image files, training split first, by class and name."""
+        """Return all image files, the training split first, sorted by class and name."""
         return [Path(file) for split in self.listings for _, file in split.images]
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        """The training and the test split."""
+        """Return the training and the test split, without decoding the images."""
         train, test = (
             Split(
                 str(self.path / name),
@@ -56,10 +60,10 @@ class ClassFolders:
         return [train], [test]
 
     def refuse_one_class(self) -> None:
-        """Refuse a training split with one class or none; a client's may be like that, a whole data set may not.
+        """Refuse a training split with fewer than two classes. Only a single client's share may have fewer.
 
         Raises:
-            InputError: If it is; it says what was found.
+            InputError: If there are fewer than two classes.
         """
         train, _ = self.listings
         classes = {label for label, _ in train.images}
@@ -73,19 +77,23 @@ class ClassFolders:
 
     @cached_property
     def listings(self) -> tuple[Listing, Listing]:
-        """What lies in the folders of the training and of the test split."""
+        """The contents of the folders of the training and the test split."""
         return list_images(self.path, "train"), list_images(self.path, self.test)
 
 
 @dataclass(frozen=True)
 class ClientFolders:
-    """One folder a client, each a data set of its own with the same classes: a federation as it stands."""
+    """A folder with one data folder per client; all clients have the same classes."""
 
     clients: Mapping[str, Files]
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """Those in a folder; None if no folder in it is a data set."""
+        """Find the clients in a folder; None if no folder in it holds data.
+
+        Raises:
+            InputError: If some of the folders hold no data, or are links.
+        """
         inside = sorted(path.iterdir()) if path.is_dir() else []
         folders = [folder for folder in inside if folder.is_dir() and not folder.name.startswith(".")]
         found = {folder: find_files(folder, but="clients") for folder in folders}
@@ -102,11 +110,11 @@ class ClientFolders:
         return cls(clients)
 
     def paths(self) -> list[Path]:
-        """The files of all clients."""
+        """Return the files of all clients."""
         return [path for files in self.clients.values() for path in files.paths()]
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        """The shares of all clients, each with its name in the column ``client``."""
+        """Read the shares of all clients; the column ``client`` has the client's name."""
         train: list[Split] = []
         test: list[Split] = []
         for name, files in self.clients.items():
@@ -117,10 +125,10 @@ class ClientFolders:
 
 
 def left_out(files: Files) -> list[str]:
-    """What lies in the folders of images and is no part of the data, below the folder that was given.
+    """Return the files and folders among the images that are not part of the data, relative to the data folder.
 
-    Files with another ending, links that lead out, upwards or to what is there already, and classes without images.
-    What is hidden is not meant to be seen.
+    These are files with other endings, classes without images, and links that are not followed: those to other places,
+    to a parent folder, or to files that are already listed. Hidden files are not returned.
     """
     if isinstance(files, ClassFolders):
         return [name for split in files.listings for name in split.left_out]

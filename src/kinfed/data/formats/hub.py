@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, through the package ``datasets`` (the extra ``hub``)."""
+"""Data sets of the Hugging Face hub, loaded with the package ``datasets`` (the extra ``hub``)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ FORM = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/([\w.-]+))?")
 
 @dataclass(frozen=True)
 class HubSet:
-    """A data set of the hub: OWNER/NAME, and which of its configurations if it has several."""
+    """A data set of the hub: OWNER/NAME, and the name of a configuration if it has several."""
 
     repository: str
     config: str | None = None
 
     @classmethod
     def parse(cls, data: str) -> Self | None:
-        """What ``hub:OWNER/NAME`` or ``hub:OWNER/NAME/CONFIG`` means; None for anything without the prefix.
+        """Parse ``hub:OWNER/NAME`` or ``hub:OWNER/NAME/CONFIG``; return None for text without the prefix.
 
         Raises:
-            InputError: If it has the prefix and another form.
+            InputError: If the text has the prefix but another form.
         """
         if not data.startswith(PREFIX):
             return None
@@ -43,7 +43,7 @@ class HubSet:
         return PREFIX + "/".join(filter(None, (self.repository, self.config)))
 
     def fetch(self) -> Fetched:
-        """Both splits, downloaded if `datasets` has not done so before.
+        """Load both splits; `datasets` downloads them unless it has done so before.
 
         Raises:
             InputError: If `datasets` is not installed, the hub does not answer, or there is no such data set or split.
@@ -54,7 +54,7 @@ class HubSet:
             raise InputError(f"data: {self} needs the package datasets: pip install 'kinfed[hub]'") from error
         try:
             splits = datasets.load_dataset(self.repository, self.config)
-        except Exception as error:  # of many kinds: no network, no such data set, several configurations, no access
+        except Exception as error:  # many types: no network, no such data set, several configurations, no access
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(f"data: {self} cannot be loaded from the Hugging Face hub: {reason}") from error
         test = next((name for name in TEST_NAMES if name in splits), None)
@@ -68,18 +68,18 @@ class HubSet:
 
 @dataclass(frozen=True)
 class Fetched:
-    """The splits of a data set of the hub, as `datasets` has them."""
+    """The splits of a data set of the hub, as objects of `datasets`."""
 
     name: str
     train: Any
     test: Any
 
     def fingerprints(self) -> tuple[str, str]:
-        """What `datasets` names the content of both splits."""
+        """Return the fingerprints that `datasets` gives the content of both splits."""
         return self.train._fingerprint, self.test._fingerprint
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        """The training and the test split, not decoded."""
+        """Read the training and the test split, without decoding images."""
         with readable(self.name):
             train, test = (
                 split_of(split.with_format("arrow")[:], f"{self.name}, {name}", _downloads())  # images stay encoded
@@ -89,7 +89,7 @@ class Fetched:
 
 
 def _downloads() -> list[Path]:
-    """Where the packages of the hub put what they download."""
+    """Return the folders to which `datasets` and `huggingface_hub` download."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = os.environ.get("HF_HOME") or caches / "huggingface"
     own = (os.environ.get(name) for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE"))

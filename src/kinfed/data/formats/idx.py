@@ -1,6 +1,6 @@
-"""IDX, the format in which MNIST came: an array a file, plain or gzip.
+"""IDX, the format of MNIST: one array per file, plain or compressed with gzip.
 
-Magic number 0 0 TYPE DIMENSIONS, then every dimension as a big-endian uint32, then the values, big-endian.
+A file has the magic number 0 0 TYPE DIMENSIONS, then each dimension as a big-endian uint32, then the big-endian values.
 """
 
 from __future__ import annotations
@@ -30,19 +30,26 @@ PARTS = tuple((split, part) for split in ("train", "test") for part in ("images"
 
 @dataclass(frozen=True)
 class IdxFiles:
-    """``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, the same with ``t10k`` or ``test``; also ``.gz``."""
+    """Four IDX files, plain or ``.gz``: images and labels of ``train``, and of ``t10k`` or ``test``.
+
+    Their names are ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and so on.
+    """
 
     files: tuple[Path, Path, Path, Path]  # in the order of PARTS
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """Those in a folder, or those beside one of them; None if there is none."""
+        """Find the files in a folder, or in the folder of one of them; None if there is none.
+
+        Raises:
+            InputError: If one of the four files is missing or there are several.
+        """
         folder = path.parent if NAME.fullmatch(path.name) and path.is_file() else path
         found: dict[tuple[str, str], dict[str, Path]] = {}
         for file in sorted(folder.iterdir()) if folder.is_dir() else ():
             if (name := NAME.fullmatch(file.name)) and file.is_file():
                 part = (name[1].replace("t10k", "test"), name[2])
-                # A file and its compressed copy are one; of the two, the first in order is the plain one.
+                # A file and its compressed copy count as one; the plain one comes first in the sorted order.
                 found.setdefault(part, {}).setdefault(file.name.removesuffix(".gz"), file)
         if not found:
             return None
@@ -58,11 +65,11 @@ class IdxFiles:
         return cls((first, second, third, fourth))
 
     def paths(self) -> list[Path]:
-        """The four files."""
+        """Return the four files."""
         return [*self.files]
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        """The training and the test split."""
+        """Read the training and the test split."""
         arrays = [read_idx(file) for file in self.files]
         return (
             [Split(str(self.files[0]), arrays[0], arrays[1])],
@@ -71,10 +78,10 @@ class IdxFiles:
 
 
 def read_idx(path: Path) -> NDArray[Any]:
-    """The array in an IDX file.
+    """Read the array in an IDX file.
 
     Raises:
-        InputError: If it is no IDX file, or has more or fewer values than it says.
+        InputError: If the file is no IDX file, or has more or fewer values than its header says.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -98,7 +105,7 @@ def read_idx(path: Path) -> NDArray[Any]:
 
 
 def at_most(size: int, file: BufferedIOBase | IO[bytes]) -> bytearray:
-    """What is left of a file, up to a size; memory is used as bytes come, whatever the size."""
+    """Read the rest of a file, up to ``size`` bytes; memory grows with the bytes that are read, not with ``size``."""
     values = bytearray()
     while more := file.read(min(CHUNK, size - len(values))):
         values += more

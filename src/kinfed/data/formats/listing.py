@@ -1,4 +1,4 @@
-"""What lies in the folder of a split, ``SPLIT/CLASS/…``: images, and what is no part of the data."""
+"""Listing of the image files in the folder of a split, ``SPLIT/CLASS/…``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Kind = Literal["file", "folder", "link", "other"]
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a split, and what is left out.
+    """The images of a split, and other files.
 
     Attributes:
-        images: Class and path of each, sorted.
-        left_out: Files of other kinds, links that are not followed, classes without images; as `SPLIT/…`, sorted.
+        images: Class and path of each image, sorted.
+        left_out: Other files, links that are not followed, and classes without images; as ``SPLIT/…``, sorted.
     """
 
     images: list[tuple[str, str]]
@@ -34,7 +34,11 @@ class Listing:
 
 
 def list_images(root: Path, split: str) -> Listing:
-    """List what is below the folder of a split; hidden files and folders are not looked at.
+    """List the files below the folder of a split, without hidden ones.
+
+    Args:
+        root: Data folder.
+        split: Name of the folder of the split.
 
     Raises:
         InputError: If an image lies in no class folder, or a class folder holds several folders with images.
@@ -42,7 +46,7 @@ def list_images(root: Path, split: str) -> Listing:
     top = os.path.join(root, split)
     images: list[tuple[str, str]] = []
     left: list[str] = []
-    inner: dict[str, set[str]] = {}  # of every class: the folders in it that hold images
+    inner: dict[str, set[str]] = {}  # folders with images in each class folder
     for path, kind in _entries(top, os.path.realpath(root)):
         name = path[len(top) + 1 :]
         label, *below = name.split(os.sep)
@@ -68,12 +72,13 @@ def list_images(root: Path, split: str) -> Listing:
 
 
 def _entries(top: str, inside: str) -> Iterator[tuple[str, Kind]]:
-    """What is below a folder, and what it is: first what lies there, then what links lead to.
+    """Yield path and kind of everything below a folder: first its own files and folders, then the targets of links.
 
-    A link stays one where it leads out of the data folder, to something above it, or to what is there already.
+    A link is not followed, but yielded as ``link``, if it leads out of the data folder ``inside``, to a parent folder,
+    or to a file or folder that was yielded before.
     """
-    seen: set[str] = set()  # paths without links
-    places = [top]  # and the links below it, as they are found
+    seen: set[str] = set()  # real paths, without links
+    places = [top]  # links below it are appended
     for place in places:
         real = os.path.realpath(place)
         if real in seen or not _within(real, inside) or _within(os.path.realpath(os.path.dirname(place)), real):
@@ -96,7 +101,7 @@ def _entries(top: str, inside: str) -> Iterator[tuple[str, Kind]]:
 
 
 def _walk(top: str, real: str) -> Iterator[tuple[str, str, Kind]]:
-    """What is below a folder, links not followed: the path, the path without links, and what it is."""
+    """Yield path, real path and kind of everything below a folder, without following links."""
     folders = [(top, real)]
     while folders:
         folder, place = folders.pop()

@@ -1,4 +1,4 @@
-"""NumPy archives with four arrays."""
+"""NumPy archives (``.npz``) with four arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kinfed.errors import InputError
 
 __all__ = ["KEYS", "NpzFile", "read_npz"]
 
-KEYS = (  # the first set that is there counts
+KEYS = (  # names of the arrays; the first set found is used
     ("x_train", "y_train", "x_test", "y_test"),
     ("train_images", "train_labels", "test_images", "test_labels"),  # MedMNIST
 )
@@ -27,24 +27,24 @@ HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.re
 
 @dataclass(frozen=True)
 class NpzFile:
-    """``x_train``, ``y_train``, ``x_test`` and ``y_test``, or MedMNIST's ``train_images`` and so on."""
+    """An archive with ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or with MedMNIST's ``train_images`` etc."""
 
     path: Path
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """The file itself, or the only one in a folder."""
+        """Find an archive: the path itself, or the only archive in a folder; None if there is none."""
         if path.is_file():
             return cls(path) if path.suffix == ".npz" else None
         archives = [file for file in path.glob("*.npz") if file.is_file()]
         return cls(archives[0]) if len(archives) == 1 else None
 
     def paths(self) -> list[Path]:
-        """The one file."""
+        """Return the archive as the only file."""
         return [self.path]
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        """The training and the test split."""
+        """Read the training and the test split."""
         keys, arrays = read_npz(self.path)
         return (
             [Split(f"{self.path}, {keys[0]}", arrays[0], arrays[1])],
@@ -53,10 +53,13 @@ class NpzFile:
 
 
 def read_npz(path: Path) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
-    """The names of the four arrays in an archive, and the arrays.
+    """Read the four arrays in an archive, without pickle.
+
+    Returns:
+        Names of the arrays, and the arrays.
 
     Raises:
-        InputError: If the file is no archive, or lacks one of them, or one is not what its header says.
+        InputError: If the file is no archive, an array is missing, or an array does not match its header.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -64,7 +67,7 @@ def read_npz(path: Path) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
             keys = next((keys for keys in KEYS if all(key in names for key in keys)), None)
             if keys is not None:
                 return keys, [_array(archive, key) for key in keys]
-    except Exception as error:  # zipfile, its decompressors and NumPy raise whatever a broken file leads them to
+    except Exception as error:  # broken files raise exceptions of many types
         raise InputError(f"data: {path} cannot be read without pickle: {error or type(error).__name__}") from error
     raise InputError(
         f"data: {path} does not have the arrays {', '.join(KEYS[0])} (or {', '.join(KEYS[1])}): "
@@ -73,12 +76,12 @@ def read_npz(path: Path) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
 
 
 def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
-    """One array; memory is used as its bytes come, not as its header says."""
+    """Read one array; memory grows with the bytes that are read, so that a false header does no harm."""
     if archive.getinfo(f"{key}.npy").compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{key} is compressed in a way that NumPy does not use")  # others come in unbounded pieces
+        raise ValueError(f"{key} is compressed in a way that NumPy does not use")  # others may need too much memory
     with archive.open(f"{key}.npy") as file:
         version = np.lib.format.read_magic(file)
-        if version not in HEADERS:  # others hold names of fields
+        if version not in HEADERS:  # other versions have structured types
             raise ValueError(f"{key} has the format {version}")
         shape, fortran, kind = HEADERS[version](file)
         if kind.hasobject or min(shape, default=0) < 0:

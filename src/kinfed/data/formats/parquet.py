@@ -1,4 +1,4 @@
-"""Tables with a column of images and one of labels: parquet files as the hub writes them, and tables in memory."""
+"""Tables with a column of images and a column of labels: parquet files as on the hub, and tables in memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kinfed.errors import InputError
 
 __all__ = ["ParquetFiles", "readable", "split_of"]
 
-IMAGE = ("image", "img")  # the first that is there counts
+IMAGE = ("image", "img")  # names of the column of images; the first one found is used
 LABEL = ("label", "fine_label", "labels")
-LONGEST = 256  # characters of a class or of a group: NumPy gives every text of a column the room of the longest
+LONGEST = 256  # largest number of characters of a text, since each text in a NumPy array takes the space of the longest
 
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """``train.parquet`` and ``test.parquet``, or several files a split, as ``train-00000-of-00002.parquet``."""
+    """Files ``train.parquet`` and ``test.parquet``, or several per split, such as ``train-00000-of-00002.parquet``."""
 
     folder: Path
     train: tuple[Path, ...]
@@ -33,7 +33,11 @@ class ParquetFiles:
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """Those in a folder; None if it holds no training split in this form."""
+        """Find the files in a folder; None if it has none of a training split.
+
+        Raises:
+            InputError: If it has no file of a test split.
+        """
         train, *tests = (_files(path, split) for split in ("train", *TEST_NAMES))
         if not train:
             return None
@@ -45,25 +49,27 @@ class ParquetFiles:
         return cls(path, train, test)
 
     def paths(self) -> list[Path]:
-        """The files, training split first, and the images that are named in them."""
+        """Return the files, the training split first, and then the image files that they refer to."""
         return [*self.train, *self.test, *(image for file in (*self.train, *self.test) for image in _named(file))]
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        """The training and the test split, a share a file."""
+        """Read the training and the test split, one share per file, without decoding images."""
         return [_read(file) for file in self.train], [_read(file) for file in self.test]
 
 
 def split_of(table: Any, name: str, folders: Sequence[Path]) -> Split:
-    """A table of pyarrow as a split: images, labels, and every other column of whole numbers or text without gaps.
+    """Convert a pyarrow table to a split.
+
+    Other columns are included if they have whole numbers, booleans or short text and no missing values.
 
     Args:
-        table: With a column ``image`` or ``img`` and a column ``label``, ``fine_label`` or ``labels``. An image is the
-            bytes of a file, or a struct of ``bytes`` and ``path`` as Hugging Face ``datasets`` has it.
-        name: What a message calls it.
-        folders: Where images may lie that are only named; relative paths are relative to the first.
+        table: Table with a column ``image`` or ``img`` and a column ``label``, ``fine_label`` or ``labels``. An image
+            is the bytes of a file, or a struct of ``bytes`` and ``path`` as in Hugging Face ``datasets``.
+        name: Name of the table in messages.
+        folders: Folders that may contain images given by path; relative paths start from the first one.
 
     Raises:
-        InputError: If a column is missing or has gaps, or an image lies elsewhere.
+        InputError: If a column is missing, a label is missing or too long, or an image lies outside the folders.
     """
     import pyarrow as pa
 
@@ -104,21 +110,21 @@ def _read(path: Path) -> Split:
 
 
 def _table(path: Path, columns: list[str] | None = None) -> Any:
-    """All of a file, or some of its columns."""
+    """Read a file, or some of its columns."""
     import pyarrow.parquet as pq
 
     rows, size = pq.read_metadata(path).num_rows, path.stat().st_size
-    if rows > size:  # thousands of millions of equal rows can be said in a few bytes
+    if rows > size:  # a few bytes can encode billions of equal rows, which would fill the memory
         raise InputError(f"data: {path} says that it has {rows:,} rows, in {size:,} bytes")
     return pq.read_table(path, columns=columns, partitioning=None)
 
 
 def _named(path: Path) -> list[Path]:
-    """The images beside a file that it names."""
+    """Return the image files that a parquet file refers to by path."""
     import pyarrow.parquet as pq
 
     if all(other.is_file() and not other.name.lower().endswith(SUFFIXES) for other in path.parent.iterdir()):
-        return []  # there is none that it could name
+        return []  # there are no image files
     with readable(path):
         schema = pq.read_schema(path)
         image = next((name for name in IMAGE if name in schema.names), None)
@@ -132,17 +138,17 @@ def _named(path: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def readable(table: object) -> Iterator[None]:
-    """Turn whatever keeps a table, which is named, from being read into one line."""
+    """Turn any error of reading a table into an `InputError` of one line that names the table."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # pyarrow raises whatever a broken file leads it to
+    except Exception as error:  # pyarrow raises exceptions of many types for broken files
         raise InputError(f"data: {table} cannot be read as a table: {error}") from error
 
 
 def _file(cell: Any, folders: Sequence[Path], name: str) -> bytes | Path | None:
-    """The bytes of an image, or its path where only that is there."""
+    """Return the bytes of an image, or its path if it has no bytes; None if it has neither."""
     if not isinstance(cell, dict):
         return cell if isinstance(cell, bytes) else None
     encoded, path = cell.get("bytes"), cell.get("path")
@@ -159,7 +165,7 @@ def _lies_in(folders: Sequence[Path], file: Path) -> bool:
 
 
 def _values(column: Any) -> NDArray[Any] | None:
-    """A column of whole numbers, booleans or short text as an array that needs no pickle; None for any other."""
+    """Convert a column of whole numbers, booleans or short text to an array; None for any other column."""
     import pyarrow as pa
 
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type

@@ -1,4 +1,4 @@
-"""Partitions: which client gets which samples. Each has a name, its own fields, and one way to be called."""
+"""Partitions by name: each one assigns the samples of a data set to clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PARTITIONS", "as_partition", "make_partition", "partition_fields", "partition_options"]
 
-# The text after the colon of ``by:COLUMN`` is the first field of the class.
+# In a name such as ``by:COLUMN``, the text after the colon is the first field of the class.
 PARTITIONS: Registry[Any] = Registry(
     "partition",
     {
@@ -39,13 +39,13 @@ PARTITIONS: Registry[Any] = Registry(
 
 
 def make_partition(name: str, fields: Mapping[str, Any] | None = None) -> Partitioner | Saved:
-    """The partition of a name, with its fields.
+    """Make a partition from its name and fields.
 
     Args:
-        name: One of `PARTITIONS`, with what stands for the capitals of ``by:COLUMN``; or ``package.module:Name``, a
-            class that derives from `Partitioner`, or a function ``(labels, clients, rng) -> rows of each client``. It
-            may give fields itself: ``dirichlet:alpha=0.1``.
-        fields: Values of fields; the others have their defaults.
+        name: One of `PARTITIONS`, with a column or path in place of the capitals (``by:hospital``); or
+            ``package.module:Name`` of a class that derives from `Partitioner`, or of a function
+            ``(labels, clients, rng) -> rows of each client``. The name may include fields: ``dirichlet:alpha=0.1``.
+        fields: Values of fields by name; the others have their defaults.
 
     >>> make_partition("dirichlet", {"alpha": 0.1})
     Dirichlet(alpha=0.1)
@@ -64,10 +64,10 @@ def make_partition(name: str, fields: Mapping[str, Any] | None = None) -> Partit
 
 
 def as_partition(partition: Any) -> Partitioner | Saved:
-    """A partition of whatever can be given for one: its name, an object, a class, or a function of one's own.
+    """Make a partition from its name, an object, a class or a function.
 
     Raises:
-        InputError: If it is none of these.
+        InputError: If ``partition`` is none of these.
     """
     from kinfed.data.partitions.partitioner import ByFunction, Partitioner
     from kinfed.data.partitions.saved import Saved
@@ -83,7 +83,7 @@ def as_partition(partition: Any) -> Partitioner | Saved:
 
 
 def partition_fields(name: str) -> dict[str, tuple[Any, Any]]:
-    """Type and default of each field of a partition that can be chosen beside its name.
+    """Return the type and the default of each field of a partition, without a field that its name gives.
 
     >>> partition_fields("quantity")["alpha"][1]
     0.5
@@ -103,7 +103,7 @@ def partition_fields(name: str) -> dict[str, tuple[Any, Any]]:
 
 
 def partition_options(name: str) -> Mapping[str, str]:
-    """The options of the command line that a partition reads, and the fields that they fill.
+    """Return the command-line options that a partition reads, each with the field that it fills.
 
     >>> partition_options("shards")
     {'shards': 'per_client'}
@@ -116,7 +116,7 @@ def partition_options(name: str) -> Mapping[str, str]:
 
 
 def _find(name: str) -> tuple[Any, dict[str, str]]:
-    """What a name means, and the fields that it gives."""
+    """Return the class or function of a name, and the fields that the name gives."""
     start, _, text = name.partition(":")
     form = next((form for form in PARTITIONS if form.startswith(f"{start}:")), None)
     if form is not None and text:

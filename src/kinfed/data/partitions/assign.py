@@ -1,4 +1,4 @@
-"""Building blocks of the partitions: an owner for every sample, at random or by class.
+"""Building blocks of the partitions: assign every sample to a client, at random or by class.
 
 Letters: ``n`` samples, ``N`` clients, ``K`` classes. Owners are 0..N-1, or `NOBODY`.
 """
@@ -20,15 +20,20 @@ __all__ = [
     "read_labels", "rounded_sizes", "split_locally",
 ]  # fmt: skip
 
-LOCAL_TEST = 0.2  # of a client's own samples (FedCRC)
-MOST_CLASSES = 1 << 20  # a larger number was meant for something else
+LOCAL_TEST = 0.2  # fraction of a client's own samples that is held out for testing (FedCRC)
+MOST_CLASSES = 1 << 20  # larger values are not class labels
 
 
 def read_labels(train: ArrayLike, test: ArrayLike, clients: int) -> tuple[Indices, Indices]:
-    """Labels of any container as int64 arrays.
+    """Return the labels of both sets as int64 arrays, after a check of the number of clients.
+
+    Args:
+        train: Labels of the training set, in any container.
+        test: Labels of the test set.
+        clients: Number of clients N.
 
     Raises:
-        InputError: If there are fewer clients than one or more than training samples, or labels are not 0..K-1.
+        InputError: If N is less than 1 or more than the number of training samples, or labels are not 0..K-1.
     """
     check_clients(clients)
     before, after = as_labels(train, "training labels"), as_labels(test, "test labels")
@@ -43,36 +48,45 @@ def read_labels(train: ArrayLike, test: ArrayLike, clients: int) -> tuple[Indice
 
 
 def check_clients(clients: int) -> None:
-    """Refuse fewer clients than one."""
+    """Refuse a number of clients below 1."""
     if clients < 1:
         raise InputError(f"clients: {clients} is not allowed; 1 or more")
 
 
 def number_of_classes(train: Indices, test: Indices) -> int:
-    """K, when labels are 0..K-1."""
+    """Return the number of classes K of labels 0..K-1."""
     return int(max(train.max(initial=-1), test.max(initial=-1))) + 1
 
 
 def equal_sizes(count: int, parts: int) -> Indices:
-    """Sizes that differ by one at most, the larger ones first."""
+    """Divide ``count`` into sizes that differ by at most one, the larger ones first."""
     return np.full(parts, count // parts) + (np.arange(parts) < count % parts)
 
 
 def rounded_sizes(shares: NDArray[np.float64], count: int) -> Indices:
-    """Sizes that add up to ``count``, in the given proportions, rounded."""
+    """Divide ``count`` into whole sizes in the given proportions."""
     sizes: Indices = np.diff(np.round(shares.cumsum() / shares.sum() * count), prepend=0).astype(np.int64)
     return sizes
 
 
 def assign_at_random(sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Owners of as many samples as the sizes add up to, at random."""
+    """Assign samples to clients at random; ``sizes`` are the clients' numbers of samples."""
     owner = np.empty(sizes.sum(), dtype=np.int64)
     owner[rng.permutation(len(owner))] = np.repeat(np.arange(len(sizes)), sizes)
     return owner
 
 
 def assign_by_class(labels: Indices, counts: Indices, rng: np.random.Generator) -> Indices:
-    """Owner of every sample when each class, shuffled, is cut in the given counts (K×N)."""
+    """Assign samples to clients at random so that each client gets the given number of each class.
+
+    Args:
+        labels: Labels of the samples, n.
+        counts: Samples of each class and client, K×N.
+        rng: Random generator.
+
+    Returns:
+        The owner of each sample, n.
+    """
     owner = np.full_like(labels, NOBODY)
     for rows, of_client in zip(rows_by(labels, len(counts)), counts, strict=True):
         owner[rng.permutation(rows)[: of_client.sum()]] = np.repeat(np.arange(len(of_client)), of_client)
@@ -80,14 +94,22 @@ def assign_by_class(labels: Indices, counts: Indices, rng: np.random.Generator) 
 
 
 def class_counts(labels: Indices, owner: Indices, classes: int, clients: int) -> Indices:
-    """Samples of each class and client, K×N."""
+    """Count the samples of each class and client, K×N."""
     held = owner != NOBODY
     cells = labels[held] * clients + owner[held]
     return np.bincount(cells, minlength=classes * clients).reshape(classes, clients)
 
 
 def proportional_counts(counts: Indices, test: Indices) -> Indices:
-    """Test samples of each class and client, K×N, in the proportions of the training samples."""
+    """Divide the test samples of each class in the proportions of the training samples.
+
+    Args:
+        counts: Training samples of each class and client, K×N.
+        test: Labels of the test set.
+
+    Returns:
+        Test samples of each class and client, K×N.
+    """
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
     sizes = np.bincount(test, minlength=len(counts))
     counted: Indices = np.diff(np.round(shares.cumsum(axis=1) * sizes[:, None]), prepend=0).astype(np.int64)
@@ -95,23 +117,27 @@ def proportional_counts(counts: Indices, test: Indices) -> Indices:
 
 
 def min_classes_per_client(classes: int, clients: int) -> int:
-    """The fewest classes a client with which all clients can have as much of them as the others, ⌈1 + (K − g)/N⌉.
+    """Return the smallest number of classes per client with which all clients can have equal sums of class shares.
 
-    Clients and classes of which the ones share the others fall into at most g groups, g being the greatest common
-    divisor of K and N, and a group of a clients and b classes takes a + b − 1 pairs or more.
+    It is ⌈1 + (K − g)/N⌉, where g is the greatest common divisor of K and N. Proof: connect each client with its
+    classes. If all sums are equal, there are at most g connected groups, and a group of a clients and b classes has at
+    least a + b − 1 connections.
     """
     return -(-(clients + classes - math.gcd(classes, clients)) // clients)
 
 
 def overlapping_shares(classes: int, clients: int, each: int) -> NDArray[np.float64]:
-    """Shares of the classes, K×N: every client has ``each`` of them, not equally, and in all as much as the others.
+    """Compute class shares such that every client has ``each`` classes and the same sum of shares.
 
-    The classes lie on a circle, 1 apart. An arc of K/N is a client's part of them, and the arcs of all, end to end,
-    cover the circle. A client's share is the mean over all turns of the arcs by 0 to D = each − 1 − (K − g)/N: it then
-    reaches into ``each`` classes, wherever the arc begins.
+    The classes lie on a circle, at distance 1. Each client owns an arc of length K/N, and the arcs together cover the
+    circle once. A client's shares are the mean over all rotations of its arc by 0 to D = each − 1 − (K − g)/N, where g
+    is the greatest common divisor of K and N. The rotated arc covers ``each`` classes wherever it begins.
+
+    Returns:
+        Share of each class that each client gets, K×N; each row sums to 1.
     """
     common = math.gcd(classes, clients)
-    arc, step = classes // common, clients // common  # in units of which a class has `step`
+    arc, step = classes // common, clients // common  # lengths in units of 1/step of a class
     turns = step * (each - 1) - arc + 2
     length = arc + turns - 1
     unit = np.arange(length)
@@ -127,9 +153,17 @@ def overlapping_shares(classes: int, clients: int, each: int) -> NDArray[np.floa
 
 
 def counts_from_shares(shares: NDArray[np.float64], sizes: Indices) -> Indices:
-    """Classes of the given sizes cut in the given shares, K×N: whole numbers, one at least where there are so many.
+    """Round shares of the classes to whole numbers of samples.
 
-    What rounding gives or takes in one class is made up for in the next, so that clients stay as equal as they are.
+    A client with a share in a class gets at least one of its samples, if there are enough. Rounding errors of one
+    class are corrected in the next, so that the clients' totals stay close to equal.
+
+    Args:
+        shares: Share of each class that each client gets, K×N.
+        sizes: Number of samples of each class, K.
+
+    Returns:
+        Samples of each class and client, K×N.
     """
     counts = np.zeros(shares.shape, dtype=np.int64)
     owed = np.zeros(shares.shape[1])
@@ -148,27 +182,35 @@ def counts_from_shares(shares: NDArray[np.float64], sizes: Indices) -> Indices:
 
 
 def partition_by_owner(train: Indices, test: Indices, clients: int) -> Partition:
-    """The partition of two arrays of owners."""
+    """Make a partition from the owner of each training and each test sample."""
     return Partition(rows_by(train, clients), rows_by(test, clients))
 
 
 def split_locally(
     owner: Indices, labels: Indices, clients: int, rng: np.random.Generator, names: tuple[str, ...] = ()
 ) -> Partition:
-    """Keep a fifth of each client's pooled samples, one at least, to be tested on; a single sample is trained on.
+    """Hold out a fifth of each client's samples for testing, stratified by class (specification F.3).
 
-    Of a client's classes as much is kept as their sizes say, rounded as Sainte-Laguë rounds, and of none the last
-    sample, as long as there are others to keep: a client is tested on what it trains on.
+    A client with two or more samples gets at least one test sample; a single sample is for training. The number held
+    out of each class follows the class sizes, rounded by the Sainte-Laguë method. The last sample of a class is held
+    out only if no others are left, so that a client is tested on classes that it trains on.
+
+    Args:
+        owner: Owner of each sample, n.
+        labels: Labels of the samples, n.
+        clients: Number of clients N.
+        rng: Random generator.
+        names: Names of the clients; empty if they have none.
     """
     shuffle = rng.permutation(len(owner))
-    cell = owner[shuffle] * (labels.max() + 1) + labels[shuffle]  # a client's class
+    cell = owner[shuffle] * (labels.max() + 1) + labels[shuffle]  # one number for each pair of client and class
     place = np.argsort(cell, kind="stable")
     first = np.flatnonzero(np.append(True, np.diff(cell[place]) != 0))
     sizes = np.diff(first, append=len(place))
     rank, size = np.arange(len(place)) - np.repeat(first, sizes), np.repeat(sizes, sizes)
     turn = np.empty(len(place))
     turn[place] = np.where(rank < size - 1, (rank + 0.5) / size, 1.0)
-    order = shuffle[np.argsort(owner[shuffle] + turn / 2, kind="stable")]  # by client and turn; equal turns at random
+    order = shuffle[np.argsort(owner[shuffle] + turn / 2, kind="stable")]  # by client and turn; ties at random
     sizes = np.bincount(owner + 1, minlength=clients + 1)
     rank = np.arange(len(order)) - np.repeat(sizes.cumsum() - sizes, sizes)
     kept = np.where(sizes > 1, np.round(LOCAL_TEST * sizes).clip(min=1), 0)

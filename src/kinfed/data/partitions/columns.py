@@ -1,4 +1,4 @@
-"""Clients that the data name: each writer, each hospital, each folder."""
+"""Partitions by a column of the data: one client for each writer, hospital or folder."""
 
 from __future__ import annotations
 
@@ -22,19 +22,23 @@ class ByColumn(Partitioner):
 
     Attributes:
         column: Name of the column.
+
+    >>> partition = ByColumn("writer")(["ann", "bob", "ann"], ["bob", "ann"], 2, np.random.default_rng(0))
+    >>> partition.names, [rows.tolist() for rows in partition.train]
+    (('ann', 'bob'), [[0, 2], [1]])
     """
 
     column: str
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client, from the column's values; see `by_column`."""
+        """Assign the rows from the column's values; see `by_column`."""
         return by_column(train, test, clients, rng)
 
     def of_dataset(self, dataset: Dataset, rows: Indices, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client, from the data set's column.
+        """Assign the rows from the data set's column.
 
         Raises:
-            InputError: If there is no such column, or as `by_column`.
+            InputError: If there is no such column, or it has no value in the training set.
         """
         if self.column not in dataset.columns:
             has = ", ".join(dataset.columns) or "none"
@@ -46,17 +50,22 @@ class ByColumn(Partitioner):
 
 @dataclass(frozen=True)
 class Folders(Partitioner):
-    """One client for each folder, of data that have a folder a client."""
+    """One client for each folder, in data with one folder per client.
+
+    >>> partition = Folders()(["ann", "bob", "ann"], ["bob", "ann"], 2, np.random.default_rng(0))
+    >>> partition.names
+    ('ann', 'bob')
+    """
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client, from the names of the samples' folders; see `by_column`."""
+        """Assign the rows from the names of the samples' folders; see `by_column`."""
         return by_column(train, test, clients, rng)
 
     def of_dataset(self, dataset: Dataset, rows: Indices, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client, from the column that names its folder.
+        """Assign the rows from the column ``client``, which has the names of the folders.
 
         Raises:
-            InputError: If the data do not have a folder a client.
+            InputError: If the data do not have one folder per client.
         """
         if CLIENT not in dataset.columns:
             raise InputError(f"partition: 'folders' is not allowed; {dataset.name} does not have a folder a client")
@@ -66,27 +75,32 @@ class Folders(Partitioner):
 def by_column(
     train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator, labels: ArrayLike | None = None
 ) -> Partition:
-    """One client for each distinct value of a column, sorted: each writer, each hospital (``by:COLUMN``).
+    """Assign samples by the values of a column: one client for each distinct value, in sorted order (``by:COLUMN``).
 
-    If there are more values than ``clients``, so many are drawn at random and the other samples are not used; if there
-    are fewer, that is how many clients there are. The test set is cut by the same values. Where it has none of them,
-    it is not used, and a fifth of each client's own samples, of each class, is kept to be tested on; a client with one
-    sample has no test sample.
+    If there are more values than ``clients``, ``clients`` of them are drawn at random and the other samples are not
+    used. If there are fewer, there are fewer clients. The test set is assigned by the same values. If it has none of
+    the training set's values, a fifth of each client's own samples is held out for testing instead, stratified by
+    class; a client with one sample has no test sample.
 
     Args:
-        train: The column's values in the training set.
-        test: The column's values in the test set.
-        clients: N at most.
-        rng: The partition's stream.
-        labels: Of the training samples and the test samples after them; without them all are of one class.
+        train: Values of the column in the training set, n.
+        test: Values of the column in the test set.
+        clients: Largest number of clients.
+        rng: Random generator of the partition.
+        labels: Labels of the training samples followed by those of the test samples; without them, the samples that
+            are held out are not stratified.
 
     Raises:
-        InputError: If the training set has no value.
+        InputError: If the column has no value in the training set.
+
+    >>> partition = by_column(["ann", "bob", "ann"], ["bob", "ann"], 2, np.random.default_rng(0))
+    >>> [rows.tolist() for rows in partition.train], [rows.tolist() for rows in partition.test]
+    ([[0, 2], [1]], [[1], [0]])
     """
     check_clients(clients)
     before, after = _values(train), _values(test)
     values = np.unique(before)
-    values = values[values == values]  # noqa: PLR0124 - NaN, which belongs to nobody, is not itself
+    values = values[values == values]  # noqa: PLR0124 - drops NaN, the only value that differs from itself
     if not len(values):
         raise InputError("partition: the column that says who the clients are has no value in the training set")
     shared = np.isin(after, values)
@@ -102,7 +116,7 @@ def by_column(
 
 
 def _places(column: NDArray[np.generic], values: NDArray[np.generic]) -> Indices:
-    """Where in the sorted values each entry of a column stands, or `NOBODY`."""
+    """Return the index of each entry of a column in the sorted values, or `NOBODY` for other values."""
     if not len(column):
         return np.empty(0, dtype=np.int64)
     places = np.searchsorted(values, column).clip(max=len(values) - 1)

@@ -1,4 +1,4 @@
-"""Proportions drawn from a Dirichlet distribution: of the clients in a class, of the classes, of the sizes.
+"""Partitions by a Dirichlet distribution, over the clients of each class, the classes of each client, or the sizes.
 
 Letters: ``n`` samples, ``N`` clients, ``K`` classes. Labels are 0..K-1, in any container.
 """
@@ -32,19 +32,23 @@ from kinfed.errors import InputError
 
 __all__ = ["Dirichlet", "DirichletClients", "Quantity", "dirichlet", "dirichlet_clients", "quantity"]
 
-SMALLEST = 10  # training samples of a client (MOON's and NIID-Bench's code)
+SMALLEST = 10  # smallest number of training samples of a client (as in the code of MOON and NIID-Bench)
 DIRICHLET_TRIES = 1000
-# If m clients are too small on average, a draw without any has a chance of about exp(-m): at 14, a thousand draws would
-# find one once in a thousand times.
+# If on average m clients are too small, a draw has no such client with probability about exp(-m). For m = 14, one of a
+# thousand draws succeeds with probability about 0.001; m is estimated from at least TRIED draws.
 HOPELESS, TRIED = 14, 20
 
 
 @dataclass(frozen=True)
 class Dirichlet(Partitioner):
-    """Every class spread over the clients in proportions from Dir(α·1_N).
+    """Each class divided among the clients in proportions drawn from Dir(α·1_N).
 
     Attributes:
-        alpha: Concentration α; the smaller it is, the more the clients differ.
+        alpha: Concentration α > 0; the smaller it is, the more the clients differ.
+
+    >>> partition = Dirichlet(alpha=0.5)([0, 1] * 50, [0, 1] * 10, 3, np.random.default_rng(0))
+    >>> len(partition), sum(len(rows) for rows in partition.train)
+    (3, 100)
     """
 
     options: ClassVar[Mapping[str, str]] = {"alpha": "alpha"}
@@ -52,16 +56,20 @@ class Dirichlet(Partitioner):
     alpha: Annotated[float, Gt(0)] = 0.5
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client; see `dirichlet`."""
+        """Assign the rows of both sets; see `dirichlet`."""
         return dirichlet(train, test, clients, self.alpha, rng)
 
 
 @dataclass(frozen=True)
 class DirichletClients(Partitioner):
-    """Class proportions of its own for every client, from Dir(α·1_K), and equal sizes.
+    """Clients of equal sizes, each with class proportions drawn from Dir(α·1_K).
 
     Attributes:
-        alpha: Concentration α; the smaller it is, the more the clients differ.
+        alpha: Concentration α > 0; the smaller it is, the more the clients differ.
+
+    >>> partition = DirichletClients(alpha=0.5)([0, 1] * 50, [0, 1] * 10, 3, np.random.default_rng(0))
+    >>> [len(rows) for rows in partition.train], [len(rows) for rows in partition.test]
+    ([32, 32, 32], [8, 8, 8])
     """
 
     options: ClassVar[Mapping[str, str]] = {"alpha": "alpha"}
@@ -69,16 +77,20 @@ class DirichletClients(Partitioner):
     alpha: Annotated[float, Gt(0)] = 0.5
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client; see `dirichlet_clients`."""
+        """Assign the rows of both sets; see `dirichlet_clients`."""
         return dirichlet_clients(train, test, clients, self.alpha, rng)
 
 
 @dataclass(frozen=True)
 class Quantity(Partitioner):
-    """Unequal sizes, in proportions from Dir(α·1_N), of the same classes.
+    """IID samples in unequal numbers, in proportions drawn from Dir(α·1_N).
 
     Attributes:
-        alpha: Concentration α; the smaller it is, the more the clients differ.
+        alpha: Concentration α > 0; the smaller it is, the more the clients differ.
+
+    >>> partition = Quantity(alpha=0.5)([0, 1] * 50, [0, 1] * 10, 3, np.random.default_rng(0))
+    >>> min(len(rows) for rows in partition.train) >= 10
+    True
     """
 
     options: ClassVar[Mapping[str, str]] = {"alpha": "alpha"}
@@ -86,20 +98,32 @@ class Quantity(Partitioner):
     alpha: Annotated[float, Gt(0)] = 0.5
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client; see `quantity`."""
+        """Assign the rows of both sets; see `quantity`."""
         return quantity(train, test, clients, self.alpha, rng)
 
 
 def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
-    """Every class is spread over the clients in proportions drawn from Dir(alpha·1_N) (specification F.2).
+    """Divide each class among the clients in proportions drawn from Dir(α·1_N) (specification F.2).
 
-    A client that holds n/N samples gets no more; the draw is repeated until every client has at least 10. That ends: 20
-    draws tell whether a thousand have a chance, and a thousand are the most. The papers that use it test one global
-    model only; here the test set is cut in the proportions that the training set got, so that a client is tested
-    on what it trains on. A client may get no test sample of a rare class, or none.
+    A client that holds n/N training samples gets no more. The draw is repeated until every client has at least 10
+    training samples: at most 1,000 times, and as few as 20 times if success is unlikely. The test samples of each
+    class are divided in the same proportions as the training samples, so that a client is tested on classes that it
+    trains on; the papers test only the global model. A client may get no test samples of a rare class, or none at all.
+
+    Args:
+        train: Labels of the training set, n.
+        test: Labels of the test set.
+        clients: Number of clients N.
+        alpha: Concentration α > 0.
+        rng: Random generator of the partition.
 
     Raises:
-        InputError: If alpha is not positive, or no draw gives every client 10 samples; it names an alpha that does.
+        InputError: If alpha is not positive, or no draw gives every client 10 training samples. The message then names
+            an alpha that does, if there is one.
+
+    >>> partition = dirichlet([0, 1] * 50, [0, 1] * 10, 3, 0.5, np.random.default_rng(0))
+    >>> min(len(rows) for rows in partition.train) >= 10
+    True
     """
     train, test = read_labels(train, test, clients)
     _positive(alpha)
@@ -113,14 +137,26 @@ def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng
 def dirichlet_clients(
     train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator
 ) -> Partition:
-    """Each client has its own class proportions, drawn from Dir(alpha·1_K), and as many samples (specification F.3).
+    """Draw the class proportions of each client from Dir(α·1_K); sizes are equal (specification F.3).
 
-    The pool is the training and the test set together. Clients take turns in random order; what a class cannot give any
-    more is drawn from the classes that are left, in the client's proportions. Then each client keeps a fifth of its
-    samples of each class to be tested on. Sizes differ by one at most, and every sample is used.
+    The training and the test set are pooled. Clients draw their samples one after another, in random order. If a class
+    runs out, the missing samples are drawn from the remaining classes, in the client's proportions. Then a fifth of
+    each client's samples is held out for testing, stratified by class. Sizes differ by at most one, and every sample
+    is used.
+
+    Args:
+        train: Labels of the training set, n.
+        test: Labels of the test set.
+        clients: Number of clients N.
+        alpha: Concentration α > 0.
+        rng: Random generator of the partition.
 
     Raises:
         InputError: If alpha is not positive, or a client would get fewer than two samples.
+
+    >>> partition = dirichlet_clients([0, 1] * 50, [0, 1] * 10, 3, 0.5, np.random.default_rng(0))
+    >>> [len(rows) for rows in partition.train], [len(rows) for rows in partition.test]
+    ([32, 32, 32], [8, 8, 8])
     """
     check_clients(clients)
     train, test = read_labels(train, test, clients=1)
@@ -135,7 +171,7 @@ def dirichlet_clients(
     counts = np.zeros((clients, len(left)), dtype=np.int64)
     for client, size in zip(rng.permutation(clients), equal_sizes(len(pool), clients), strict=True):
         missing = int(size)
-        while missing:  # each time around, all is found or one more class is used up
+        while missing:  # each pass finds all missing samples or uses up a class
             p = np.where(left > 0, wanted[client], 0.0)
             if not p.any():
                 p = (left > 0).astype(float)
@@ -147,13 +183,24 @@ def dirichlet_clients(
 
 
 def quantity(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
-    """IID classes, unequal sizes: 10 training samples each, the rest in proportions drawn from Dir(alpha·1_N).
+    """Assign IID samples in unequal numbers: 10 training samples to each client, the rest in Dir(α·1_N) proportions.
 
-    The test set is cut in the proportions of the training sizes. [OURS]: NIID-Bench draws until the smallest share
-    gives 10 samples, which with many clients never happens.
+    The test set is divided in the proportions of the training sizes. This differs from NIID-Bench, which repeats the
+    draw until the smallest share gives 10 samples; with many clients that never happens.
+
+    Args:
+        train: Labels of the training set, n.
+        test: Labels of the test set.
+        clients: Number of clients N.
+        alpha: Concentration α > 0.
+        rng: Random generator of the partition.
 
     Raises:
-        InputError: If alpha is not positive, or there are fewer than 10 training samples a client.
+        InputError: If alpha is not positive, or there are fewer than 10·N training samples.
+
+    >>> partition = quantity([0, 1] * 50, [0, 1] * 10, 3, 0.5, np.random.default_rng(0))
+    >>> min(len(rows) for rows in partition.train) >= 10
+    True
     """
     train, test = read_labels(train, test, clients)
     _positive(alpha)
@@ -165,7 +212,7 @@ def quantity(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng:
 
 
 def _dirichlet_draw(sizes: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
-    """Counts K×N that leave nobody with fewer than 10."""
+    """Draw samples of each class and client, K×N, until every client has at least 10."""
     few = 0
     for tried in range(1, DIRICHLET_TRIES + 1):
         counts = _dirichlet_counts(sizes, clients, alpha, rng)
@@ -185,13 +232,13 @@ def _dirichlet_draw(sizes: Indices, clients: int, alpha: float, rng: np.random.G
 
 
 def _dirichlet_counts(sizes: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
-    """How many samples of each class each client gets, K×N."""
+    """Draw samples of each class and client once, K×N."""
     fair = sizes.sum() / clients
     held = np.zeros(clients)
     counts = np.zeros((len(sizes), clients), dtype=np.int64)
     for k, size in enumerate(sizes):
         p = rng.dirichlet(np.full(clients, alpha)) * (held < fair)
-        if p.sum() == 0:  # with a tiny alpha the whole mass can fall on clients that are full
+        if p.sum() == 0:  # with a tiny alpha, all mass can fall on clients that are full
             p = (held < fair).astype(float)
         ends = np.floor(p.cumsum() / p.cumsum()[-1] * size).astype(np.int64)
         counts[k] = np.diff(ends, prepend=0)

@@ -1,4 +1,4 @@
-"""Clients that differ in which classes they have."""
+"""Partitions in which clients hold different classes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,16 @@ __all__ = ["Disjoint", "TwoGroups", "disjoint", "two_groups"]
 
 @dataclass(frozen=True)
 class Disjoint(Partitioner):
-    """Some classes for each client and no others.
+    """A few classes for each client.
 
     Attributes:
-        classes_per_client: Number of classes that each client has and shares with others; if not given, whole classes
-            where there are more of them than clients, else a fifth of all.
+        classes_per_client: Number of classes of each client, which other clients may share. If not given, each class
+            belongs to one client if there are more classes than clients; otherwise, a client has a fifth of the
+            classes.
+
+    >>> partition = Disjoint(classes_per_client=1)([0, 0, 1, 1], [0, 1], 2, np.random.default_rng(0))
+    >>> sorted(rows.tolist() for rows in partition.train)
+    [[0, 1], [2, 3]]
     """
 
     options: ClassVar[Mapping[str, str]] = {"classes_per_client": "classes_per_client"}
@@ -42,33 +47,49 @@ class Disjoint(Partitioner):
     classes_per_client: Annotated[int, Ge(1)] | None = None
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client; see `disjoint`."""
+        """Assign the rows of both sets; see `disjoint`."""
         return disjoint(train, test, clients, self.classes_per_client, rng)
 
 
 @dataclass(frozen=True)
 class TwoGroups(Partitioner):
-    """Two groups of clients, each with its half of the classes."""
+    """Two groups of clients, each with one half of the classes.
+
+    >>> partition = TwoGroups()([0, 1, 0, 1], [0, 1], 2, np.random.default_rng(0))
+    >>> [rows.tolist() for rows in partition.train]
+    [[0, 2], [1, 3]]
+    """
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client; see `two_groups`."""
+        """Assign the rows of both sets; see `two_groups`."""
         return two_groups(train, test, clients, rng)
 
 
 def disjoint(
     train: ArrayLike, test: ArrayLike, clients: int, classes_per_client: int | None, rng: np.random.Generator
 ) -> Partition:
-    """Every client gets some classes and no others; the test set is cut by the same classes (specification F.4).
+    """Assign a few classes to each client, in both sets (specification F.4).
 
-    Without ``classes_per_client`` and with N < K, the shuffled classes are shared out, each whole, and the numbers of
-    classes differ by one at most. Otherwise every client has c classes; the default then is a fifth of them, as in
-    EasyFL. If N·c is a multiple of K, clients take the classes that were taken least, at random among these, and each
-    class is cut into equal parts among those that took it. If it is not, the parts differ, so that nevertheless all
-    clients get as much of the classes together (`kinfed.data.partitions.assign.overlapping_shares`).
+    Without ``classes_per_client`` and with N < K, each class belongs to one client, and the clients' numbers of classes
+    differ by at most one. Otherwise every client has c classes; the default is c = ⌊K/5⌋, at least 1, as in EasyFL. If
+    N·c is a multiple of K, each client in turn takes the c least taken classes, with random ties, and each class is
+    divided equally among its clients. If not, a client's shares of its classes differ, but their sum is the same for
+    all clients (`kinfed.data.partitions.assign.overlapping_shares`).
+
+    Args:
+        train: Labels of the training set, n.
+        test: Labels of the test set.
+        clients: Number of clients N.
+        classes_per_client: Number of classes c of each client.
+        rng: Random generator of the partition.
 
     Raises:
-        InputError: If c classes are too few to share all of them equally, or more than there are; or if a class has
-            fewer samples than clients.
+        InputError: If c is greater than K or too small for equal sums, or a class has fewer training samples than
+            clients that share it.
+
+    >>> partition = disjoint([0, 0, 1, 1], [0, 1], 2, 1, np.random.default_rng(0))
+    >>> sorted(rows.tolist() for rows in partition.train)
+    [[0, 1], [2, 3]]
     """
     train, test = read_labels(train, test, clients)
     classes = number_of_classes(train, test)
@@ -109,12 +130,22 @@ def disjoint(
 
 
 def two_groups(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-    """Two groups: the first half of the clients share the first half of the classes IID (specification F.7).
+    """Divide the first half of the classes IID among the first half of the clients, and the rest among the others.
 
-    The rest share the rest, and the test set is cut likewise. The first half is the smaller one of an odd number.
+    The test set is assigned in the same way (specification F.7). If a number is odd, the first half is the smaller one.
+
+    Args:
+        train: Labels of the training set, n.
+        test: Labels of the test set.
+        clients: Number of clients N.
+        rng: Random generator of the partition.
 
     Raises:
         InputError: If there are fewer than two clients or classes, or a group has fewer training samples than clients.
+
+    >>> partition = two_groups([0, 1, 0, 1], [0, 1], 2, np.random.default_rng(0))
+    >>> [rows.tolist() for rows in partition.train]
+    [[0, 2], [1, 3]]
     """
     train, test = read_labels(train, test, clients)
     classes = number_of_classes(train, test)

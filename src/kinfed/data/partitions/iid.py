@@ -1,4 +1,4 @@
-"""Samples of all classes for everybody, at random."""
+"""The IID partition: equal random parts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,33 @@ __all__ = ["IID", "iid"]
 
 @dataclass(frozen=True)
 class IID(Partitioner):
-    """Equal parts at random."""
+    """Equal random parts.
+
+    >>> partition = IID()([0, 1] * 5, [0, 1], 2, np.random.default_rng(0))
+    >>> [len(rows) for rows in partition.train]
+    [5, 5]
+    """
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client; see `iid`."""
+        """Assign the rows of both sets; see `iid`."""
         return iid(train, test, clients, rng)
 
 
 def iid(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-    """A random permutation in N equal parts; sizes differ by one at most (specification F.5).
+    """Divide both sets at random into N parts whose sizes differ by at most one (specification F.5).
+
+    Args:
+        train: Labels of the training set, n.
+        test: Labels of the test set.
+        clients: Number of clients N.
+        rng: Random generator of the partition.
 
     Raises:
         InputError: If there are more clients than training samples.
+
+    >>> partition = iid([0, 1] * 5, [0, 1], 2, np.random.default_rng(0))
+    >>> [len(rows) for rows in partition.train], [len(rows) for rows in partition.test]
+    ([5, 5], [1, 1])
     """
     train, test = read_labels(train, test, clients)
     owner = assign_at_random(equal_sizes(len(train), clients), rng)

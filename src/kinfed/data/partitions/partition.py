@@ -1,4 +1,4 @@
-"""Which sample belongs to which client: index arrays, and how they are made from an owner for every sample."""
+"""The rows of a data set that belong to each client, as index arrays."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from numpy.typing import NDArray
 __all__ = ["NOBODY", "Cut", "Indices", "Partition", "rows_by"]
 
 Indices = NDArray[np.int64]
-Cut = list[Indices]  # one index array a client
+Cut = list[Indices]  # one index array per client
 
-NOBODY = -1  # owner of a sample that is not used
+NOBODY = -1  # owner of an unused sample
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Rows of the training and of the test set, one index array of each a client, ascending.
+    """The training and test rows of each client.
 
     Attributes:
-        train: Rows that each client trains on.
-        test: Rows that each client is tested on.
-        pooled: Both are rows of the training set followed by the test set, since every client's samples were split
-            locally (specification F.3).
-        names: What the clients are called, where the data say so.
+        train: Ascending rows that each client trains on, one array per client.
+        test: Ascending rows that each client is tested on, one array per client.
+        pooled: True if both count rows of the training set followed by the test set, since each client's samples were
+            split locally (specification F.3).
+        names: Names of the clients; empty if the data give none.
+
+    >>> partition = Partition(train=[np.array([0, 2]), np.array([1])], test=[np.array([0]), np.array([1])])
+    >>> len(partition), partition.of([1]).train
+    (2, [array([1])])
     """
 
     train: Cut
@@ -37,13 +41,13 @@ class Partition:
         return len(self.train)
 
     def of(self, clients: Sequence[int] | Indices) -> Partition:
-        """Some of the clients, in the order given."""
+        """Return the partition of some of the clients, in the order given."""
         train, test = ([cut[i] for i in clients] for cut in (self.train, self.test))
         return replace(self, train=train, test=test, names=tuple(self.names[i] for i in clients) if self.names else ())
 
 
 def rows_by(owner: Indices, owners: int) -> Cut:
-    """The rows of each of the owners 0..owners-1, ascending; those of `NOBODY` are left out."""
-    # NumPy sorts 16-bit numbers by radix, ten times as fast as longer ones.
+    """Return the ascending rows of each of the owners 0..owners-1; rows of `NOBODY` are left out."""
+    # NumPy sorts 16-bit numbers by radix, ten times faster than longer ones.
     order = np.argsort((owner + 1).astype(np.uint16 if owners < 2**16 else np.int64), kind="stable")
     return np.split(order, np.bincount(owner + 1, minlength=owners + 1).cumsum()[:-1])[1:]

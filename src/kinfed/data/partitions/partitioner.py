@@ -1,4 +1,4 @@
-"""How a partition is made: an object with its fields, or a function of one's own."""
+"""The base class of partitions, and partitions by a user's function."""
 
 from __future__ import annotations
 
@@ -31,14 +31,21 @@ RowsOfClients = Callable[[Indices, int, np.random.Generator], Sequence[ArrayLike
 
 @dataclass(frozen=True)
 class Partitioner:
-    """A way to share out the samples of a data set among clients.
+    """Base class of the partitions, which assign the samples of a data set to clients.
 
-    One of your own is a frozen dataclass that derives from this class, whose fields all have defaults and are checked
-    when an object is made. It overrides one of three methods: `rows`, if it shares out the training set and the test
-    set follows; `__call__`, if it shares out both by their labels; `of_dataset`, if it reads more than labels.
+    To write your own, derive a frozen dataclass whose fields all have defaults; they are checked when an object is
+    made. Override one of three methods: `rows` to assign the training set and let the test set follow; `__call__` to
+    assign both sets by their labels; `of_dataset` to read more than labels.
 
     Attributes:
-        options: Options of the command line that fill fields, ``{"shards": "per_client"}``.
+        options: Command-line options with the fields that they fill, such as ``{"shards": "per_client"}``.
+
+    >>> @dataclass(frozen=True)
+    ... class Alternating(Partitioner):
+    ...     def rows(self, labels, clients, rng):
+    ...         return [range(client, len(labels), clients) for client in range(clients)]
+    >>> [rows.tolist() for rows in Alternating()([0, 1, 1, 0], [0, 1], 2, np.random.default_rng(0)).train]
+    [[0, 2], [1, 3]]
     """
 
     options: ClassVar[Mapping[str, str]] = {}
@@ -47,26 +54,32 @@ class Partitioner:
         check_fields(self)
 
     def rows(self, labels: Indices, clients: int, rng: np.random.Generator) -> Sequence[ArrayLike]:
-        """Rows of the training set that each client gets.
+        """Assign the rows of the training set to clients.
 
         Args:
-            labels: Labels of the training set, 0..K-1.
+            labels: Labels of the training set, 0..K-1, n.
             clients: Number of clients N.
-            rng: Stream that everything random is drawn from.
+            rng: Random generator, the only source of randomness.
 
         Returns:
-            N lists or arrays of row numbers. No row is in two of them; a row that is in none is not used.
+            N lists or arrays of row numbers. They must be disjoint; rows in none of them are not used.
         """
         raise NotImplementedError(f"{type(self).__name__} has none of the methods rows, __call__ and of_dataset")
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of both sets that each client gets, from their labels.
+        """Assign the rows of both sets to clients, from their labels.
 
-        The training set is shared out by `rows`. The test set is cut in the proportions in which the clients then hold
-        each class, as that of `Dirichlet` is; test samples of a class that no client holds are not used.
+        `rows` assigns the training set. The test samples of each class are divided in the same proportions as its
+        training samples; test samples of a class that no client holds are not used.
+
+        Args:
+            train: Labels of the training set, n.
+            test: Labels of the test set.
+            clients: Number of clients N.
+            rng: Random generator, the only source of randomness.
 
         Raises:
-            InputError: If labels are not 0..K-1, or rows are none of the training set, or belong to two clients.
+            InputError: If labels are not 0..K-1, or `rows` returns rows that do not exist or belong to two clients.
         """
         train, test = read_labels(train, test, clients)
         owner = _owners(self.rows(train, clients, rng), len(train), clients, _name(self))
@@ -74,26 +87,27 @@ class Partitioner:
         return partition_by_owner(owner, assign_by_class(test, proportional_counts(counts, test), rng), clients)
 
     def of_dataset(self, dataset: Dataset, rows: Indices, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of both sets that each client gets, from a data set of which the server may hold some samples.
+        """Assign the rows of both sets to clients, from a data set.
 
         Args:
             dataset: The data set, with its labels and columns.
-            rows: Rows of its training set that can be shared out; the training rows of the result count in these.
+            rows: Rows of its training set that clients may get, since the server holds the others. The training rows
+                of the result are indices into ``rows``.
             clients: Number of clients N.
-            rng: Stream that everything random is drawn from.
+            rng: Random generator, the only source of randomness.
         """
         return self(labels_of(dataset.train)[rows], labels_of(dataset.test), clients, rng)
 
 
 @dataclass(frozen=True)
 class ByFunction(Partitioner):
-    """A partition by a function of one's own, ``(labels, clients, rng) -> rows of each client``.
+    """A partition by a user's function, ``(labels, clients, rng) -> rows of each client``.
 
-    The function gets the labels of the training set. The test set is cut in the proportions in which the clients then
-    hold each class, as that of `Dirichlet` is.
+    The function gets the labels of the training set. The test samples of each class are divided in the same
+    proportions as its training samples.
 
     Attributes:
-        function: The function, as `Partitioner.rows`.
+        function: The function, with arguments and result as in `Partitioner.rows`.
     """
 
     function: Any  # RowsOfClients
@@ -107,7 +121,7 @@ class ByFunction(Partitioner):
             ) from error
 
     def rows(self, labels: Indices, clients: int, rng: np.random.Generator) -> Sequence[ArrayLike]:
-        """Rows of the training set that each client gets."""
+        """Assign the rows of the training set by the function."""
         rows: Sequence[ArrayLike] = self.function(labels, clients, rng)
         return rows
 
@@ -118,7 +132,7 @@ def _name(partition: Partitioner) -> str:
 
 
 def _owners(rows: Sequence[ArrayLike], samples: int, clients: int, name: str) -> Indices:
-    """Owner of each sample, when each client has some rows."""
+    """Return the owner of each sample from the rows of each client, after a check of these rows."""
     try:
         lists = [np.atleast_1d(np.asarray(own)) for own in rows]
     except (TypeError, ValueError) as error:

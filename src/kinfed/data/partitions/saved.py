@@ -1,4 +1,4 @@
-"""A federation's rows in a file (``--partition file:PATH``): JSON that any program can read and write."""
+"""Partitions in JSON files (``--partition file:PATH``), which other programs can read and write."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ FIELDS = ("train_samples", "test_samples", "clients")
 
 @dataclass(frozen=True)
 class Saved:
-    """Clients that were saved, with the images that the server holds and the clients that are held back.
+    """A partition in a file, with the server's public images and the new clients.
 
     Attributes:
         path: File that `save_rows` or another program wrote.
+
+    >>> Saved("clients.json")  # doctest: +SKIP
     """
 
     options: ClassVar[Mapping[str, str]] = {}
@@ -40,16 +42,16 @@ class Saved:
             raise InputError(f"partition: {str(self.path)!r} is no file; kinfed partition writes one")
 
     def federation(self, dataset: Dataset, *, clients: int, probe: int | None, new_clients: int) -> Federation:
-        """The federation that was saved.
+        """Read the federation and check its numbers.
 
         Args:
-            dataset: Data set that the rows are rows of.
-            clients: Number of clients that the file must have, new ones among them.
-            probe: Number of samples that the server must hold; any if not given.
+            dataset: Data set that the rows belong to.
+            clients: Number of clients that the file must have, including new ones.
+            probe: Number of public images that the server must hold; any number if None.
             new_clients: Number of new clients that the file must have.
 
         Raises:
-            InputError: If the file has other numbers, or as `open_rows`.
+            InputError: If the file has other numbers, or `open_rows` refuses it.
         """
         federation = open_rows(dataset, self.path)
         new, held = len(federation.new_clients), len(federation.probe_rows)
@@ -64,15 +66,17 @@ class Saved:
 
 
 def save_rows(federation: Federation, path: Path) -> None:
-    """Write which client holds which rows.
+    """Write the rows of each client to a JSON file.
 
-    The fields: ``train_samples`` and ``test_samples``, the size of the data set that the rows belong to; ``pooled``,
-    see `Partition`; ``clients`` and ``new_clients``, a list of ``{"name": text or null, "train": rows, "test": rows}``
-    each; ``probe``, the rows that the server holds. Rows count from 0.
+    The fields are: ``train_samples`` and ``test_samples``, the sizes of the data set; ``pooled``, see `Partition`;
+    ``clients`` and ``new_clients``, lists of ``{"name": text or null, "train": rows, "test": rows}``; ``probe``, the
+    rows of the server's public images. Rows count from 0.
 
     Raises:
-        InputError: If there are no clients, or one has no training sample; `open_rows` would refuse them.
+        InputError: If there are no clients, or a client has no training sample.
         NotSaved: If the file cannot be written.
+
+    >>> save_rows(federation, Path("clients.json"))  # doctest: +SKIP
     """
     _refuse_idle(path, federation.partition, federation.new_clients)
     rows = {
@@ -86,12 +90,18 @@ def save_rows(federation: Federation, path: Path) -> None:
 
 
 def open_rows(dataset: Dataset, path: Path) -> Federation:
-    """The federation that was saved.
+    """Read a federation from a JSON file that `save_rows` or another program wrote.
 
-    ``pooled``, ``new_clients``, ``probe`` and the names may be missing in a file that another program wrote.
+    The file may lack ``pooled``, ``new_clients``, ``probe`` and the clients' names.
+
+    Args:
+        dataset: Data set that the rows belong to.
+        path: The file.
 
     Raises:
-        InputError: If the file cannot be read, belongs to another data set, or a client has no training sample.
+        InputError: If the file cannot be read, belongs to another data set, or has a client without training samples.
+
+    >>> open_rows(dataset, Path("clients.json"))  # doctest: +SKIP
     """
     told = _read(path)
     try:

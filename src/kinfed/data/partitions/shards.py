@@ -1,4 +1,4 @@
-"""Shards: near-equal pieces of the training set in the order of its labels, a few for each client."""
+"""Partitions by shards: the training set, ordered by label, is cut into near-equal pieces, a few for each client."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ __all__ = ["Shards", "SortedShards", "shards", "sorted_shards"]
 
 @dataclass(frozen=True)
 class Shards(Partitioner):
-    """Shards of one class each, and test shards of the same classes.
+    """A few shards of one class each for every client, with test shards of the same classes.
 
     Attributes:
-        per_client: Number of shards that a client gets, and of classes that it holds at most.
+        per_client: Number of shards of each client, and the largest number of classes that it holds.
+
+    >>> partition = Shards(per_client=1)([0, 0, 1, 1], [0, 1], 2, np.random.default_rng(0))
+    >>> sorted(rows.tolist() for rows in partition.train)
+    [[0, 1], [2, 3]]
     """
 
     options: ClassVar[Mapping[str, str]] = {"shards": "per_client"}
@@ -39,27 +43,43 @@ class Shards(Partitioner):
     per_client: Annotated[int, Ge(1)] = 2
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client; see `shards`."""
+        """Assign the rows of both sets; see `shards`."""
         return shards(train, test, clients, self.per_client, rng)
 
 
 @dataclass(frozen=True)
 class SortedShards(Partitioner):
-    """Two random ones of the 2N shards of a training set that is sorted by label."""
+    """Two random shards for every client, from 2N shards of the training set sorted by label.
+
+    >>> partition = SortedShards()([0, 1, 0, 1], [0, 1], 2, np.random.default_rng(0))
+    >>> [len(rows) for rows in partition.train]
+    [2, 2]
+    """
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Rows of each client; see `sorted_shards`."""
+        """Assign the rows of both sets; see `sorted_shards`."""
         return sorted_shards(train, test, clients, rng)
 
 
 def shards(train: ArrayLike, test: ArrayLike, clients: int, per_client: int, rng: np.random.Generator) -> Partition:
-    """Each client gets ``per_client`` shards of a class each, and test shards of the same classes (specification F.1).
+    """Assign s shards of one class each to every client, with test shards of the same classes (specification F.1).
 
-    Each class is cut, in data-set order, into N·s/K near-equal shards; a shuffled N×s table says which classes a client
-    gets, and the test set is cut by the same table. A client may get a class twice, so it holds at most s classes.
+    Each class is cut, in the order of the data set, into N·s/K near-equal shards. A shuffled N×s table has the classes
+    of each client; it is used for both sets. A client may get a class twice, so it holds at most s classes.
+
+    Args:
+        train: Labels of the training set, n.
+        test: Labels of the test set.
+        clients: Number of clients N.
+        per_client: Number of shards s of each client.
+        rng: Random generator of the partition.
 
     Raises:
-        InputError: If N·s is no multiple of K, or a class has fewer samples than shards.
+        InputError: If N·s is no multiple of K, or a class has fewer training samples than shards.
+
+    >>> partition = shards([0, 0, 1, 1], [0, 1], clients=2, per_client=1, rng=np.random.default_rng(0))
+    >>> sorted(rows.tolist() for rows in partition.train)
+    [[0, 1], [2, 3]]
     """
     train, test = read_labels(train, test, clients)
     classes = number_of_classes(train, test)
@@ -72,7 +92,7 @@ def shards(train: ArrayLike, test: ArrayLike, clients: int, per_client: int, rng
         )
     each = clients * per_client // classes
     table = rng.permutation(np.repeat(np.arange(classes), each)).reshape(clients, per_client)
-    # Row by row of the table, the clients that hold a shard of each class.
+    # The clients that hold a shard of each class, in the order of the table.
     holders = [slots // per_client for slots in rows_by(table.ravel(), classes)]
     for k, rows in enumerate(rows_by(train, classes)):
         if len(rows) < each:
@@ -90,13 +110,23 @@ def shards(train: ArrayLike, test: ArrayLike, clients: int, per_client: int, rng
 
 
 def sorted_shards(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-    """The training set, sorted by label, is cut into 2N equal shards, two random ones a client (specification F.6).
+    """Sort the training set by label, cut it into 2N equal shards, and assign two to each client (specification F.6).
 
-    A shard may hold the end of one class and the start of the next. The test set is cut in the proportions in which the
-    clients hold the classes, as `dirichlet` does it: sorted alike, it would test a client on other classes.
+    A shard may hold the end of one class and the start of the next. The test samples of each class are divided in the
+    same proportions as its training samples; shards of the test set would have other classes than those of training.
+
+    Args:
+        train: Labels of the training set, n.
+        test: Labels of the test set.
+        clients: Number of clients N.
+        rng: Random generator of the partition.
 
     Raises:
         InputError: If there are fewer than 2N training samples.
+
+    >>> partition = sorted_shards([0, 1, 0, 1], [0, 1], 2, np.random.default_rng(0))
+    >>> [len(rows) for rows in partition.train]
+    [2, 2]
     """
     train, test = read_labels(train, test, clients)
     if len(train) < 2 * clients:
