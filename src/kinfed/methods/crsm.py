@@ -285,7 +285,7 @@ class CRSMMixing(FedAvg):
             WEIGHTS: Picture(weights, "Weights of each client's mixture (rows)", "clients", "clients", low=0.0),
         }
 
-    # -- where the data are -------------------------------------------------------------------------------------------
+    # -- at the client -------------------------------------------------------------------------------------------------
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Train the client's mixture; add representations of own samples to the upload if ``rep_source`` needs them."""

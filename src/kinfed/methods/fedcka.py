@@ -25,7 +25,7 @@ from kinfed.similarity.gram import unit_gram
 __all__ = ["FedCKA"]
 
 FEWEST = 4  # least rows of a batch for the term; a similarity of fewer rows has no meaning
-BANDWIDTH = 0.5  # of the RBF kernel (specification A.2)
+BANDWIDTH = 0.5  # bandwidth f of the RBF kernel (specification A.2)
 KERNELS = {"linear": "cka", "rbf": "rbf_cka", "debiased": "debiased_cka"}  # measures by short name
 
 

@@ -291,7 +291,7 @@ class Vote(Method):
         free = {name: tensor for name, tensor in head.items() if name not in model.frozen}
         return {**{name: theirs[name].to(mine[name].dtype) for name in fitting(source, model)}, **free}
 
-    # -- where the data are -------------------------------------------------------------------------------------------
+    # -- at the client -------------------------------------------------------------------------------------------------
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Train as the base does; in the round of the vote, add a ballot to the upload."""

@@ -128,7 +128,7 @@ class HeteroSSFL(LocalSSL):
             weight = weight / norm if norm else 0.0
         return sent * (weight**0.5 if rows else weight)
 
-    # -- where the data are -------------------------------------------------------------------------------------------
+    # -- at the client -------------------------------------------------------------------------------------------------
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
         """Train the client's network by the self-supervised loss plus μ (1 − CKA(K_k, K̄)), and upload A_k."""

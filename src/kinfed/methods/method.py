@@ -324,7 +324,7 @@ class Method(ABC):
         del server, lines, class_counts
         return {}
 
-    # -- where the data are -------------------------------------------------------------------------------------------
+    # -- at the client -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
