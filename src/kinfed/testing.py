@@ -1,4 +1,4 @@
-"""The contract of federated methods, checked: `check_method` is for those who write one.
+"""Checks of the rules that every federated method must keep, for authors of methods; see `check_method`.
 
 >>> from kinfed.methods.fedavg import FedAvg
 >>> check_method(FedAvg)  # doctest: +SKIP
@@ -67,23 +67,23 @@ __all__ = [
     "untrained_sources",
 ]
 
-PARTIAL = 0.5  # of four clients
+PARTIAL = 0.5  # fraction of the four clients that take part
 NOBODY = Partition([], [])
 
 
 class ContractError(AssertionError):
-    """A method breaks a rule of ``docs/design.md``; the message says which, and what the method did."""
+    """Error for a method that breaks a rule of ``docs/design.md``; the message names the rule and what happened."""
 
 
 def check_method(method: Method | type[Method]) -> None:
-    """Check that a method keeps the rules that every method must keep, on small data that come with scikit-learn.
+    """Check that a method keeps the rules that every method must keep, on scikit-learn's digits.
 
     Args:
-        method: The method, with hyper-parameters that suit a few rounds on 8×8 images; or its class, which is tried
-            with what it declares as its ``trial``, and otherwise with its defaults.
+        method: Method with hyper-parameters that suit a few rounds on 8×8 images; or its class, which is checked with
+            the fields of its ``trial`` and defaults for the others.
 
     Raises:
-        ContractError: In one sentence what the method does wrong, and the rule of ``docs/design.md`` that it breaks.
+        ContractError: If the method breaks a rule; the message names the rule of ``docs/design.md`` and what happened.
     """
     tried = on_trial(method) if isinstance(method, type) else method
     for check in CHECKS:
@@ -92,12 +92,21 @@ def check_method(method: Method | type[Method]) -> None:
 
 
 def on_trial(method: type[Method]) -> Method:
-    """A method with its defaults, but for what it and its bases declare as their ``trial``."""
+    """Make a method with the fields of its ``trial`` and defaults for the others.
+
+    >>> on_trial(FedAvg)
+    FedAvg()
+    """
     return method(**trial_fields(method))
 
 
 def trial_fields(method: type[Method]) -> dict[str, Any]:
-    """Fields that a method and its bases declare for a trial."""
+    """Fields that a method and its base classes declare for a trial.
+
+    >>> from kinfed.methods.moon import MOON
+    >>> trial_fields(MOON)
+    {'mu': 5.0}
+    """
     fields: dict[str, Any] = {}
     for base in reversed(method.__mro__):
         fields |= vars(base).get("trial", {})
@@ -113,13 +122,25 @@ def _demand(holds: bool, rule: str, said: str) -> None:
 
 
 def small_dataset(train: int = 240, test: int = 120) -> Dataset:
-    """The first of scikit-learn's digits."""
+    """First samples of scikit-learn's digits.
+
+    Args:
+        train: Number of training samples.
+        test: Number of test samples.
+    """
     whole = load("digits")
     return replace(whole, train=whole.train.take(range(train)), test=whole.test.take(range(test)))
 
 
 def small_federation(clients: int = 4, probe: int = 24, data: Dataset | None = None, new: int = 0) -> Federation:
-    """A federation in which client k holds about n/N samples, sizes all different; the last ones may be new."""
+    """Federation of clients of different sizes, about n/N samples each.
+
+    Args:
+        clients: Number N of clients that take part in training.
+        probe: Number of public images at the server.
+        data: Data set; None for `small_dataset`.
+        new: Number of new clients, which take no part in training.
+    """
     data = data or small_dataset()
     shares = np.linspace(0, 1, clients + new + 1) ** 1.2
 
@@ -136,13 +157,24 @@ def small_federation(clients: int = 4, probe: int = 24, data: Dataset | None = N
 def untrained_sources(
     data: Dataset, seeds: Iterable[int] = (11, 12, 13), model: str = "tiny_cnn"
 ) -> tuple[Source, ...]:
-    """Source models with their initial weights, under the names of their seeds."""
+    """Source models with initial weights, named by their seeds.
+
+    Args:
+        data: Data set that gives shape and classes of the models.
+        seeds: Seeds of the initial weights.
+        model: Architecture of the models.
+    """
     built = {str(seed): build(model, data.shape, len(data.classes), seed).eval() for seed in seeds}
     return tuple(Source(name, of.requires_grad_(False), card_of(data, model)) for name, of in built.items())
 
 
 def card_of(data: Dataset, model: str) -> Card:
-    """The card of a model for a data set."""
+    """Card of a model for a data set.
+
+    Args:
+        data: Data set with shape, classes and normalisation.
+        model: Architecture of the model.
+    """
     told = data.train.normalise
     return Card.model_validate(
         {"version": 1, "architecture": model, "bn": "track", "shape": data.shape, "classes": data.classes,
@@ -163,19 +195,19 @@ def small_runtime(
     sources: tuple[Source, ...] | None = None,
     **plan: Any,
 ) -> ClientRuntime:
-    """A method, a small federation and a small model, ready for `complete_run`.
+    """Runtime of a method with a small federation and a small model, for `complete_run`.
 
     Args:
-        method: The method.
-        fed: The federation; that of `small_federation` if not given.
-        rounds: T.
+        method: Method to run.
+        fed: Federation; None for `small_federation`.
+        rounds: Number T of rounds.
         participation: Fraction of the clients that train in a round.
         seed: Seed of the run.
-        sgd: Local training.
+        sgd: Settings of local training; None for learning rate 0.05 and batches of 16.
         model: Architecture of the model.
-        wrap: Replaces the model.
-        sources: Source models; untrained ones, where the method needs some, if not given.
-        **plan: Other settings of the rounds.
+        wrap: Function that replaces the model by another one.
+        sources: Source models; None for `untrained_sources` if the method requires sources.
+        **plan: Other fields of `RoundSettings`.
     """
     fed = fed or small_federation()
     if sources is None:
@@ -202,12 +234,12 @@ def small_runtime(
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that is over.
+    """Outcome of a finished run.
 
     Attributes:
-        lines: The lines of ``metrics.jsonl``.
-        last: The last checkpoint.
-        folder: The folder of the run.
+        lines: Lines of ``metrics.jsonl``.
+        last: Last checkpoint.
+        folder: Folder of the run.
     """
 
     lines: list[dict[str, Any]]
@@ -216,12 +248,12 @@ class Outcome:
 
     @property
     def state(self) -> ServerState:
-        """What the server knows in the end."""
+        """State of the server after the last round."""
         return self.last.state
 
     @property
     def memories(self) -> dict[int, ClientState]:
-        """What each client keeps in the end."""
+        """State of each client that has one, after the last round."""
         return {id: self.folder.memories.read(id, round) for id, round in self.last.kept.items()}
 
 
@@ -231,13 +263,13 @@ def complete_run(
     executor: Executor | None = None,
     build: Callable[[], ClientRuntime] | None = None,
 ) -> Outcome:
-    """Run all rounds in a folder, or go on with those that are there.
+    """Run all rounds in a folder, or resume a run in it.
 
     Args:
-        runtime: The method, the clients and the model.
-        path: Folder of the run.
-        executor: Executor that does the clients' work; the serial one if not given.
-        build: Function that makes the same runtime elsewhere, for executors that need one.
+        runtime: Runtime with method, clients and model.
+        path: Folder of the run; it is made if it does not exist.
+        executor: Executor of the clients' tasks; None for `SerialExecutor`.
+        build: Function that builds the same runtime in another process, for executors that need one.
     """
     folder = RunFolder(path)
     path.mkdir(exist_ok=True)
@@ -251,7 +283,11 @@ def complete_run(
 
 
 def same(a: Tensors | NamedTensors, b: Tensors | NamedTensors) -> bool:
-    """Whether two messages, or two sets of tensors, are equal bit for bit."""
+    """Return True if two messages or states, or two mappings of tensors, are equal; NaN equals NaN.
+
+    >>> same({"w": torch.zeros(2)}, {"w": torch.zeros(2)}), same({"w": torch.zeros(2)}, {"w": torch.ones(2)})
+    (True, False)
+    """
     if isinstance(a, NamedTensors) and isinstance(b, NamedTensors):
         return a.numbers == b.numbers and same(a.tensors, b.tensors)
     assert not isinstance(a, NamedTensors)
@@ -264,7 +300,19 @@ def same(a: Tensors | NamedTensors, b: Tensors | NamedTensors) -> bool:
 def parabolas(
     method: Method, centres: Sequence[float], *, start: float = 0.0, sgd: LocalTraining, **plan: Any
 ) -> ClientRuntime:
-    """A model of one weight w and clients of one sample each, m_i; `parabola_training` gives them (w − m_i)²/2."""
+    """Runtime of clients with one sample m_i each and a model of one weight w, for `parabola_training`.
+
+    >>> runtime = parabolas(FedAvg(), [-1.0, 1.0], start=0.5, sgd=LocalTraining(lr=0.1))
+    >>> runtime.initial[0]
+    {'head.weight': tensor([[0.5000]])}
+
+    Args:
+        method: Method to run.
+        centres: Centres m_i of the clients' losses (w − m_i)²/2.
+        start: Initial weight.
+        sgd: Settings of local training.
+        **plan: Other arguments of `small_runtime`.
+    """
     inputs = torch.tensor(centres)[:, None]
     samples = Samples(inputs, torch.zeros(len(centres), dtype=torch.int64), Normalisation((0.0,), (1.0,)))
     own = [np.array([i]) for i in range(len(centres))]
@@ -275,7 +323,12 @@ def parabolas(
 
 
 def parabola_training(*given: Any, **hooks: Any) -> Tally:
-    """Train on `parabolas`, whatever the loss of the method: takes the place of `kinfed.methods.fedavg.train`."""
+    """Train on `parabolas` with the loss (w − m_i)²/2 instead of the method's; replaces `kinfed.methods.fedavg.train`.
+
+    Args:
+        *given: Positional arguments of `kinfed.learning.train`; those after the random stream are ignored.
+        **hooks: Keyword arguments of `kinfed.learning.train`.
+    """
 
     def parabola(model: Model, batch: Batch) -> Tensor:
         return ((model.head.weight - batch.inputs) ** 2 / 2).mean()
@@ -284,7 +337,7 @@ def parabola_training(*given: Any, **hooks: Any) -> Tally:
     return train(model, samples, phase, sgd, stream, parabola, **hooks)
 
 
-# -- what the checks are made of --------------------------------------------------------------------------------------
+# -- runs and rounds for the checks -----------------------------------------------------------------------------------
 
 
 def _runtime(method: Method, fed: Federation | None = None, *, rounds: int = 3, **given: Any) -> ClientRuntime:
@@ -292,7 +345,11 @@ def _runtime(method: Method, fed: Federation | None = None, *, rounds: int = 3, 
 
 
 def _run(runtime: ClientRuntime, path: Path, executor: Executor | None = None) -> Outcome:
-    """A run in which nothing may fail."""
+    """Complete a run in which no client and no test may fail.
+
+    Raises:
+        ContractError: If the run, a client or a test fails.
+    """
     name = type(runtime.method).__name__
     try:
         outcome = complete_run(runtime, path, executor)
@@ -310,7 +367,14 @@ def _run(runtime: ClientRuntime, path: Path, executor: Executor | None = None) -
 
 @dataclass(frozen=True)
 class _Round:
-    """The second round: the state before it, and every client's message, upload and memory."""
+    """Second round of a run.
+
+    Attributes:
+        state: State of the server before the round.
+        messages: Message to each client.
+        uploads: Upload of each client.
+        memories: State of each client before the round.
+    """
 
     state: ServerState
     messages: dict[ClientId, Message]
@@ -346,11 +410,11 @@ def _snapshot(message: NamedTensors) -> NamedTensors:
 # -- the checks -------------------------------------------------------------------------------------------------------
 
 Check = Callable[[Method, Path], str | None]
-"""A check of a method in an empty folder: None if it passed, or why it does not apply."""
+"""Check of a method, which may write into an empty folder; it returns None, or the reason why it does not apply."""
 
 
 def check_same_bits_again(method: Method, folder: Path) -> None:
-    """The same config gives the same bits."""
+    """Demand the same bits from two runs with the same config."""
     first, again = (_run(_runtime(method, participation=PARTIAL), folder / which) for which in "ab")
     kept, kept_again = first.memories, again.memories
     bits = same(first.state, again.state) and kept.keys() == kept_again.keys()
@@ -363,14 +427,14 @@ def check_same_bits_again(method: Method, folder: Path) -> None:
 
 
 def check_seed_matters(method: Method, folder: Path) -> None:
-    """Another seed gives other numbers."""
+    """Demand different losses from different seeds."""
     losses = [_run(_runtime(method, seed=seed), folder / str(seed)).lines[-1]["train_loss"] for seed in (0, 1)]
     said = f"{type(method).__name__} comes to the loss {losses[0]} with each of two seeds"
     _demand(losses[0] != losses[1], "the same bits", said)
 
 
 def check_no_global_generator(method: Method, folder: Path) -> None:
-    """No global random generator is drawn from."""
+    """Demand that no function draws from a global random generator."""
     del folder
     runtime = _runtime(method)
     before = _generators()
@@ -393,7 +457,7 @@ def _generators() -> dict[str, Any]:
 
 
 class _Backwards(SerialExecutor):
-    """Does the clients' work in the opposite order, as processes may finish it."""
+    """Executor that runs the clients in the opposite order, as worker processes may finish them."""
 
     def update(self, tasks: Iterable[Task]) -> Iterator[Any]:
         return super().update(reversed(list(tasks)))
@@ -403,7 +467,7 @@ class _Backwards(SerialExecutor):
 
 
 def check_order_does_not_matter(method: Method, folder: Path) -> None:
-    """The order in which clients finish changes nothing."""
+    """Demand results that do not depend on the order in which clients finish."""
     runtime = _runtime(method)
     forwards = _run(runtime, folder / "a")
     backwards = _run(runtime, folder / "b", _Backwards())
@@ -420,7 +484,7 @@ class _Stopped(Exception):
 
 
 def check_resumes(method: Method, folder: Path) -> None:
-    """A run that goes on after a kill ends with the bits of one that never stopped."""
+    """Demand the same bits from a resumed run as from one that was not interrupted."""
     given: dict[str, Any] = {"rounds": 6, "participation": PARTIAL, "seed": 1, "lr_schedule": "step:0.5"}
     straight = _run(_runtime(method, **given), folder / "a")
 
@@ -448,7 +512,7 @@ def check_resumes(method: Method, folder: Path) -> None:
 
 
 def check_others_are_left_alone(method: Method, folder: Path) -> str | None:
-    """A client that takes no part keeps what it kept."""
+    """Demand that the state of a client does not change in rounds in which it takes no part."""
     if method.trains != "sampled":
         return "everybody trains in every round"
     outcomes = {
@@ -469,7 +533,7 @@ def check_others_are_left_alone(method: Method, folder: Path) -> str | None:
 
 
 def check_changes_no_argument(method: Method, folder: Path) -> None:
-    """No function of a method changes what it is given."""
+    """Demand that no function changes the messages and states that it receives."""
     del folder
     runtime = _runtime(method)
     given = _second_round(runtime)
@@ -485,7 +549,7 @@ def check_changes_no_argument(method: Method, folder: Path) -> None:
         unchanged("update")
         Evaluator(runtime).evaluate(
             id, last, given.messages[id], given.memories[id]
-        )  # the last round: with what is costly
+        )  # in the last round costly models are made, too
         unchanged("evaluated")
     runtime.method.aggregate(runtime.server(2), given.state, given.uploads)
     unchanged("aggregate")
@@ -496,7 +560,7 @@ def check_changes_no_argument(method: Method, folder: Path) -> None:
 
 
 def check_messages_are_plain(method: Method, folder: Path) -> None:
-    """Messages, memories and the state hold named tensors on the CPU and named numbers."""
+    """Demand that messages and states hold plain tensors on the CPU and plain numbers."""
     del folder
     name, rule = type(method).__name__, "messages"
     for message in _second_round(_runtime(method)):
@@ -515,7 +579,7 @@ def check_messages_are_plain(method: Method, folder: Path) -> None:
 
 
 def check_uploads_are_as_said(method: Method, folder: Path) -> None:
-    """Uploads look like ``upload_like``, and tell how many samples and steps there were."""
+    """Demand uploads that agree with ``upload_like`` and have the numbers of samples and steps."""
     del folder
     runtime, name = _runtime(method), type(method).__name__
     for id, upload in _second_round(runtime).uploads.items():
@@ -528,7 +592,7 @@ def check_uploads_are_as_said(method: Method, folder: Path) -> None:
 
 
 def check_loss_is_told(method: Method, folder: Path) -> None:
-    """The loss is told, in its parts, and the line of a round has the mean by samples."""
+    """Demand the loss and its parts in uploads, and their means by samples in the line of the round."""
     runtime, name, rule = _runtime(method), type(method).__name__, "the loss in its parts"
     uploads = _second_round(runtime).uploads
     for numbers in (upload.numbers for upload in uploads.values()):
@@ -556,13 +620,13 @@ def check_loss_is_told(method: Method, folder: Path) -> None:
 
 
 def check_one_client(method: Method, folder: Path) -> None:
-    """One client is a federation, too."""
+    """Demand that a run with one client works."""
     runtime = _runtime(method, small_federation(clients=1))
     assert len(_run(runtime, folder / "out").lines) == runtime.settings.rounds
 
 
 def enlarged(fed: Federation) -> Federation:
-    """The same federation with images twice as wide and high, for models with BatchNorm."""
+    """Federation with the same images at twice the width and height, for models with BatchNorm."""
 
     def grow(samples: Samples) -> Samples:
         return replace(samples, inputs=samples.inputs.repeat_interleave(2, 2).repeat_interleave(2, 3))
@@ -571,10 +635,18 @@ def enlarged(fed: Federation) -> Federation:
 
 
 def uneven_round(method: Method, folder: Path, model: str) -> dict[str, Any]:
-    """The last round of clients with 1, 2, 33 and 180 samples, the first of which has no test samples; its line.
+    """Run a method with clients of 1, 2, 33 and 180 samples, the first without test samples.
+
+    Args:
+        method: Method to run.
+        folder: Folder for the run.
+        model: Architecture of the model.
+
+    Returns:
+        Line of the last round in ``metrics.jsonl``.
 
     Raises:
-        ContractError: If one of them cannot take part, or is not tested.
+        ContractError: If a client cannot take part or is not tested.
     """
     ends = [24, 25, 27, 60, 240]
     cut = Partition(
@@ -592,13 +664,13 @@ def uneven_round(method: Method, folder: Path, model: str) -> dict[str, Any]:
 
 
 def check_uneven_clients(method: Method, folder: Path) -> None:
-    """Clients may have one sample, two, or many, and none to be tested on; with BatchNorm and without."""
+    """Demand that clients with one, two or many samples, or without test samples, work; with BatchNorm and without."""
     for model in ("tiny_cnn", "cnn4"):
         uneven_round(method, folder, model)
 
 
 class _Forbidden(Samples):
-    """Test samples that may not be looked at."""
+    """Test samples that raise an error when they are read."""
 
     def take(self, rows: object) -> Samples:
         raise ContractError("a method reads test samples (docs/design.md, What every method keeps: test data)")
@@ -608,7 +680,7 @@ class _Forbidden(Samples):
 
 
 def check_reads_no_test_data(method: Method, folder: Path) -> None:
-    """Neither training nor aggregation nor the choice of what is tested reads test samples."""
+    """Demand that training, aggregation and the making of the tested models read no test samples."""
     del folder
     fed = small_federation()
     test = fed.dataset.test
@@ -622,7 +694,7 @@ def check_reads_no_test_data(method: Method, folder: Path) -> None:
 
 
 def check_test_data_change_no_model(method: Method, folder: Path) -> None:
-    """With other test labels the accuracies are others, and nothing else is."""
+    """Demand that other test labels change the accuracies and nothing else."""
     fed, name = small_federation(), type(method).__name__
     assert fed.dataset.test.labels is not None
     flipped = replace(fed.dataset.test, labels=fed.dataset.test.labels.flip(0))
@@ -631,14 +703,14 @@ def check_test_data_change_no_model(method: Method, folder: Path) -> None:
     accuracies = [outcome.lines[-1]["personal_acc_mean"] for outcome in (first, second)]
     _demand(accuracies[0] != accuracies[1], "test data", f"{name} has the same accuracy whatever the test labels are")
     _demand(same(first.state, second.state), "test data", f"{name} ends with another state when test labels change")
-    for line, other in zip(first.lines, second.lines, strict=True):  # only what is called an accuracy is of test data
+    for line, other in zip(first.lines, second.lines, strict=True):  # only accuracies may depend on test data
         for key in line.keys() | other.keys():
             told = line.get(key) == other.get(key) or "acc" in key
             _demand(told, "test data", f"{name}: {key} changes with the test labels, and is not called an accuracy")
 
 
 def check_holds_hyper_parameters_only(method: Method, folder: Path) -> None:
-    """A method holds hyper-parameters and nothing else."""
+    """Demand that a method is frozen and holds only hyper-parameters."""
     del folder
     name, rule = type(method).__name__, "no memory of its own"
     try:
@@ -655,7 +727,7 @@ def check_holds_hyper_parameters_only(method: Method, folder: Path) -> None:
 
 
 def check_learns(method: Method, folder: Path) -> None:
-    """The loss falls, and a supervised method guesses better than at random."""
+    """Demand that the loss falls and that the accuracy of a supervised method exceeds chance."""
     sgd, name = LocalTraining(lr=0.1, momentum=0.5, batch_size=8, epochs=6), type(method).__name__
     if method.supervised:
         lines = _run(_runtime(method, rounds=12, sgd=sgd), folder / "out").lines
@@ -666,7 +738,7 @@ def check_learns(method: Method, folder: Path) -> None:
         accuracy = lines[-1]["personal_acc_weighted"]
         said = f"{name}: the accuracy on ten digits is {accuracy:.3f} after 12 rounds, hardly more than guessing"
         _demand(accuracy > 2 * 0.1, "learning", said)
-    else:  # two views are soon alike; averaging online networks, with a target that lags behind, sets that back
+    else:  # the loss falls fast in local training, but averaging raises it, since the target networks lag behind
         lines = _run(_runtime(method, rounds=8, sgd=sgd), folder / "out").lines
         untrained = _run(_runtime(method, rounds=1, sgd=replace(sgd, lr=1e-9)), folder / "untrained").lines[0]
         before, after = untrained["train_loss"], lines[-1]["train_loss"]
@@ -674,13 +746,14 @@ def check_learns(method: Method, folder: Path) -> None:
         _demand(after < min(0.5 * before, before - 0.5), "learning", said)
 
 
-WANTED = np.linspace(-3.0, 7.0, 16).tolist()  # by sixteen clients of one weight, whose start is 0
+WANTED = np.linspace(-3.0, 7.0, 16).tolist()  # optimal weights of sixteen clients; the initial weight is 0
 
 
 def check_one_weight(method: Method, folder: Path) -> str | None:
-    """One weight comes to the mean of what sixteen clients want, of whom one takes part in a round.
+    """Demand that one weight converges to the mean of the optima of sixteen clients, one of which trains in a round.
 
-    A server that divides what came from few clients by their number, where it should by that of all, goes too far.
+    A server that divides a sum over the participants by their number, where the number of all clients is due, makes
+    too large steps.
     """
     del folder
     if not (method.supervised and isinstance(method, FedAvg) and set(HEAD) <= {*method.shared}):
@@ -708,7 +781,7 @@ def check_one_weight(method: Method, folder: Path) -> str | None:
 
 
 def _path_of_one_weight(method: Method, rounds: int) -> NDArray[np.float64] | None:
-    """The global weight after each round; None if there is none."""
+    """Global weight after each round; None without a global model."""
     share = 1 / len(WANTED)
     sgd = LocalTraining(lr=0.5, epochs=3, momentum=0.0)
     runtime = parabolas(method, WANTED, sgd=sgd, rounds=rounds, participation=share)
@@ -728,7 +801,7 @@ def _path_of_one_weight(method: Method, rounds: int) -> NDArray[np.float64] | No
 
 
 def check_models_are_saved(method: Method, folder: Path) -> None:
-    """The models that are saved after the last round are whole, and have the accuracies that were told."""
+    """Demand that the saved models are complete and have the recorded accuracies."""
     runtime, name = _runtime(method), type(method).__name__
     outcome = _run(runtime, folder / "out")
     saved = {path.stem: _tensors(path) for path in (folder / "out" / "models").glob("*.safetensors")}
@@ -754,7 +827,7 @@ def check_models_are_saved(method: Method, folder: Path) -> None:
 
 
 def check_serves(method: Method, folder: Path) -> None:
-    """A method says whom its models serve."""
+    """Demand that ``serves`` agrees with the models that ``global_model`` and ``evaluated`` return."""
     del folder
     runtime, name = _runtime(method), type(method).__name__
     given = _second_round(runtime)

@@ -1,4 +1,4 @@
-"""The round loop, and the executors that do clients' work."""
+"""Round loop, and the executors that run the clients' tasks."""
 
 from kinfed.engine.callbacks import Callback, NoCallback
 from kinfed.engine.executor import Executor, SerialExecutor, TaskRunner

@@ -1,4 +1,4 @@
-"""How a run is looked at while it goes on."""
+"""Callbacks that report the progress of a run."""
 
 from __future__ import annotations
 
@@ -8,32 +8,48 @@ __all__ = ["Callback", "NoCallback"]
 
 
 class Callback(Protocol):
-    """Is told how one run goes on."""
+    """Functions that the round loop calls to report the progress of a run.
+
+    >>> class PrintLoss(NoCallback):
+    ...     def round(self, line):
+    ...         print(line["round"], line["train_loss"])
+    >>> PrintLoss().round({"round": 1, "train_loss": 0.5})
+    1 0.5
+    """
 
     def started(self, done: int) -> None:
-        """It starts, or goes on after ``done`` rounds."""
+        """Report that the run starts, or resumes after ``done`` rounds."""
 
     def working(self, what: str, done: int, total: int) -> None:
-        """In the present round, ``done`` of ``total`` clients are through with ``what``."""
+        """Report that ``done`` of ``total`` clients have finished a step of the round.
+
+        Args:
+            what: Name of the step: ``training``, ``evaluation``, ``fine-tuning`` or ``new client``.
+            done: Number of clients that have finished.
+            total: Number of clients that take part in the step.
+        """
 
     def round(self, line: dict[str, Any]) -> None:
-        """A round is over: its line of metrics.jsonl."""
+        """Report that a round is over, with its line of ``metrics.jsonl``."""
 
     def stopping(self, round: int) -> None:
-        """It will stop after the present round, as somebody asked for."""
+        """Report that a signal ends the run after the given round."""
 
 
 class NoCallback:
-    """Nobody looks."""
+    """Callback that does nothing; a base for callbacks that override only some functions.
+
+    >>> NoCallback().started(done=0)
+    """
 
     def started(self, done: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def working(self, what: str, done: int, total: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def round(self, line: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stopping(self, round: int) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""What comes back from a client, what is kept, and what is tested, is checked before it is used."""
+"""Checks of uploads, states and models before they are used."""
 
 from __future__ import annotations
 
@@ -17,40 +17,44 @@ __all__ = ["bounded", "diverged", "not_finite", "unsound", "upload_error"]
 
 
 def upload_error(upload: object, like: Mapping[str, Tensor], most: int) -> str | None:
-    """Why an upload must be refused, or None if it is good; nothing that a client can send makes this raise.
+    """Return the reason to refuse an upload; None for a valid one. No upload, however malformed, raises an error.
+
+    >>> like = {"w": torch.zeros(2)}
+    >>> upload_error(Message({"w": torch.zeros(3)}, {"samples": 5}), like, most=10)
+    'w has the shape (3,), not (2,)'
 
     Args:
-        upload: As it came.
-        like: Tensors with the names, shapes and types that it must have.
-        most: How many samples a client can have at most.
+        upload: Upload as it was received.
+        like: Tensors with the names, shapes and types that the upload must have.
+        most: Largest number of samples that a client can have.
     """
     return _first(_faults(upload, like, most))
 
 
 def unsound(message: object) -> str | None:
-    """Why something is no `Message` of plain tensors on the CPU and of finite numbers, or None if it is one."""
+    """Return the reason why an object is no `NamedTensors` of plain CPU tensors and finite numbers; None if it is."""
     return _first(_flaws(message))
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Which of some tensors holds NaN or infinity, in words; None if none does."""
+    """Return a message that names the first tensor with NaN or infinity; None if all tensors are finite."""
     return next((f"{name} is not finite" for name, tensor in tensors.items() if not _is_finite(tensor)), None)
 
 
 def diverged(reason: str) -> bool:
-    """Whether a reason is that something is not finite, so that smaller steps may help."""
+    """Return True if a reason names a value that is not finite, which a smaller learning rate may avoid."""
     return re.search(r"\b(is|are) (not finite|nan|-?inf)$", reason) is not None
 
 
 def bounded(text: object) -> str:
-    """One printable line that is not too long, of anything."""
+    """Make one printable line of limited length from any object."""
     return plain(text)[:LONGEST]
 
 
 def _first(reasons: Iterator[str]) -> str | None:
     try:
         reason = next(reasons, None)
-    except Exception as error:  # of an object that is not what it claims to be
+    except Exception as error:  # an object may pose as another type and raise anything
         reason = f"it cannot be checked: {type(error).__name__}: {error}"
     return None if reason is None else bounded(reason)
 

@@ -1,4 +1,4 @@
-"""What clients keep from round to round, on disk: only those of the clients at work are ever in memory."""
+"""Client states on disk; only those of the working clients are in memory."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from kinfed.models import read_tensors, save_tensors
 
 __all__ = ["ClientStore", "StateLedger", "StoredRounds"]
 
-SHARD = 1000  # clients a folder
+SHARD = 1000  # clients per folder
 FILES = re.compile(r"\d+/client-\d+-round-\d+\.safetensors")
 
-StoredRounds = dict[ClientId, int]  # the round in which each client's memory was written; who has none is not there
+StoredRounds = dict[ClientId, int]  # round in which the state of each client that has one was written
 
 
 @dataclass(frozen=True)
 class ClientStore:
-    """One file for a client and the round in which it took part; which one counts is for the engine to know.
+    """Files of client states, one for each client and each round in which it took part.
 
-    A file is never changed, so that those which a checkpoint refers to stay what they were.
+    A file never changes, so that checkpoints can refer to it. The engine knows which file of a client is valid.
+
+    Attributes:
+        folder: Folder of the files.
     """
 
     folder: Path
 
     def read(self, id: ClientId, round: int | None) -> ClientState:
-        """What the client kept in a round; an empty memory if it has none.
+        """Read the state that a client kept in a round; an empty state if ``round`` is None.
 
         Raises:
-            ValueError: If the file is gone or damaged.
+            ValueError: If the file is missing or damaged.
         """
         if round is None:
             return ClientState()
@@ -43,7 +46,7 @@ class ClientStore:
         return ClientState(tensors, about["numbers"])
 
     def write(self, id: ClientId, round: int, memory: ClientState) -> bool:
-        """Keep a memory; returns whether there was anything to keep."""
+        """Write the state of a client after a round; return False, without a file, if it is empty."""
         if not (memory.tensors or memory.numbers):
             return False
         path = self._path(id, round)
@@ -53,18 +56,18 @@ class ClientStore:
         return True
 
     def forget(self, id: ClientId, round: int) -> None:
-        """Delete one."""
+        """Delete the state of a client after a round."""
         delete([self._path(id, round)], self.folder, FILES)
 
     def sync(self, kept: Mapping[ClientId, int]) -> None:
-        """Make some outlast a loss of power."""
+        """Flush the given states to disk, so that they survive a loss of power."""
         paths = [self._path(id, round) for id, round in kept.items()]
         for path in (*paths, *{path.parent for path in paths}):
             with saving(path):
                 sync(path)
 
     def forget_all_but(self, needed: Sequence[StoredRounds]) -> None:
-        """Delete what none of some checkpoints refers to."""
+        """Delete all files to which none of the given mappings refers."""
         wanted = {self._path(id, round) for kept in needed for id, round in kept.items()}
         delete((path for path in written(self.folder, FILES) if path not in wanted), self.folder, FILES)
 
@@ -73,22 +76,22 @@ class ClientStore:
 
 
 class StateLedger:
-    """Which memories count now and in the checkpoints on disk; all others are deleted as soon as nothing needs them.
+    """Record of the client states that the run and its checkpoints need; a file that neither needs is deleted at once.
 
     Args:
-        memories: The files.
-        now: Those that the run goes on with.
-        checkpoints: Those that each checkpoint on disk refers to, by its round.
+        memories: Files of the client states.
+        now: States with which the run continues.
+        checkpoints: States to which each checkpoint on disk refers, by the checkpoint's round.
     """
 
     def __init__(self, memories: ClientStore, now: StoredRounds, checkpoints: Mapping[int, StoredRounds]) -> None:
         self._memories, self.now = memories, dict(now)
         self._checkpoints = dict(checkpoints)
         self._unsynced: StoredRounds = {}
-        memories.forget_all_but(self._needed())  # what the rounds after the checkpoint wrote
+        memories.forget_all_but(self._needed())  # rounds after the checkpoint may have written more
 
     def accept(self, id: ClientId, round: int, keeps: bool) -> None:
-        """From now on the client's memory is that of this round, or it has none."""
+        """Replace the client's state by that of this round, or by none if ``keeps`` is False."""
         before = self.now.pop(id, None)
         self._unsynced.pop(id, None)
         if keeps:
@@ -96,16 +99,21 @@ class StateLedger:
         self._forget_unless_needed(id, before)
 
     def refuse(self, id: ClientId, round: int) -> None:
-        """What the client kept of this round does not count."""
+        """Delete the state of a client that has no usable upload in this round; its state before remains valid."""
         self._forget_unless_needed(id, round)
 
     def sync(self) -> None:
-        """Make what is new since the last time outlast a loss of power."""
+        """Flush the states that are new since the last call to disk, so that they survive a loss of power."""
         self._memories.sync(self._unsynced)
         self._unsynced = {}
 
     def saved(self, round: int, on_disk: Sequence[int]) -> None:
-        """A checkpoint of this round refers to what counts now; ``on_disk`` are the rounds of all that there are."""
+        """Record that a checkpoint of this round refers to the present states.
+
+        Args:
+            round: Round of the new checkpoint.
+            on_disk: Rounds of all checkpoints on disk; the states of other checkpoints are given up.
+        """
         before = self._checkpoints
         self._checkpoints = {r: kept for r, kept in before.items() if r in on_disk} | {round: dict(self.now)}
         for kept in before.values():

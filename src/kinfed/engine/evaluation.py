@@ -1,6 +1,6 @@
-"""The tests after a round: of the global model, of what serves each client, and of what a new client gets.
+"""Evaluation after a round: tests of the global model, of the clients' models, and of models for new clients.
 
-specification G.1 and G.2 say what is measured, H.4 (CRC-T2) what becomes of clients that took no part.
+Specification G.1 and G.2 define the quantities, H.4 (CRC-T2) the tests at clients that took no part in training.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from kinfed.models import BODY, Tensors, select
 
 __all__ = ["Evaluation"]
 
-Served = Mapping[ClientId, Callable[[], Tensors]]  # read when they are needed, so that one is in memory at a time
+Served = Mapping[ClientId, Callable[[], Tensors]]  # functions, so that only one model is in memory at a time
 
 
 @dataclass(frozen=True)
 class _Accuracies:
-    """Of some clients, by the name of what was tested.
+    """Accuracies of m clients by the name of the tested model.
 
     Attributes:
-        sizes: Test samples of each of them.
-        of: One a client, None where there is none.
+        sizes: Number of test samples of each client, m.
+        of: Accuracies by name, m each, in [0, 1]; None for a client without one.
     """
 
     sizes: Sequence[int]
     of: dict[str, list[float | None]] = field(default_factory=dict)
 
     def note(self, result: TestResult, at: int) -> float | None:
-        """Write down one, and return it."""
+        """Record the accuracy of a result for the client at an index, and return it."""
         accuracy = _share(result.correct)
         self.leave_out(result.name)[at] = accuracy
         return accuracy
 
     def leave_out(self, name: str) -> list[float | None]:
-        """Those of a name, none where nothing was noted."""
+        """Return the accuracies of a name, None for each client without one."""
         return self.of.setdefault(name, [None] * len(self.sizes))
 
     def spreads(self) -> Line:
-        """Means and spread over the clients, in the order of the names."""
+        """Means and spread of the accuracies over the clients, in alphabetical order of the names."""
         return {
             f"{name}_{quantity}": value
             for name, of_clients in sorted(self.of.items())
@@ -60,15 +60,15 @@ class _Accuracies:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The tests after one round.
+    """Evaluation after one round.
 
     Attributes:
-        round: Its number.
+        round: Number of the round.
         runtime: Method, federation, models and settings.
-        executor: Does the clients' work.
-        folder: Gets the models after the last round.
-        told: Is told what is done, how many clients are through, and of how many.
-        untested: Why an accuracy is not there, by whose it would be.
+        executor: Executor of the clients' tasks.
+        folder: Folder of the run, for the models after the last round.
+        told: Function that reports progress: the name of the step, the clients that have finished, and all clients.
+        untested: Reasons for missing accuracies, by the client or model that lacks one.
     """
 
     round: int
@@ -79,11 +79,15 @@ class Evaluation:
     untested: dict[str, str] = field(default_factory=dict)
 
     def line(self, state: ServerState, kept: StoredRounds) -> Line:
-        """What the round's line of the metrics says of accuracies.
+        """Test the models, and return the accuracies for the round's line of ``metrics.jsonl``.
 
-        Where a client has no model of its own, the global one is what serves it. After the last round the models are
-        saved, each client fine-tunes a copy of what serves it, and the new clients are tested. Where no labels were
-        read, a model is a body under the head that a linear probe fitted to it in the end; before, it has no accuracy.
+        A client without a model of its own uses the global model. After the last round the models are saved, each
+        client fine-tunes a copy of its primary model, and the new clients are tested. Without labels, a model has no
+        accuracy before the last round; then it is a body with the linear probe fitted to it as its head.
+
+        Args:
+            state: State of the server after the round.
+            kept: Round of each client's state.
         """
         method, federation, settings = self.runtime.method, self.runtime.federation, self.runtime.settings
         last = self.round == settings.rounds
@@ -109,15 +113,15 @@ class Evaluation:
                 own.of["initial"] = own.of[method.primary]
         line = {"global_acc": global_acc, **own.spreads(), **new.spreads()}
         for name in (method.primary, "initial"):
-            own.of.pop(name, None)  # client by client it is told once, as personal
+            own.of.pop(name, None)  # for each client it is already there as personal
         told = dict(sorted((own.of | new.of).items()))
         return {**line, "untested": dict(sorted(self.untested.items())), "client_acc": told}
 
     def _global(self, model: Tensors, own: _Accuracies) -> tuple[Tensors | None, float | None, Served]:
-        """The model that is tested, its accuracy on the pooled test set, and whom it serves.
+        """Test the global model; return it, its accuracy on the pooled test set, and the clients that use it.
 
-        The clients' accuracies are read off the pooled test set. Where no labels were read and no linear probe is due,
-        there is nothing to test.
+        The clients' accuracies with it come from the same predictions. Without labels, there is nothing to test before
+        linear probes are due.
         """
         federation, method = self.runtime.federation, self.runtime.method
         pooled, rows = federation.tested
@@ -145,7 +149,7 @@ class Evaluation:
         return model, accuracy, dict.fromkeys(range(len(federation)), lambda: model) if serves else {}
 
     def _represented(self, model: Tensors, own: _Accuracies) -> TestResult | None:
-        """Note what a global model's representation is worth; what a linear probe made of it, if that is due."""
+        """Record the tests of a global model's representation; return that of the linear probe, if one is due."""
         settings, method = self.runtime.settings, self.runtime.method
         due = settings.fits_probes(self.round, method) or settings.asks_neighbours(self.round, method)
         if not due or method.primary != "global":
@@ -156,12 +160,12 @@ class Evaluation:
             self.untested["global"] = self._noted(answer, "test of the global representation")
             return None
         for result in answer:
-            for at in range(len(own.sizes)) if result.client is None else [result.client]:  # it serves all
+            for at in range(len(own.sizes)) if result.client is None else [result.client]:  # None: all clients
                 own.note(result, at)
         return next((result for result in answer if result.name == PROBED), None)
 
     def _own(self, tasks: Iterator[Task], own: _Accuracies) -> Served:
-        """Test the clients' own models; those that serve them, as they were saved after the last round."""
+        """Test the clients' own models; return the primary ones, which are saved after the last round."""
         primary, served = self.runtime.method.primary, {}
         for id, results in self._results(tasks, own, len(own.sizes), "evaluation"):
             for result in results:
@@ -172,14 +176,14 @@ class Evaluation:
         return dict(sorted(served.items()))
 
     def _fine_tuned(self, served: Served, own: _Accuracies) -> None:
-        """Have each client fine-tune a copy of what serves it."""
+        """Test a copy of each client's primary model after fine-tuning."""
         tasks = (Task(id, self.round, Message(of()), test="fine-tuning") for id, of in served.items())
         for id, results in self._results(tasks, own, len(served), "fine-tuning"):
             for result in results:
                 self._save_own(f"client-{id:05d}-{result.name}", result, id, own.note(result, id))
 
     def _new(self, model: Tensors | None, new: _Accuracies) -> None:
-        """Give the global model to the clients that took no part; where there is none, they have no accuracy."""
+        """Test the global model at the new clients; without a global model they have no accuracy."""
         first, count = len(self.runtime.federation), len(new.sizes)
         new.of["new_global"] = [None] * count
         if model is None:
@@ -190,10 +194,10 @@ class Evaluation:
                 new.note(result, id - first)
 
     def _mean(self, served: Served) -> Tensors | None:
-        """The global model of a method that has none: the mean of what serves the clients, by their training samples.
+        """Mean of the clients' primary models, weighted by training samples, for a method without a global model.
 
-        Where they share a body, that is the body under the mean of their heads (CRC-9). None if their architectures
-        differ, or where no labels were read: a linear probe belongs to its representation alone.
+        If the clients share a body, this is the body with the mean of their heads (CRC-9). None if there are several
+        architectures, or without labels, since linear probes of different representations cannot be averaged.
         """
         if not served or len(self.runtime.models) > 1 or not self.runtime.method.supervised:
             return None
@@ -203,7 +207,14 @@ class Evaluation:
     def _results(
         self, tasks: Iterable[Task], accuracies: _Accuracies, total: int, what: str
     ) -> Iterator[tuple[ClientId, list[TestResult]]]:
-        """Results of clients whose test did not fail, as they come, and of models that could be tested."""
+        """Yield the valid results of each client, in order of completion; record the reasons for missing ones.
+
+        Args:
+            tasks: Tasks of the tests.
+            accuracies: Accuracies, which get an entry for the name of each result without an accuracy.
+            total: Number of tasks.
+            what: Name of the step for progress reports.
+        """
         for done, (id, answer) in enumerate(self.executor.evaluate(tasks), start=1):
             if isinstance(answer, Failure):
                 whose = str(id) if what == "evaluation" else f"{id}, {what}"
@@ -222,17 +233,17 @@ class Evaluation:
             self._save(name, result.tensors, id, accuracy, f"the client's own test samples, {len(result.correct)}")
 
     def _save(self, name: str, model: Tensors, id: ClientId | None, accuracy: float | None, measured_on: str) -> None:
-        """Save a model after the last round."""
+        """Save a model if the round is the last one."""
         if self.round == self.runtime.settings.rounds:
             told = {"client": id, "accuracy": accuracy, "measured_on": measured_on}
             self.folder.save_model(name, model, self.runtime.about_model(id or 0), self.runtime.about_run() | told)
 
     def _noted(self, failure: Failure, where: str) -> str:
-        """The reason; the traceback is written down."""
+        """Return the reason of a failure, and write its traceback to the log of errors."""
         self.folder.note_failure(failure, f"round {self.round}, {where}")
         return failure.reason
 
 
 def _share(right: Tensor) -> float | None:
-    """Fraction that is right, or None of nothing."""
+    """Fraction of correct predictions, or None without predictions."""
     return right.double().mean().item() if len(right) else None

@@ -1,4 +1,4 @@
-"""Tests of models where the data are: of the clients' own, of a global one, and of what new clients get."""
+"""Tests of models at the clients: of their own models, of the global model, and of models for new clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["KNN", "LOCAL", "PROBED", "Evaluator", "TestResult"]
 
 PROBED, LOCAL, KNN = "linear_global", "linear_local", "knn"
 NOTHING_TESTED = torch.zeros(0, dtype=torch.bool)
-NEW_HEAD_EPOCHS = 10  # a head alone after the last round, in the code of Collins et al. 2021 (specification C.2)
+NEW_HEAD_EPOCHS = 10  # epochs of a head alone after the last round in the code of Collins et al. (specification C.2)
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class TestResult:
     """Result of the test of one model.
 
     Attributes:
-        name: Name of what was tested, as the metrics have it.
-        correct: Which of the test samples the model gets right, bool.
-        tensors: The model, if it is to be saved; else empty.
-        fault: Reason why it cannot be tested; it has neither of the two then.
-        client: The one client that a result of a common model is about; None if it is about all of them, or about the
-            client that was tested.
+        name: Name of the tested model, as in the metrics.
+        correct: Mask of the test samples that the model classifies correctly, bool.
+        tensors: Tensors of the model, if it is to be saved; otherwise empty.
+        fault: Reason why the model cannot be tested, with ``correct`` and ``tensors`` empty; otherwise empty.
+        client: Client to which a result of a global model refers; None if it refers to all clients, or to the client
+            of the task.
     """
 
-    __test__ = False  # nor is it a test of pytest's
+    __test__ = False  # pytest collects classes named Test…
 
     name: str
     correct: Tensor = NOTHING_TESTED
@@ -52,13 +52,13 @@ class Evaluator:
     """Tests of models at the clients of a runtime.
 
     Attributes:
-        runtime: Method, data and models.
+        runtime: Runtime with method, data and models.
     """
 
     runtime: ClientRuntime
 
     def evaluate(self, id: ClientId, round: int, message: Message, memory: ClientState) -> list[TestResult]:
-        """Test a client's own models on its own test samples; there is no result if it has none of its own."""
+        """Test a client's own models on its own test samples; without own models the result is empty."""
         method = self.runtime.method
         if method.trains == "pooled":
             return []
@@ -73,7 +73,7 @@ class Evaluator:
                 results |= {found.name: found for found in self._represented(client.model, round, [id])}
             if method.supervised:
                 results[name] = self._tested(name, client, tensors if client.last_round else {})
-            elif PROBED in results:  # its representation under a head that was fitted to it
+            elif PROBED in results:  # without labels, the linear probe is the head
                 probed = results[PROBED]
                 right = probed.correct[torch.from_numpy(self.runtime.federation.tested[1][id])]
                 results |= {name: TestResult(name, right, probed.tensors), PROBED: replace(probed, tensors={})}
@@ -88,12 +88,18 @@ class Evaluator:
         return self._represented(model, round, range(len(self.runtime.federation)))
 
     def _represented(self, model: Model, round: int, ids: Sequence[ClientId]) -> list[TestResult]:
-        """Test classifiers on a model's frozen body (specification D.7, G.3), whose features are read once.
+        """Test classifiers on a model's frozen body (specification D.7, G.3); its features are computed once.
 
-        ``linear_global``: linear, fitted to all labelled training images, on the whole test set; this result has the
-        model with the classifier as its head. ``linear_local``, a result a client: the same, both with the images of
-        the client's classes alone, whoever holds them. There is none of fewer than two classes. ``knn``: nearest
-        neighbours, on the whole test set. Empty if that is.
+        Args:
+            model: Model whose body is tested.
+            round: Round of the run, which decides on the classifiers that are due.
+            ids: Clients that get a result ``linear_local``.
+
+        Returns:
+            ``linear_global``: linear classifier, fitted to all labelled training images and tested on the pooled test
+            set; this result has the model with the classifier as its head. ``linear_local``, one result for each client
+            with at least two classes: the same with only the images of the client's classes, from all clients.
+            ``knn``: nearest neighbours, tested on the pooled test set. Empty if that set is empty or nothing is due.
         """
         federation, method, settings = self.runtime.federation, self.runtime.method, self.runtime.settings
         linear, neighbours = settings.fits_probes(round, method), settings.asks_neighbours(round, method)
@@ -113,7 +119,7 @@ class Evaluator:
         bias, counts = model.head.bias is not None, federation.class_counts()
 
         def fitted(own: tuple[int, ...]) -> tuple[nn.Linear, Tensor]:
-            """A classifier of some of the classes, and which of their test images it gets right."""
+            """Fit a classifier for some of the classes; return it with the mask of correctly classified test images."""
             order = torch.tensor(own, device=device)
             rows, rows_test = (torch.isin(labels, order).nonzero().squeeze(1) for labels in (y, y_test))
             places, places_test = (torch.searchsorted(order, labels) for labels in (y[rows], y_test[rows_test]))
@@ -127,7 +133,7 @@ class Evaluator:
         head, right = fitted(everything)
         under = {f"head.{name}": tensor.cpu() for name, tensor in head.state_dict().items()}
         results.append(TestResult(PROBED, right, model.tensors(BODY) | under))
-        right_of = {everything: right}  # clients of the same classes share a classifier
+        right_of = {everything: right}  # clients with the same classes share a classifier
         for id in ids:
             own = tuple(counts[id].nonzero()[0].tolist())
             if len(own) > 1:
@@ -138,10 +144,10 @@ class Evaluator:
 
     @cached_property
     def _probed(self) -> Samples:
-        """Samples that classifiers of representations are fitted to, the same for every client.
+        """Labelled samples to which classifiers of representations are fitted, the same for every client.
 
-        All labelled training images of clients and server, or some, the classes alike (specification G.3).
-        New clients are no part of it, so that they change nothing for the others.
+        They are all training images of clients and server, or a class-balanced subset (specification G.3). Those of new
+        clients are left out, so that new clients do not change the other results.
         """
         federation, settings = self.runtime.federation, self.runtime.settings
         rows = np.sort(np.concatenate([*federation.partition.train, federation.probe_rows]))
@@ -160,10 +166,12 @@ class Evaluator:
         return [self._tested("fine_tuned", client, saved)]
 
     def evaluate_new_client(self, id: ClientId, round: int, tensors: Tensors) -> list[TestResult]:
-        """Test the global model at a client that took no part (specification H.4, CRC-T2).
+        """Test the global model on the test samples of a client that took no part (specification H.4, CRC-T2).
 
-        As it is; its body under the run's initial head, which is then fitted to the client's training samples; and
-        fine-tuned like everybody's model. Each is tested on the client's test samples.
+        Returns:
+            ``new_global``: the global model itself. ``new_head``: its body with the initial head, which is trained on
+            the client's training samples. ``new_fine_tuned``: the model fine-tuned as at the other clients. Only the
+            first if clients cannot adapt models.
         """
         settings = self.runtime.settings
         client = self.runtime.new_client(id, round)
@@ -181,14 +189,14 @@ class Evaluator:
         return results
 
     def _fine_tune(self, client: Client, tensors: Tensors) -> None:
-        """Leave the client's model as fine-tuning leaves these tensors."""
+        """Load tensors into the client's model and fine-tune it in place."""
         tuning = self.runtime.settings.fine_tuning
         assert tuning is not None
         client.model.load(tensors)
         train(client.model, client.train, tuning, client.sgd, client.stream("fine-tuning"))
 
     def _tested(self, name: str, client: Client, saved: Tensors | None = None) -> TestResult:
-        """Test the client's present model on its test samples; the result has what of it is to be saved."""
+        """Test the client's present model on its test samples; the result contains the tensors to be saved."""
         if fault := not_finite(client.model.state_dict()):
             return TestResult(name, fault=fault)
         samples = self.runtime.seen(self.runtime.federation.test(client.id)).to(self.runtime.device)
@@ -198,7 +206,13 @@ class Evaluator:
             return TestResult(name, fault=str(error))
 
     def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
-        """Which of some rows of the pooled test set the one global model gets right, bool."""
+        """Test the global model on rows of the pooled test set; return the mask of correct predictions, bool.
+
+        Args:
+            tensors: Tensors of the global model.
+            start: First row.
+            stop: Row after the last one.
+        """
         model, tested = self.runtime.fresh_model(), self.runtime.federation.tested[0]
         model.load(tensors)
         assert tested.labels is not None

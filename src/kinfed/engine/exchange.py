@@ -1,4 +1,4 @@
-"""Folders in shared memory through which processes pass tensors; none stays there, however a run ends."""
+"""Folders in shared memory through which processes pass tensors; they are removed however a run ends."""
 
 from __future__ import annotations
 
@@ -22,23 +22,28 @@ from kinfed.models import apart
 
 __all__ = ["Exchange", "Parcel", "clear", "clear_left_behind", "post", "take"]
 
-SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; where there is none, or little, files are as good
-ROOM = 2**30  # bytes that must be free there: two messages a worker are on their way at any time
+SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; without it, or if it is small, temporary files are used
+ROOM = 2**30  # free bytes that it must have: each worker has two messages underway
 PREFIX = "kinfed-exchange-"
-LOCK = "lock"  # held as long as the process lives that made the folder
+LOCK = "lock"  # locked during the life of the process that made the folder
 FILES = re.compile(rf"{LOCK}|down-\d+|up-\d+-[01]")
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """A message that lies in a file."""
+    """Message whose tensors are in a file.
+
+    Attributes:
+        path: Path of the safetensors file.
+        numbers: Numbers of the message.
+    """
 
     path: str
     numbers: dict[str, float]
 
 
 def post(message: Message, path: Path) -> Parcel:
-    """Write a message, over the one that may lie there: memory that a file has need not be found again."""
+    """Write a message to a file; an existing file is overwritten in place, which reuses its memory."""
     with saving(path), path.open("r+b" if path.exists() else "wb") as file:
         file.write(save(apart(message.tensors)))
         file.truncate()
@@ -46,33 +51,33 @@ def post(message: Message, path: Path) -> Parcel:
 
 
 def take(parcel: Parcel) -> Message:
-    """Read one."""
+    """Read the message of a parcel."""
     return Message(load(Path(parcel.path).read_bytes()), parcel.numbers)
 
 
 def clear(folder: Path) -> None:
-    """Remove an exchange folder, with what kinfed wrote there."""
+    """Remove an exchange folder and the files that kinfed wrote there."""
     delete(written(folder, FILES), folder, FILES)
 
 
 def clear_left_behind() -> None:
-    """Remove the folders of this user's runs of which every process was killed at once."""
+    """Remove the exchange folders of this user's runs whose processes were all killed."""
     for place in {SHARED_MEMORY, Path(tempfile.gettempdir())}:
         for folder in place.glob(f"{PREFIX}*"):
-            with contextlib.suppress(Timeout, OSError):  # in use, or gone by now
+            with contextlib.suppress(Timeout, OSError):  # in use, or already removed
                 if _is_own(folder):
                     with FileLock(folder / LOCK).acquire(timeout=0):
                         clear(folder)
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether it is a folder of this user, and no link to one."""
+    """Return True if a path is a folder of this user and no link."""
     about = folder.lstat()
     return stat.S_ISDIR(about.st_mode) and about.st_uid == getattr(os, "getuid", int)()
 
 
 class Exchange:
-    """A new exchange folder, and the messages in it that are on their way to workers."""
+    """New exchange folder with the messages that are underway to workers."""
 
     def __init__(self) -> None:
         free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
@@ -80,7 +85,7 @@ class Exchange:
         while True:
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
             self._lock = FileLock(self.folder / LOCK)
-            with contextlib.suppress(Timeout, FileNotFoundError):  # another run took it for one that was left behind
+            with contextlib.suppress(Timeout, FileNotFoundError):  # another run removes it as left behind
                 self._lock.acquire(timeout=0)
                 if self.folder.is_dir():
                     break
@@ -89,7 +94,7 @@ class Exchange:
         self._numbers = itertools.count()
 
     def post(self, message: Message) -> Parcel:
-        """Write a message; one that goes to several workers in a row is written once."""
+        """Write a message; consecutive messages with the same tensors share one file."""
         if self._last is not None and not _alike(message, self._last[0]):
             last, self._last = self._last[1], None
             self._forget(last)
@@ -100,12 +105,12 @@ class Exchange:
         return parcel
 
     def delivered(self, parcel: Parcel) -> None:
-        """Nobody waits for it any more, on behalf of one job."""
+        """Record that one job no longer needs a parcel; delete its file if no job does."""
         self._underway[parcel.path] -= 1
         self._forget(parcel)
 
     def close(self) -> None:
-        """Remove the folder."""
+        """Remove the folder and release its lock."""
         clear(self.folder)
         self._lock.release()
 
@@ -116,6 +121,6 @@ class Exchange:
 
 
 def _alike(a: Message, b: Message) -> bool:
-    """Whether two messages are of the very same tensors."""
+    """Return True if two messages have the same tensor objects and equal numbers."""
     same_names = a.tensors.keys() == b.tensors.keys() and a.numbers == b.numbers
     return same_names and all(tensor is b.tensors[name] for name, tensor in a.tensors.items())

@@ -1,7 +1,6 @@
-"""The executor that does clients' work: in this process, in worker processes, or wherever one is written for.
+"""Executors, which run clients' tasks: in this process, in worker processes, or elsewhere.
 
-The results are the same, bit for bit. All work with kinfed's own settings (`kinfed.settings`), whatever those of the
-program are.
+All executors give the same bits. They work with kinfed's own settings (`kinfed.settings`), not those of the program.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ Test = Literal["own models", "fine-tuning", "new client", "global representation
 
 @dataclass(frozen=True)
 class Task:
-    """One client's work in one round.
+    """Task of one client in one round: local training or a test.
 
     Attributes:
-        id: The client.
-        round: Round of the run.
-        message: Message that the client received; in the tests but the first a whole model.
-        kept: Round in which the client's memory was written; None if it has none.
-        test: Kind of test, where the work is one.
+        id: Number of the client.
+        round: Number of the round.
+        message: Message to the client; in all tests except ``own models``, the tensors of a whole model.
+        kept: Round in which the client's state was written; None if it has none.
+        test: Kind of test, if the task is one.
     """
 
     id: ClientId
@@ -49,11 +48,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """A client's work ended well.
+    """Result of local training.
 
     Attributes:
-        upload: Message that the client sends.
-        keeps: The client wrote a memory of this round.
+        upload: Upload of the client.
+        keeps: True if the client wrote a state in this round.
     """
 
     upload: Message
@@ -62,11 +61,11 @@ class Done:
 
 @dataclass(frozen=True)
 class Failure:
-    """A client's work ended in an error.
+    """Task that ended in an error.
 
     Attributes:
-        reason: One line.
-        details: The traceback, for people who write methods; empty if there is none.
+        reason: Reason in one line.
+        details: Traceback, for authors of methods; empty if there is none.
     """
 
     reason: str
@@ -74,18 +73,18 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """The failure that an exception tells of."""
-        if isinstance(error, NotFinite):  # is no error of the code
+        """Make a failure from an exception."""
+        if isinstance(error, NotFinite):  # no bug, so no traceback
             return cls(str(error))
         return cls(bounded(f"{type(error).__name__}: {error}"), "".join(traceback.format_exception(error)))
 
 
 class TaskRunner:
-    """Does single tasks, whichever thread of whichever process it is called in; an error in one is its answer.
+    """Runner of single tasks, in any thread of a process; an error in a task is returned as a `Failure`.
 
     Args:
-        runtime: Method, data and models.
-        memories: Files of what clients keep.
+        runtime: Runtime with method, data and models.
+        memories: Files of the client states.
     """
 
     def __init__(self, runtime: ClientRuntime, memories: ClientStore) -> None:
@@ -93,7 +92,7 @@ class TaskRunner:
         self.evaluator = Evaluator(runtime)
 
     def update(self, task: Task) -> Done | Failure:
-        """Do a client's local work; what it keeps is written to its memory."""
+        """Run local training at a client, and write the client's new state."""
         try:
             memory = self.memories.read(task.id, task.kept)
             with self._drawing("update", task.id, task.round):
@@ -103,11 +102,11 @@ class TaskRunner:
             if reason := unsound(kept) or not_finite(kept.tensors):
                 return Failure(f"what it keeps: {reason}")
             return Done(upload, self.memories.write(task.id, task.round, kept))
-        except Exception as error:  # one client's fault must not end the others' run, whatever it is
+        except Exception as error:  # no error of one client may end the run of the others
             return Failure.of(error)
 
     def evaluate(self, task: Task) -> list[TestResult] | Failure:
-        """Test models at a client."""
+        """Run the test of a task."""
         evaluator, tensors = self.evaluator, task.message.tensors
         try:
             with self._drawing(task.test, task.id, task.round):
@@ -123,7 +122,12 @@ class TaskRunner:
             return Failure.of(error)
 
     def test(self, tensors: Tensors, rows: range | None = None) -> Tensor | Failure:
-        """Which samples of the pooled test set, or of some rows of it, the one global model gets right, bool."""
+        """Test the global model on the pooled test set; return the mask of correct predictions, bool.
+
+        Args:
+            tensors: Tensors of the global model.
+            rows: Rows of the pooled test set; None for all.
+        """
         rows = range(len(self.runtime.federation.tested[0])) if rows is None else rows
         try:
             with self._drawing("test", rows.start):
@@ -132,59 +136,60 @@ class TaskRunner:
             return Failure.of(error)
 
     def _drawing(self, *address: str | int) -> contextlib.AbstractContextManager[None]:
-        """A block in which a user's method or module that draws from global generators draws from its own stream."""
+        """Context in which the global generators are seeded from the address, for a user's method or module."""
         if not self.runtime.draws:
             return without_draws()
         return seeded_globals(torch_stream(self.runtime.settings.seed, *address), self.runtime.device)
 
 
 class Executor(Protocol):
-    """Does clients' work. Answers come in whichever order they are ready; tasks are drawn as they are needed.
+    """Executor of clients' tasks; results come in order of completion, and tasks are taken when they are needed.
 
-    Tasks may be done by any number of threads and processes, which need a `TaskRunner` each, or one a process: of a
-    runtime that they build. What clients keep (`Task.kept`) lies in files that all of them must reach.
+    Any number of threads and processes may run the tasks. Each process has a `TaskRunner` on a runtime that it builds.
+    Client states (`Task.kept`) are in files that all processes must be able to read and write.
     """
 
     def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
-        """Work on this run from now on; an executor serves one run after the other.
+        """Prepare for a run; an executor can serve several runs, one after the other.
 
         Args:
-            build: Importable function (or a `functools.partial` of one) that builds the run's runtime elsewhere.
+            build: Importable function (or a `functools.partial` of one) that builds the run's runtime in another
+                process.
             here: Runner of the run's tasks in this process.
         """
 
     def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
-        """Local work of several clients; what they keep is written to their memories."""
+        """Run local training at several clients, write their states, and yield the results."""
 
     def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, list[TestResult] | Failure]]:
-        """Tests of models at several clients."""
+        """Run tests at several clients, and yield the results."""
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
-        """Which samples of the pooled test set the one global model gets right, bool."""
+        """Test the global model on the pooled test set; return the mask of correct predictions, bool."""
 
     def close(self) -> None:
-        """Let go of whatever does the work, whatever it is at."""
+        """Release all resources, even if tasks are still running."""
 
 
 class SerialExecutor:
-    """Does clients' work in this process, one client after the other."""
+    """Executor that runs clients' tasks in this process, one after the other."""
 
     def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
-        """Work on this run from now on."""
+        """Prepare for a run."""
         del build
         self._here = here
 
     def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
-        """Local work of several clients."""
+        """Run local training at several clients, and yield the results."""
         return ((task.id, self._here.update(task)) for task in tasks)
 
     def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, list[TestResult] | Failure]]:
-        """Tests of models at several clients."""
+        """Run tests at several clients, and yield the results."""
         return ((task.id, self._here.evaluate(task)) for task in tasks)
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
-        """The global model on the pooled test set."""
+        """Test the global model on the pooled test set; return the mask of correct predictions, bool."""
         return self._here.test(tensors)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to release."""

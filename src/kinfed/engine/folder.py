@@ -1,4 +1,4 @@
-"""A run's folder: metrics, checkpoints, models. Whatever is there is whole, whenever the run was killed."""
+"""Folder of a run: metrics, checkpoints, models. Its files are complete at any time, even if the run is killed."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["CHECKPOINT_VERSION", "MODEL_VERSION", "Checkpoint", "RunFolder", "sa
 
 CHECKPOINT_VERSION = 2
 MODEL_VERSION = 1
-KEPT_CHECKPOINTS = 2  # if the last one should be damaged, the one before still serves
+KEPT_CHECKPOINTS = 2  # the one before the last is the reserve if the last is damaged
 METRICS, SECONDS, ERRORS = "metrics.jsonl", "seconds.jsonl", "errors.log"
 
-# What a run writes into its folder, by the paths in it; nothing else there is ever deleted.
+# Paths of the files that a run writes into its folder; no other file there is ever deleted.
 RUN_FILES = re.compile(
     r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|(?:summary|so_far)\.json|mlflow_run_id"
     rf"|(?:checkpoints|pictures)/round-\d+\.safetensors|memories/{MEMORY_FILES.pattern}"
     r"|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)|tensorboard/events\.out\.tfevents\.[^/]+"
     r"|vote\.(?:json|png)|report(?:-(?:kinship|vote)-[^/]+)?\.(?:html|png)"
-    r"|(?:checkpoints|pictures|models|memories/\d+)/\.tmp\w+"  # what safetensors calls a file until it is whole
+    r"|(?:checkpoints|pictures|models|memories/\d+)/\.tmp\w+"  # names of safetensors files while they are written
 )
 
 Line = dict[str, Any]
@@ -39,12 +39,12 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that the rounds after ``round`` depend on; the random streams have addresses and need no saving.
+    """Checkpoint: everything on which later rounds depend. Random streams are derived from the seed and not saved.
 
     Attributes:
-        round: The last one that was done.
-        state: The server's.
-        kept: Of which round each client's memory is; the memories are files of their own.
+        round: Number of the last finished round.
+        state: State of the server.
+        kept: Round of each client's state; the states are in files of their own.
     """
 
     round: int
@@ -54,15 +54,22 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What the rounds write: ``metrics.jsonl``, ``seconds.jsonl``, and files in folders of their own.
+    """Folder of a run: ``metrics.jsonl``, ``seconds.jsonl``, and folders for checkpoints, states, pictures and models.
 
-    ``metrics.jsonl`` has one line a round and nothing that differs from one execution to the next; how long the rounds
-    took stands in ``seconds.jsonl``.
+    ``metrics.jsonl`` has one line per round, with nothing that differs between two executions of the same run; the
+    durations of the rounds are in ``seconds.jsonl``.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     folder = RunFolder(Path(path))
+    ...     folder.append("metrics.jsonl", {"round": 1, "train_loss": 0.5})
+    ...     folder.lines("metrics.jsonl")
+    [{'round': 1, 'train_loss': 0.5}]
 
     Attributes:
-        path: The folder; it must be there.
-        identity: What the run is of (its config, say): a checkpoint that was saved with another one is refused.
-        about: What every saved model says of the run.
+        path: Path of the folder, which must exist.
+        identity: Description of the run, such as its config; a checkpoint with another identity is refused.
+        about: Description of the run for the JSON file of every saved model.
     """
 
     path: Path
@@ -71,7 +78,7 @@ class RunFolder:
 
     @property
     def memories(self) -> ClientStore:
-        """What the clients keep."""
+        """Files of the client states."""
         return ClientStore(self.path / "memories")
 
     # -- history ------------------------------------------------------------------------------------------------------
@@ -83,10 +90,10 @@ class RunFolder:
             file.write(json.dumps(line) + "\n")
 
     def lines(self, name: str) -> list[Line]:
-        """The whole lines of a .jsonl file, a round each; one that a kill cut short is left out.
+        """Read the lines of a .jsonl file, one for each round; a last line that is cut off is left out.
 
         Raises:
-            InputError: If the file is damaged; the message names it.
+            InputError: If the file is damaged or a line has no round; the message names the file.
         """
         path = self.path / name
         lines = read_json_lines(path, cut=True) if path.exists() else []
@@ -96,16 +103,21 @@ class RunFolder:
         return lines
 
     def forget_after(self, round: int) -> None:
-        """Drop the lines of rounds after the one from which the run goes on."""
+        """Delete the lines of all rounds after the given one, from which the run resumes."""
         for name in (METRICS, SECONDS):
             self.rewrite(name, [line for line in self.lines(name) if line["round"] <= round])
 
     def rewrite(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write a .jsonl file anew."""
+        """Replace a .jsonl file by new lines."""
         write_whole(self.path / name, "".join(json.dumps(line) + "\n" for line in lines))
 
     def note_failure(self, failure: Failure, where: str) -> None:
-        """Write down a traceback in ``errors.log``, the first one of each reason."""
+        """Add a traceback to ``errors.log``, if it is the first one for its reason.
+
+        Args:
+            failure: Failure with the traceback.
+            where: Round and client in which it occurred.
+        """
         path = self.path / ERRORS
         heading = f"{failure.reason}\n"
         if failure.details and heading not in (path.read_text("utf-8", "replace") if path.is_file() else ""):
@@ -115,9 +127,9 @@ class RunFolder:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> list[int]:
-        """Write a checkpoint, then delete all but the last two; returns the rounds of those that are there.
+        """Write a checkpoint, delete all but the last two, and return the rounds of these.
 
-        The metrics of its rounds are made to last with it.
+        The metrics of its rounds are flushed to disk before it.
         """
         for name in (METRICS, SECONDS):
             if (path := self.path / name).is_file():
@@ -137,10 +149,10 @@ class RunFolder:
         return [_round_of(path) for path in there[:KEPT_CHECKPOINTS]]
 
     def last_checkpoint(self) -> Checkpoint | None:
-        """The checkpoint of the latest round, or the one before if that cannot be used; None if there is none.
+        """Read the latest valid checkpoint, with a warning for each invalid one; None if there are no checkpoints.
 
         Raises:
-            InputError: If there are checkpoints and none of them can be used; the message says why.
+            InputError: If there are checkpoints but none is valid; the message has the reasons.
         """
         refused = []
         for path in self._checkpoints():
@@ -154,31 +166,31 @@ class RunFolder:
         return None
 
     def begun_with(self) -> dict[str, Any] | None:
-        """The identity of the run by its last checkpoint, which may not be this one's; None if there is none."""
+        """Read the identity in the latest readable checkpoint, perhaps that of another run; None if there is none."""
         for path in self._checkpoints():
             try:
                 return dict(told_in(path)["identity"])
             except (ValueError, KeyError, TypeError):
-                continue  # one that cannot be used says nothing
+                continue  # damaged: the next older one may be readable
         return None
 
     def check_identity(self) -> None:
         """Refuse a folder whose last checkpoint belongs to another run.
 
         Raises:
-            ValueError: If it does; the message names what differs.
+            ValueError: If the identities differ; the message names the first difference.
         """
         if (theirs := self.begun_with()) is not None:
             self._check_identity(theirs)
 
     def referred(self) -> dict[int, StoredRounds]:
-        """Which memories each checkpoint on disk needs, by its round."""
+        """Read the rounds of the client states that each checkpoint on disk needs, by the checkpoint's round."""
         found = {}
         for path in self._checkpoints():
             try:
                 found[_round_of(path)] = _kept(told_in(path))
             except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # one that cannot be used needs nothing
+                continue  # a damaged checkpoint needs no states
         return found
 
     def _read_checkpoint(self, path: Path) -> Checkpoint:
@@ -199,7 +211,7 @@ class RunFolder:
         return checkpoint
 
     def _check_identity(self, theirs: Mapping[str, Any]) -> None:
-        mine = json.loads(json.dumps(dict(self.identity)))  # as it looks once it was saved
+        mine = json.loads(json.dumps(dict(self.identity)))  # as it is read from a file
         for name in sorted(mine.keys() | theirs.keys()):
             if mine.get(name) != theirs.get(name):
                 raise ValueError(
@@ -207,36 +219,36 @@ class RunFolder:
                 )
 
     def _checkpoints(self) -> list[Path]:
-        """Newest round first."""
+        """Paths of the checkpoints, the latest round first."""
         found = (self.path / "checkpoints").glob("round-*.safetensors")
         return sorted((p for p in found if re.fullmatch(r"round-\d+", p.stem)), key=_round_of, reverse=True)
 
-    # -- for the report, and for use ----------------------------------------------------------------------------------
+    # -- pictures and models ------------------------------------------------------------------------------------------
 
     def save_pictures(self, round: int, pictures: Mapping[str, Picture]) -> None:
-        """Write a method's pictures after a round, the words beside the matrices."""
+        """Write a method's pictures after a round, if there are any, with titles and axes as metadata."""
         if pictures:
             matrices = {name: picture.matrix for name, picture in pictures.items()}
             about = {"round": round, "pictures": {name: picture.words for name, picture in pictures.items()}}
             save_tensors(self.path / "pictures" / f"round-{round:06d}.safetensors", matrices, about)
 
     def save_model(self, name: str, tensors: Tensors, about: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-        """One model, ``models/NAME.safetensors``, and ``NAME.json`` with all that is known of it.
+        """Write a model to ``models/NAME.safetensors``, and its card to ``models/NAME.json``.
 
         Args:
-            name: Of the model.
-            tensors: All of it.
-            about: What it takes to build it again; stands in both files.
-            told: What else is known of it, for the second.
+            name: Name of the model.
+            tensors: Tensors of the whole model or of its body.
+            about: Description from which the model is built again, for both files.
+            told: Further entries of the card.
         """
         path = self.path / "models" / f"{name}.safetensors"
         save_model(path, tensors, about, {**self.about, **about, **told}, durable=False)
 
     def model(self, name: str) -> Tensors:
-        """One that was saved.
+        """Read the tensors of a saved model.
 
         Raises:
-            ValueError: If it is gone or damaged.
+            ValueError: If the file is missing or damaged.
         """
         return read_tensors(self.path / "models" / f"{name}.safetensors")[0]
 
@@ -244,14 +256,21 @@ class RunFolder:
 def save_model(
     path: Path, tensors: Tensors, about: Mapping[str, Any], card: Mapping[str, Any], *, durable: bool
 ) -> None:
-    """A model, and then beside it the JSON that is its card (`kinfed.models.Card`).
+    """Write a model to a safetensors file, and its card (`kinfed.models.Card`) to a JSON file of the same name.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "mine.safetensors"
+    ...     save_model(path, {"head.weight": torch.zeros(2, 4)}, {}, {"architecture": "mlp"}, durable=False)
+    ...     sorted(file.name for file in Path(folder).iterdir())
+    ['mine.json', 'mine.safetensors']
 
     Args:
-        path: Of the safetensors file.
-        tensors: All of the model, or its body.
-        about: What it takes to build it again, for the file itself.
-        card: All that is known of it, but for the version.
-        durable: As of `save_tensors`.
+        path: Path of the safetensors file.
+        tensors: Tensors of the whole model or of its body.
+        about: Description from which the model is built again, for the metadata of the safetensors file.
+        card: Entries of the card except the version.
+        durable: True to flush the files to disk, so that they survive a loss of power.
     """
     save_tensors(path, tensors, about, durable=durable)
     text = json.dumps({"version": MODEL_VERSION, **card}, indent=1)

@@ -1,4 +1,4 @@
-"""The signals that ask a run to end: the first one ends it after its present round, the second at once."""
+"""Handling of the signals that end a run: the first one after the present round, the second one at once."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from typing import Any
 
 __all__ = ["Interrupt", "Stopped", "out_of_reach"]
 
-# Ctrl-C, the usual request to end, and what a terminal sends when it closes.
+# Sent by Ctrl-C, by `kill`, and by a terminal that closes.
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended a run; what it has saved stays.
+    """Run ended by a signal; its saved files stay.
+
+    >>> Stopped(signal.SIGINT).exit_code
+    130
 
     Attributes:
-        exit_code: That a command ends with, as is customary.
+        exit_code: Exit code of the command, 128 plus the number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -29,12 +32,12 @@ class Stopped(KeyboardInterrupt):
 
 
 class Interrupt:
-    """A context in which such a signal is noted instead of obeyed, once.
+    """Context in which the first signal is only recorded; the second one raises `Stopped`.
 
-    It does nothing elsewhere than in the main thread, nor with a signal that the program ignores or handles itself.
+    It has no effect outside the main thread, or on a signal that the program ignores or handles itself.
 
     Attributes:
-        asked: The signal that came; None before.
+        asked: Number of the first signal; None before it.
     """
 
     def __init__(self) -> None:
@@ -62,13 +65,16 @@ class Interrupt:
 
 @contextlib.contextmanager
 def out_of_reach() -> Iterator[None]:
-    """Start processes that these signals do not reach, so that this one alone answers them; they must end with it."""
+    """Context for starting processes that block these signals, so that only this process handles them.
+
+    Such processes must end with this one.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a new process inherits it
     try:
-        resource_tracker.ensure_running()  # where multiprocessing starts its own first, it lifts the block
+        resource_tracker.ensure_running()  # multiprocessing unblocks signals when it starts it
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         yield
     finally:

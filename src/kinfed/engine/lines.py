@@ -22,20 +22,24 @@ ACCURACY = re.compile(r"_acc_(weighted|mean|std|worst_tenth)$")
 
 
 def is_of_evaluation(key: str) -> bool:
-    """Tell whether a key is one that the evaluation after a round writes."""
+    """Return True if a key is written by the evaluation after a round.
+
+    >>> is_of_evaluation("personal_acc_mean"), is_of_evaluation("train_loss")
+    (True, False)
+    """
     return key in OF_EVALUATION or ACCURACY.search(key) is not None
 
 
 def is_note(key: str) -> bool:
-    """Tell whether a key is free for a method's notes."""
+    """Return True if a method's notes may use a key."""
     return key not in OF_TRAINING and not is_of_evaluation(key)
 
 
 def checked_notes(notes: Mapping[str, Any]) -> Line:
-    """The notes of a method on a round.
+    """Check the notes of a method on a round, and return a copy of them.
 
     Raises:
-        RunFailed: If a key is one of kinfed's own, or a value cannot be written as JSON.
+        RunFailed: If kinfed writes a key itself, or a value cannot be written as JSON.
     """
     for key, value in notes.items():
         if not is_note(key):

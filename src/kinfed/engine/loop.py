@@ -1,4 +1,4 @@
-"""The one round loop: sample, download, update, check, aggregate, evaluate, save."""
+"""Round loop: sample, download, update, check, aggregate, evaluate, save."""
 
 from __future__ import annotations
 
@@ -25,33 +25,43 @@ from kinfed.streams import numpy_stream
 
 __all__ = ["run_rounds", "sampled"]
 
-FAILED_ROUNDS = 3  # in a row, after which a run stops
+FAILED_ROUNDS = 3  # consecutive rounds without a usable upload after which a run stops
 
 
 def sampled(clients: int, participation: float, seed: int, round: int) -> list[ClientId]:
-    """The clients of one round: max(⌊C·N⌋, 1), uniformly without replacement, in ascending order."""
+    """Sample the clients of one round, max(⌊C·N⌋, 1) of them, uniformly without replacement; ascending numbers.
+
+    >>> len(sampled(clients=10, participation=0.3, seed=0, round=1))
+    3
+
+    Args:
+        clients: Number N of clients.
+        participation: Fraction C of the clients.
+        seed: Seed of the run.
+        round: Number of the round.
+    """
     count = max(math.floor(participation * clients + 1e-9), 1)
     chosen = numpy_stream(seed, "sampling", round).choice(clients, count, replace=False)
     return sorted(int(id) for id in chosen)
 
 
 def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, watch: Callback) -> None:
-    """Run the rounds that are still to do, from the folder's last checkpoint or from the start.
+    """Run the remaining rounds of a run, from its last checkpoint or from the start.
 
     The first Ctrl-C, SIGTERM or SIGHUP ends the run after its present round, with a checkpoint; the second one at once.
 
     Args:
-        runtime: Method, federation, model and settings.
-        executor: Does the clients' work; it was started with this run.
-        folder: Gets a line a round, checkpoints, pictures, and the models after the last round.
-        watch: Is told how it goes.
+        runtime: Runtime with method, federation, models and settings.
+        executor: Executor of the clients' tasks, started with this runtime.
+        folder: Folder of the run, for metrics, checkpoints, pictures and models.
+        watch: Callback that reports progress.
 
     Raises:
-        RunFailed: If three rounds in a row had no usable upload, the method cannot go on, or all rounds were in vain:
-            nobody's work could be used, nobody made a step, or no model can be tested since none is finite.
-        NotSaved: If the folder is gone, or the disk full.
-        InputError: If the folder has checkpoints that cannot be used.
-        Stopped: After such a signal.
+        RunFailed: If three consecutive rounds have no usable upload, the method cannot continue, or the whole run has
+            no result: no usable upload, no optimiser step, or no model with finite numbers.
+        NotSaved: If the folder is missing or the disk is full.
+        InputError: If the folder has checkpoints but no valid one.
+        Stopped: If a signal ends the run.
     """
     method, settings = runtime.method, runtime.settings
     start = folder.last_checkpoint() or Checkpoint(0, method.init(runtime.server(0)), {})
@@ -88,7 +98,7 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, wa
                 if regular:
                     folder.save_pictures(round, method.pictures(state))
                 failed = 0 if answers.uploads else failed + 1
-                stopping = interrupt.asked  # read once: what comes after the checkpoint waits for the next round's
+                stopping = interrupt.asked  # read once: a later signal waits for the checkpoint of the next round
                 if regular or stopping or failed >= FAILED_ROUNDS:
                     ledger.sync()
                     ledger.saved(round, folder.save_checkpoint(Checkpoint(round, state, ledger.now)))
@@ -98,16 +108,16 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, wa
                 raise RunFailed(
                     f"no client's work could be used in {failed} rounds in a row; {_first_reason(runtime, [line])}"
                 )
-            if asked := stopping or (interrupt.asked if round == settings.rounds else None):  # then all is saved
+            if asked := stopping or (interrupt.asked if round == settings.rounds else None):  # all is saved
                 raise Stopped(asked)
     _check_end(runtime, folder.lines(METRICS))
 
 
 def _check_state(runtime: ClientRuntime, round: int, state: ServerState) -> None:
-    """Whether a run can go on with what the server made of the uploads.
+    """Refuse a state of the server that is not finite.
 
     Raises:
-        RunFailed: If it is not finite.
+        RunFailed: If a tensor or a number of the state is not finite.
     """
     known = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(runtime.method.unknown)}
     if reason := not_finite(known) or unsound(ServerState({}, state.numbers)):
@@ -117,10 +127,10 @@ def _check_state(runtime: ClientRuntime, round: int, state: ServerState) -> None
 
 
 def _check_end(runtime: ClientRuntime, lines: Sequence[Line]) -> None:
-    """Whether the rounds of a run, all of them done, have led to anything.
+    """Refuse a finished run without a result.
 
     Raises:
-        RunFailed: If not.
+        RunFailed: If no client ever learned anything, or if no model can be tested since none is finite.
     """
     if reason := _nobody_got_on(runtime, lines):
         raise RunFailed(reason)
@@ -132,7 +142,7 @@ def _check_end(runtime: ClientRuntime, lines: Sequence[Line]) -> None:
 
 
 def _nobody_got_on(runtime: ClientRuntime, lines: Sequence[Line]) -> str | None:
-    """Why no client ever learned anything in some rounds; None if one did."""
+    """Return the reason why no client learned anything in the given rounds; None if a client did."""
     working = sum(len(line["clients"]) - len(line["refused"]) for line in lines)
     if not working:
         return f"no client's work could be used in any round; {_first_reason(runtime, lines)}"
@@ -143,13 +153,13 @@ def _nobody_got_on(runtime: ClientRuntime, lines: Sequence[Line]) -> str | None:
 
 
 def _first_reason(runtime: ClientRuntime, lines: Sequence[Line]) -> str:
-    """Why the first client was refused, and what may help."""
+    """Return the reason why the first client was refused, with advice."""
     reason = next((reason for line in lines for reason in line["refused"].values()), "nobody was sampled")
     return f"the first reason: {reason}{_advice(runtime, reason)}"
 
 
 def _advice(runtime: ClientRuntime, reason: str) -> str:
-    """What to try if something is not finite: a smaller step, and less of what the method was given more of."""
+    """Advice for values that are not finite: a smaller learning rate, and smaller fields that exceed their defaults."""
     if not diverged(reason):
         return ""
     parts = dict.fromkeys((runtime.method.unwrapped, runtime.method))
@@ -160,14 +170,18 @@ def _advice(runtime: ClientRuntime, reason: str) -> str:
 
 
 def _failed_rounds(lines: Sequence[Line]) -> int:
-    """How many of the last rounds brought nothing."""
+    """Number of consecutive rounds at the end without a usable upload."""
     failed = itertools.takewhile(lambda line: len(line["refused"]) == len(line["clients"]), reversed(lines))
     return sum(1 for _ in failed)
 
 
 @dataclass
 class _Clock:
-    """Seconds by what they were spent on."""
+    """Clock for the parts of a round.
+
+    Attributes:
+        seconds: Duration of each finished part in seconds, by name.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -180,7 +194,7 @@ class _Clock:
 
 @dataclass
 class _Told:
-    """Tells who watches how far a round is, and once that it will be the last."""
+    """Reporter of a round's progress to the callback, and, once, that the round is the last because of a signal."""
 
     watch: Callback
     interrupt: Interrupt
@@ -196,13 +210,13 @@ class _Told:
 
 @dataclass
 class _Answers:
-    """What the clients of one round sent.
+    """Answers of the clients in one round.
 
     Attributes:
-        uploads: Good ones, in client order.
-        keeping: Which of those clients wrote a memory.
-        refused: Why the others' work cannot be used.
-        down_bytes: Of the messages that they all had received.
+        uploads: Usable uploads by client, in client order.
+        keeping: Clients with a usable upload that wrote a state.
+        refused: Reasons for unusable uploads, by client.
+        down_bytes: Size of the messages to all clients in bytes.
     """
 
     uploads: dict[ClientId, Message] = field(default_factory=dict)
@@ -213,7 +227,7 @@ class _Answers:
 
 @dataclass(frozen=True)
 class _Round:
-    """The clients' work in one round."""
+    """Local training of the clients in one round."""
 
     number: int
     runtime: ClientRuntime
@@ -222,7 +236,13 @@ class _Round:
     told: _Told
 
     def train(self, ids: Sequence[ClientId], state: ServerState, kept: StoredRounds) -> _Answers:
-        """Have the sampled clients work, and check what comes back."""
+        """Run local training at the sampled clients, and check their uploads.
+
+        Args:
+            ids: Sampled clients.
+            state: State of the server.
+            kept: Round of each client's state.
+        """
         method = self.runtime.method
         like, most = method.upload_like(self.runtime.server(self.number)), self.runtime.samples
         answers = _Answers()
@@ -272,23 +292,23 @@ class _Round:
         return Evaluation(self.number, self.runtime, self.executor, self.folder, self.told).line(state, stored)
 
     def _save_local(self, id: ClientId, upload: Message) -> None:
-        """For who wants to compare what the clients made of the model in the last round (`kinfed similarity`)."""
+        """Save a client's model after the last round, for comparisons (`kinfed similarity`), if the settings say so."""
         settings, names = self.runtime.settings, self.runtime.tensor_names(id)
         if settings.save_local and self.number == settings.rounds and upload.tensors.keys() == names:
             told = self.runtime.about_run() | {"client": id}
             self.folder.save_model(f"client-{id:05d}-local", upload.tensors, self.runtime.about_model(id), told)
 
     def _noted(self, failure: Failure, where: str) -> str:
-        """The reason; the traceback is written down."""
+        """Return the reason of a failure, and write its traceback to the log of errors."""
         self.folder.note_failure(failure, f"round {self.number}, {where}")
         return failure.reason
 
 
 def _totals(uploads: Mapping[ClientId, Message]) -> Line:
-    """What the clients say of their training: losses weighted by samples, steps and samples left out."""
+    """Totals of local training: mean losses weighted by samples, skipped samples, and clients without a step."""
     numbers = [upload.numbers for upload in uploads.values()]
     term = _mean("term", numbers)
-    return {  # in Python's own numbers, whatever the method reckons with
+    return {  # Python numbers, since a method may give NumPy or torch numbers
         "train_loss": _mean("loss", numbers),
         "train_cross_entropy": _mean("cross_entropy", numbers),
         **({} if term is None else {"train_term": term}),
@@ -298,7 +318,7 @@ def _totals(uploads: Mapping[ClientId, Message]) -> Line:
 
 
 def _mean(name: str, numbers: Sequence[Mapping[str, float]]) -> float | None:
-    """Of a number that clients tell, weighted by their samples; None if nobody tells it."""
+    """Mean of a number in the uploads, weighted by samples; None if no upload has it."""
     told = [n for n in numbers if name in n]
     return float(sum(n[name] * n["samples"] for n in told) / sum(n["samples"] for n in told)) if told else None
 
@@ -306,10 +326,17 @@ def _mean(name: str, numbers: Sequence[Mapping[str, float]]) -> float | None:
 def _traffic_and_notes(
     runtime: ClientRuntime, round: int, state: ServerState, answers: _Answers, newcomers: int
 ) -> Line:
-    """Bytes that travelled in a round, and the method's notes on it, by the state after it.
+    """Bytes sent in a round, and the method's notes on it.
 
-    The server's images go down as they are stored, where a method sends them: once to each client, the first time that
-    it is asked to work. Where all data are at one place, nothing travels.
+    Public images that a method sends to the clients count once for each client, as stored, in the first round for which
+    it is sampled. For pooled methods nothing is sent.
+
+    Args:
+        runtime: Runtime of the run.
+        round: Number of the round.
+        state: State of the server after the round.
+        answers: Answers of the clients.
+        newcomers: Number of clients that are sampled for the first time.
     """
     method, server, probe = runtime.method, runtime.server(round), runtime.federation.probe
     images = probe.inputs.nbytes if probe is not None and method.requires.public_images_at_clients else 0

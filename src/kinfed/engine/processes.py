@@ -1,8 +1,8 @@
-"""Clients in worker processes, each with a pipe of its own, so that one which hangs or is killed stops nobody else.
+"""Executor with worker processes; each has a pipe of its own, so that one that hangs or is killed stops no other.
 
-Through the pipes go names and numbers; tensors lie in safetensors files in shared memory. (A pool whose workers share
-a queue and its lock can be broken by one kill, which is why none is used here.) Workers do not run the program's main
-module, so that it does not matter whether that is a script without a guard, a notebook or standard input.
+The pipes carry names and numbers; tensors are in safetensors files in shared memory. (Process pools are not used, since
+their workers share a queue and its lock, which one kill can break.) Workers do not run the program's main module, so
+it may be a script without a guard, a notebook or standard input.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from kinfed.settings import own_settings
 __all__ = ["ProcessExecutor", "WorkersFailed"]
 
 CORRECT = "correct"
-NO_SETUP = -1  # the number that a worker gives when it has just started
+NO_SETUP = -1  # number of the setup in the message of a worker that has just started
 
 
 class WorkersFailed(RuntimeError):
-    """Worker processes cannot do any client's work."""
+    """Error of the worker processes that is no client's fault: they cannot be started or set up."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What a worker is asked to do, with the message in a parcel; for the rest see `Task`."""
+    """Job of a worker: a `Task` with its message in a parcel, or a test of the global model on some rows."""
 
     kind: Literal["update", "evaluate", "test"]
     parcel: Parcel
@@ -67,7 +67,13 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Setup:
-    """Which runtime a worker is to work in from now on, and the pickled function that builds it."""
+    """Setup of a worker for a run.
+
+    Attributes:
+        number: Number of the setup.
+        build: Pickled function that builds the runtime.
+        memories: Files of the client states.
+    """
 
     number: int
     build: bytes
@@ -76,21 +82,21 @@ class _Setup:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A worker has started, or is set up, or cannot be."""
+    """Message of a worker that it has started, is set up, or cannot be set up."""
 
     number: int
     failure: Failure | None = None
 
 
 class ProcessExecutor:
-    """``count`` worker processes; they take seconds to start, and then serve as many runs as one likes.
+    """Executor with worker processes, which take seconds to start and can then serve any number of runs.
 
     Args:
-        count: Processes, ≥ 1.
-        timeout: Seconds after which a client's work counts as failed and its process is replaced; None waits for ever.
+        count: Number of processes, ≥ 1.
+        timeout: Seconds after which a client's task counts as failed and its process is replaced; None for no limit.
 
     Raises:
-        WorkersFailed: If processes cannot be started here.
+        WorkersFailed: If the processes cannot be started.
     """
 
     def __init__(self, count: int, timeout: float | None = None) -> None:
@@ -108,13 +114,13 @@ class ProcessExecutor:
             raise
 
     def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
-        """Work on this run from now on; each worker process builds its runtime once more."""
+        """Prepare for a run; each worker process builds its own runtime."""
         self._here = here
         self._setup = _Setup(self._setup.number + 1 if self._setup else 0, cloudpickle.dumps(build), here.memories)
         for at, worker in enumerate(self._workers):
             if worker.job is None:
                 worker.set_up(self._setup)
-            else:  # of a run that ended amid a round
+            else:  # busy with a run that ended in the middle of a round
                 worker.let_go()
                 worker.join()
                 self._workers[at] = self._started()
@@ -126,7 +132,7 @@ class ProcessExecutor:
         return worker
 
     def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
-        """Local work of several clients."""
+        """Run local training at several clients, and yield the results."""
         for job, answer in self._answers(self._job("update", task) for task in tasks):
             if isinstance(answer, Failure):
                 yield job.id, answer
@@ -135,26 +141,30 @@ class ProcessExecutor:
                 yield job.id, Done(take(parcel), keeps)
 
     def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, list[TestResult] | Failure]]:
-        """Tests of models at several clients."""
+        """Run tests at several clients, and yield the results."""
         for job, answer in self._answers(self._job("evaluate", task) for task in tasks):
             yield job.id, answer if isinstance(answer, Failure) else _unpacked(*answer)
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
-        """The global model on the pooled test set, which the workers share in whole chunks."""
+        """Test the global model on the pooled test set, divided among the workers in whole chunks.
+
+        Returns:
+            Mask of correct predictions, bool.
+        """
         size = len(self._here.runtime.federation.tested[0])
         share = max(math.ceil(size / CHUNK / len(self._workers)), 1) * CHUNK
         chunks = [range(start, min(start + share, size)) for start in range(0, max(size, 1), share)]
         jobs = (_Job("test", self._exchange.post(Message(tensors)), rows=rows) for rows in chunks)
         correct: dict[range, Tensor | Failure] = {}
         for job, answer in self._answers(jobs):
-            # A worker that was lost takes no part of the test with it.
+            # If a worker is lost, this process does its part.
             lost = isinstance(answer, Failure)
             correct[job.rows] = self._here.test(tensors, job.rows) if lost else take(answer).tensors[CORRECT]
         failure = next((part for part in correct.values() if isinstance(part, Failure)), None)
         return failure or torch.cat([correct[rows] for rows in chunks])  # type: ignore[misc]
 
     def close(self) -> None:
-        """End the processes, whatever they are at."""
+        """End the processes, even if they are busy, and remove the exchange folder."""
         for worker in self._workers:
             worker.let_go()
         for worker in self._workers:
@@ -165,11 +175,11 @@ class ProcessExecutor:
         return _Job(kind, self._exchange.post(task.message), task.id, task.round, task.kept, task.test)
 
     def _answers(self, jobs: Iterator[_Job]) -> Iterator[tuple[_Job, Any]]:
-        """Give every free process a job, and what comes back as it comes."""
+        """Give a job to every free process, and yield jobs and answers in order of completion."""
         while True:
             for at, worker in enumerate(self._workers):
                 if worker.job is None and (job := next(jobs, None)) is not None:
-                    if not worker.alive:  # killed while it had nothing to do: no client's fault
+                    if not worker.alive:  # killed while idle: no client's fault
                         self._workers[at] = worker = self._started()  # noqa: PLW2901
                     worker.give(job, self._timeout)
             busy = [worker for worker in self._workers if worker.job is not None]
@@ -182,7 +192,7 @@ class ProcessExecutor:
                     continue
                 if worker.lost:
                     self._workers[self._workers.index(worker)] = self._started()
-                elif (following := next(jobs, None)) is not None:  # it need not wait until its answer is looked at
+                elif (following := next(jobs, None)) is not None:  # works while its answer is read
                     worker.give(following, self._timeout)
                 self._exchange.delivered(job.parcel)
                 answers.append((job, answer))
@@ -190,7 +200,7 @@ class ProcessExecutor:
 
     @staticmethod
     def _heard(busy: list[_Worker]) -> list[_Worker]:
-        """Those that have answered, died, or taken too long; waits until there is one."""
+        """Wait until a worker has answered, died or exceeded its deadline, and return all such workers."""
         now = time.monotonic()
         patience = min((worker.deadline - now for worker in busy if worker.deadline is not None), default=None)
         heard = wait([worker.pipe for worker in busy], None if patience is None else max(patience, 0))
@@ -198,7 +208,7 @@ class ProcessExecutor:
 
 
 class _Worker:
-    """One process, and the job that it is at."""
+    """Worker process with its present job."""
 
     def __init__(self, exchange: Path) -> None:
         context: SpawnContext = multiprocessing.get_context("spawn")
@@ -207,7 +217,7 @@ class _Worker:
         try:
             with _without_main(), out_of_reach():
                 self._process.start()
-        except (OSError, RuntimeError, AssertionError) as error:  # the latter in a process that may have no children
+        except (OSError, RuntimeError, AssertionError) as error:  # AssertionError: a daemonic process
             raise WorkersFailed(f"a worker process cannot be started: {Failure.of(error).reason}") from error
         finally:
             theirs.close()
@@ -220,19 +230,19 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there."""
+        """True if the process is running."""
         return self._process.is_alive()
 
     @property
     def overdue(self) -> bool:
-        """Whether it should have answered by now."""
+        """True if the process has exceeded its deadline."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def wait_until_started(self) -> None:
-        """Wait for its first sign of life.
+        """Wait until the process has started.
 
         Raises:
-            WorkersFailed: If there is none.
+            WorkersFailed: If it ends before.
         """
         try:
             self.pipe.recv()
@@ -240,23 +250,28 @@ class _Worker:
             raise WorkersFailed(f"a worker process cannot be started: it {self._end()}") from None
 
     def set_up(self, setup: _Setup) -> None:
-        """Let it build another runtime."""
+        """Send the process the setup of another run."""
         self._setup, self._ready = setup, False
         with contextlib.suppress(OSError):  # it has died, and will be replaced
             self.pipe.send(setup)
 
     def give(self, job: _Job, timeout: float | None) -> None:
-        """Let it begin."""
+        """Send the process a job.
+
+        Args:
+            job: Job to do.
+            timeout: Seconds after which the process is overdue; None for no limit.
+        """
         self.job, self._timeout = job, timeout
         self._set_deadline()
         with contextlib.suppress(OSError):  # it has died; `take` will tell
             self.pipe.send(job)
 
     def take(self) -> Any:
-        """Its answer; a `Failure` if it is lost; None if it was only getting ready.
+        """Receive the answer of the process; a `Failure` if the process is lost; None if it only reports its setup.
 
         Raises:
-            WorkersFailed: If it cannot get ready, which is no client's fault.
+            WorkersFailed: If the process cannot be set up, or ends before it is.
         """
         if not self.pipe.poll():
             self.job, self.lost = None, True
@@ -276,32 +291,32 @@ class _Worker:
         return answer
 
     def _end(self) -> str:
-        """How it ended."""
+        """Describe the end of the process."""
         self._process.join()
         code = self._process.exitcode or 0
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def _be_ready(self, told: _Ready) -> None:
         if self._setup is None or told.number != self._setup.number:
-            return  # it has started, or was set up for an earlier run, in which it had nothing to do
+            return  # it has just started, or was set up for an earlier run without a job for it
         if told.failure is not None:
             raise WorkersFailed(f"a worker process cannot start: {told.failure.reason}")
         self._ready = True
         self._set_deadline()
 
     def _set_deadline(self) -> None:
-        """The time that a process takes to start does not count."""
+        """Set the deadline of the job; the time that the process takes to start does not count."""
         if self._ready and self._timeout is not None and self.job is not None:
             self.deadline = time.monotonic() + self._timeout
 
     def let_go(self) -> None:
-        """Stop the process, at once if it is at work; else it ends when it reads the end of the pipe."""
+        """Stop the process: kill it if it is busy; otherwise close the pipe, at whose end it exits."""
         if self.job is not None:
             self._process.kill()
         self.pipe.close()
 
     def join(self) -> None:
-        """Wait until it has gone."""
+        """Wait until the process has ended; kill it after 5 seconds."""
         self._process.join(5)
         self._process.kill()
         self._process.join()
@@ -309,28 +324,28 @@ class _Worker:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Start processes that do not run the program's main module again; it may be what is starting them."""
+    """Context for starting processes that do not import the program's main module, which may be starting them."""
     main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         yield
     finally:
         sys.modules["__main__"] = main
-        if method is None:  # a first start settles the method, which is for the program to do
+        if method is None:  # the first start fixes the method, but the choice is the program's
             multiprocessing.set_start_method(None, force=True)
 
 
 @functools.lru_cache(maxsize=1)
 def _tensors(path: str) -> Tensors:
-    """Those of a message to a worker; several clients in a row may get the same."""
+    """Read the tensors of a message to a worker; cached, since consecutive clients may get the same message."""
     return take(Parcel(path, {})).tensors
 
 
-_Words = list[tuple[str, str, ClientId | None]]  # of each result: name, fault and client
+_Words = list[tuple[str, str, ClientId | None]]  # name, fault and client of each result
 
 
 def _unpacked(parcel: Parcel, words: _Words) -> list[TestResult]:
-    """Results as they were `_packed`."""
+    """Restore results that `_packed` has packed."""
     of_results: list[Tensors] = [{} for _ in words]
     for path, tensor in take(parcel).tensors.items():
         at, _, name = path.partition("/")
@@ -342,7 +357,7 @@ def _unpacked(parcel: Parcel, words: _Words) -> list[TestResult]:
 
 
 def _packed(results: list[TestResult], path: Path) -> tuple[Parcel, _Words]:
-    """The tensors of results in a parcel, and the rest of them."""
+    """Pack results: their tensors in a parcel, and their other fields."""
     tensors = {f"{at}/{name}": t for at, result in enumerate(results) for name, t in result.tensors.items()}
     correct = {f"{at}/{CORRECT}": result.correct for at, result in enumerate(results)}
     words = [(result.name, result.fault, result.client) for result in results]
@@ -354,30 +369,30 @@ def _packed(results: list[TestResult], path: Path) -> tuple[Parcel, _Words]:
 
 @own_settings()
 def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
-    """Do jobs until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it, also where it could not be kept away
+    """Do jobs until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it; not every system can block it at the start
     threading.Thread(target=_end_with_parent, args=(exchange,), daemon=True).start()
     keep_freed_memory()
     here: TaskRunner | None = None
-    with contextlib.suppress(EOFError, OSError):  # the parent needs nobody any more, or is gone
+    with contextlib.suppress(EOFError, OSError):  # the parent has closed the pipe or ended
         pipe.send(_Ready(NO_SETUP))
         for number in itertools.count():
             asked = pipe.recv()
             if isinstance(asked, _Setup):
-                here = None  # before the next one takes memory
+                here = None  # frees its memory before the next one is built
                 try:
                     here = TaskRunner(pickle.loads(asked.build)(), asked.memories)
                     pipe.send(_Ready(asked.number))
                 except Exception as error:
                     pipe.send(_Ready(asked.number, Failure.of(error)))
             elif here is not None:
-                # The parent may still read the last answer, but not the one before.
+                # Two files in turn: the parent may still be reading the previous answer.
                 pipe.send(_do(here, asked, exchange / f"up-{os.getpid()}-{number % 2}"))
     clear(exchange)
 
 
 def _end_with_parent(exchange: Path) -> None:
-    """A worker at work whose parent was killed must neither go on nor leave messages in shared memory."""
+    """End this worker when its parent ends, and remove the exchange folder, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

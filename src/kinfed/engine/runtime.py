@@ -1,4 +1,4 @@
-"""The runtime of clients: a method, the data and the models, in whichever process the work is done."""
+"""Runtime of a run's clients in one process: method, data and models."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ __all__ = ["ClientRuntime"]
 
 @dataclass(frozen=True)
 class ClientRuntime:
-    """A method, the clients' data and models to work with.
+    """Method, data and models with which clients train and are tested.
 
-    Each thread works with models of its own: the one that builds this with those that are given, the others with
-    copies. What a task does to its model is undone when the thread asks for the next one.
+    Each thread has its own models: the building thread the given ones, the others copies. The changes of a task are
+    undone when the thread takes a model for the next one.
 
     Attributes:
-        method: The federated method.
-        federation: The clients and their data.
-        models: One model of each architecture, with the common initial weights, on the device where work is done.
+        method: Federated method.
+        federation: Clients and their data.
+        models: One model of each architecture, with the common initial weights, on the device of the work.
         settings: Settings of the rounds.
-        architectures: Index of each client's model; everybody has the first if none are given.
-        sources: Pre-trained models that the method asks for, on the same device. Nothing changes them.
+        architectures: Index of each client's model in ``models``; 0 for clients without one.
+        sources: Pre-trained source models that the method requires, on the same device; they are never changed.
 
     Raises:
-        InputError: If the method cannot work with the models or the data, or a linear probe would lack a class.
+        InputError: If the method cannot work with the models or the data, if initial weights are not finite, or if
+            there are fewer samples for linear probes than classes.
     """
 
     method: Method
@@ -59,7 +60,7 @@ class ClientRuntime:
         self.method.check(self.models, self.sources, self.federation.dataset.shape)
         for model in [*self.models, *(source.model for source in self.sources)]:
             model.prefer_channels_last()
-        _ = self.initial, self._of_threads  # now, before any thread changes them
+        _ = self.initial, self._of_threads  # computed now, before any thread changes the models
 
     @cached_property
     def initial(self) -> list[Tensors]:
@@ -68,12 +69,12 @@ class ClientRuntime:
 
     @cached_property
     def _of_threads(self) -> dict[int, tuple[Model, ...]]:
-        """Models by the thread that works with them."""
+        """Models of each thread, by its identifier."""
         return {threading.get_ident(): self.models}
 
     @cached_property
     def trained(self) -> Federation:
-        """The federation that trains; for pooled methods, one client with everybody's data."""
+        """Federation that trains; for pooled methods, one client with everybody's data."""
         return self.federation.pooled() if self.method.trains == "pooled" else self.federation
 
     @cached_property
@@ -88,9 +89,9 @@ class ClientRuntime:
 
     @cached_property
     def draws(self) -> bool:
-        """Whether a client's work may draw from global random generators.
+        """True if a client's work may draw from global random generators.
 
-        kinfed's own methods do not, nor do the layers that are known (`kinfed.models.may_draw`); anything else may.
+        kinfed's own methods and the known layers (`kinfed.models.may_draw`) do not; all others may.
         """
         own = (type(method).__module__.startswith("kinfed.methods.") for method in (self.method, self.method.unwrapped))
         return not all(own) or any(map(may_draw, [*self.models, *(source.model for source in self.sources)]))
@@ -106,7 +107,7 @@ class ClientRuntime:
         return {**self.models[self._architecture(id)].recipe, "shape": data.shape, "classes": data.classes}
 
     def about_run(self) -> dict[str, Any]:
-        """Description of what else a model needs for use, and of the run it is from."""
+        """Description of the run for a model's card: normalisation, kind of learning, seed and rounds."""
         normalise = self.seen(self.federation.dataset.train).normalise
         how = {"mean": normalise.mean, "std": normalise.std}
         learned = "with labels" if self.method.supervised else "without labels; a head is that of a linear probe"
@@ -124,7 +125,7 @@ class ClientRuntime:
         return self.architectures[id] if id < len(self.architectures) else 0
 
     def fresh_model(self, id: ClientId = 0) -> Model:
-        """This thread's model of a client's architecture, with the initial weights; the next call takes it back."""
+        """This thread's model of a client's architecture, with the initial weights; each call resets the same model."""
         which, thread = self._architecture(id), threading.get_ident()
         if thread not in self._of_threads:
             self._of_threads[thread] = copy.deepcopy(self.models)
@@ -133,7 +134,7 @@ class ClientRuntime:
         return model
 
     def server(self, round: int) -> Server:
-        """The server's side of one round."""
+        """Make the server of one round."""
         return Server(
             model=self.fresh_model(),
             seed=self.settings.seed,
@@ -149,11 +150,11 @@ class ClientRuntime:
         return None if probe is None else probe.to(self.device)
 
     def client(self, id: ClientId, round: int) -> Client:
-        """One client's side of one round."""
+        """Make a client of one round."""
         return self._client(id, round, self.trained)
 
     def new_client(self, id: ClientId, round: int) -> Client:
-        """The same of a client that takes no part in training."""
+        """Make a client of one round that takes no part in training."""
         return self._client(id, round, self.federation)
 
     def _client(self, id: ClientId, round: int, holder: Federation) -> Client:
@@ -170,9 +171,9 @@ class ClientRuntime:
         )
 
     def update(self, id: ClientId, round: int, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """A client's local work."""
+        """Run local training at a client; return its upload and its new state."""
         return self.method.update(self.client(id, round), message, memory)
 
     def seen(self, samples: Samples) -> Samples:
-        """Samples as the method's models see them: unnormalised, where they learned from two views."""
+        """Samples as the method's models read them: unnormalised for self-supervised methods."""
         return samples if self.method.supervised else unnormalised(samples)

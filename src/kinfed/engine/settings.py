@@ -13,24 +13,29 @@ __all__ = ["RoundSettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings:
-    """How many rounds a run has, how clients train in them, and what is tested and saved after them.
+    """Settings of a run's rounds: local training, participation, evaluation and checkpoints.
+
+    >>> settings = RoundSettings(rounds=10, sgd=LocalTraining(lr=0.1), lr_schedule="step:0.5", participation=1.0,
+    ...                          seed=0, checkpoint_every=5)
+    >>> settings.sgd_in(1).lr, round(settings.sgd_in(10).lr, 3)
+    (0.1, 0.01)
 
     Attributes:
-        rounds: T, the number of rounds.
+        rounds: Number T of rounds.
         sgd: Local training; its ``lr`` is that of the first round.
         lr_schedule: Schedule of the learning rate; see `kinfed.learning.schedule.lr_factor`.
-        participation: Fraction C of the clients that train in a round.
+        participation: Fraction C of the clients that train in a round, in (0, 1].
         seed: Seed of the run.
         checkpoint_every: Rounds between two checkpoints.
         evaluate_every: Rounds between two evaluations; there is always one after the last round.
-        save_local: Save the whole models that clients send in the last round.
-        fine_tuning: Phase in which each client fine-tunes a copy of its primary model in the last evaluation; None
-            leaves it out.
-        linear_probe: Fit linear probes to the representations after the last round; None fits them where a method reads
-            no labels, which has no accuracy without one.
-        knn_every: Rounds between two votes of nearest neighbours, of methods that read no labels: these have no other
-            evaluation before the last round. 0 leaves them out.
-        probed: Number of training images that both are taken from; None takes all.
+        save_local: True to save the whole models that clients upload in the last round.
+        fine_tuning: Phase in which each client fine-tunes a copy of its primary model in the last evaluation; None for
+            no fine-tuning.
+        linear_probe: True to fit linear probes to the representations after the last round; None to fit them for
+            methods without labels, which have no accuracy without them.
+        knn_every: Rounds between two evaluations by nearest neighbours for methods without labels, the only ones before
+            the last round; 0 for none.
+        probed: Number of training images for linear probes and nearest neighbours; None for all.
     """
 
     rounds: int
@@ -47,19 +52,19 @@ class RoundSettings:
     probed: int | None = None
 
     def sgd_in(self, round: int) -> LocalTraining:
-        """Local training in one round."""
+        """Settings of local training in one round, with its learning rate."""
         return replace(self.sgd, lr=self.sgd.lr * lr_factor(self.lr_schedule, round, self.rounds))
 
     def evaluates(self, round: int, method: Method) -> bool:
-        """Tell whether there is an evaluation after a round."""
+        """Return True if the models are tested after a round."""
         every = self.evaluate_every if method.supervised else self.knn_every
         return round == self.rounds or (every > 0 and round % every == 0)
 
     def fits_probes(self, round: int, method: Method) -> bool:
-        """Tell whether that evaluation fits linear probes."""
+        """Return True if linear probes are fitted after a round."""
         wanted = not method.supervised if self.linear_probe is None else self.linear_probe
         return wanted and round == self.rounds
 
     def asks_neighbours(self, round: int, method: Method) -> bool:
-        """Tell whether that evaluation asks nearest neighbours."""
+        """Return True if representations are tested by nearest neighbours after a round."""
         return not method.supervised and self.knn_every > 0 and self.evaluates(round, method)

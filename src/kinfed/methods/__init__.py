@@ -1,4 +1,4 @@
-"""The methods by name. A new one of kinfed's own is a file and a line here."""
+"""Registry of the federated methods. A new built-in method is a file and a line here."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def _fault(found: Any) -> str | None:
-    """What is wrong with a class from elsewhere that shall be a method."""
+    """Return the reason why an object from outside kinfed cannot be a method; None if it can."""
     if not (isinstance(found, type) and issubclass(found, Method)):
         return "is no method; it must be a class derived from kinfed.methods.Method"
     return None if dataclasses.is_dataclass(found) else "is no dataclass; it must be one, frozen and keyword-only"
@@ -83,34 +83,38 @@ METHODS: Registry[type[Method]] = Registry(
     _fault,
 )
 
-WRAPPER = "fedvote"  # alone it is around FedAvg; around another method it is fedvote+NAME
+WRAPPER = "fedvote"  # this name alone wraps FedAvg; fedvote+NAME wraps another method
 Find = Callable[[str], type[Method]]
 
 
 def is_method(name: str) -> bool:
-    """Tell whether a name is one of a method; ``package.module:Name`` is, whatever it leads to."""
+    """Return True if a name is that of a method; every ``package.module:Name`` counts, even if it cannot be imported.
+
+    >>> is_method("fedprox"), is_method("fedvote+fedprox"), is_method("fedprofit")
+    (True, True, False)
+    """
     return _inner(name) in METHODS
 
 
 def method_fields(name: str, find: Find = METHODS.find) -> dict[str, Any]:
-    """Names of a method's fields with their types; of ``fedvote+NAME`` those of both.
+    """Return the fields of a method with their types, by name; for ``fedvote+NAME`` the fields of both.
 
     >>> [*method_fields("fedvote+fedprox")]
     ['mu', 'round', 'ballot', 'measure', 'taps', 'images', 'classifier', 'source']
 
     Args:
         name: Name of a method, or ``fedvote+NAME``.
-        find: Class of a method by its name.
+        find: Function that returns the class of a method for its name.
 
     Raises:
-        InputError: If there is no such method, or it cannot carry the vote.
+        InputError: If there is no such method, or FedVote cannot wrap it.
     """
     kind, wrapped = _kind(name, find), _wraps(name)
     return field_types(kind) | ({n: t for n, t in field_types(Vote).items() if n != "base"} if wrapped else {})
 
 
 def make_method(name: str, fields: Mapping[str, Any] | None = None, find: Find = METHODS.find) -> Method:
-    """Method of a name, with its fields.
+    """Make a method from its name and fields.
 
     >>> make_method("fedprox", {"mu": 1.0})
     FedProx(mu=1.0)
@@ -119,11 +123,11 @@ def make_method(name: str, fields: Mapping[str, Any] | None = None, find: Find =
 
     Args:
         name: Name of a method, or ``fedvote+NAME``.
-        fields: Values of fields, those of ``fedvote`` and ``NAME`` side by side; the others have their defaults.
-        find: Class of a method by its name.
+        fields: Values of fields by name, for ``fedvote+NAME`` those of both; the others get their defaults.
+        find: Function that returns the class of a method for its name.
 
     Raises:
-        InputError: If there is no such method, a field must be given, or fields do not go together.
+        InputError: If there is no such method, a field without a default is missing, or fields exclude each other.
     """
     kind, given = _kind(name, find), fields or {}
     for field in dataclasses.fields(kind):
@@ -138,11 +142,16 @@ def make_method(name: str, fields: Mapping[str, Any] | None = None, find: Find =
 
 
 def name_and_fields(method: Method, name_of: Callable[[type[Method]], str]) -> tuple[str, dict[str, Any]]:
-    """Name and fields from which `make_method` makes a method again.
+    """Return the name and fields from which `make_method` makes an equal method.
+
+    >>> method = make_method("fedvote+fedprox", {"round": 3, "source": "mnist"})
+    >>> name, fields = name_and_fields(method, lambda kind: kind.__name__.lower())
+    >>> name, fields["mu"], fields["round"]
+    ('fedvote+fedprox', 0.1, 3)
 
     Args:
-        method: The method.
-        name_of: Name of a class.
+        method: Method to describe.
+        name_of: Function that returns the name of a method's class.
     """
     if type(method) is not Vote:
         return name_of(type(method)), dataclasses.asdict(method)
@@ -156,16 +165,16 @@ def _wraps(name: str) -> bool:
 
 
 def _inner(name: str) -> str:
-    """Name of the method itself, without the vote."""
+    """Return the name of the method itself, without ``fedvote+``."""
     wrapper, plus, base = name.partition("+")
     return name if wrapper != WRAPPER else base if plus else "fedavg"
 
 
 def _kind(name: str, find: Find) -> type[Method]:
-    """Class of the method itself, without the vote.
+    """Return the class of the method itself, without `Vote`.
 
     Raises:
-        InputError: If there is no such method, or it cannot carry the vote.
+        InputError: If there is no such method, or FedVote cannot wrap it.
     """
     kind = find(_inner(name))
     if _wraps(name) and not carries_vote(kind):

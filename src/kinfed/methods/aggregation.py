@@ -12,26 +12,29 @@ from kinfed.models import Tensors
 
 __all__ = ["mean_of", "mix", "sample_shares", "weighted_mean"]
 
-CHUNK = 1 << 18  # entries of all clients together that are mixed at once; in float64 they fit into the cache
+CHUNK = 1 << 18  # entries of all clients together in one chunk of `mix`; in float64 they fit into the cache
 
 
 def sample_shares(uploads: Mapping[ClientId, Message]) -> Tensor:
-    """p_i = n_i / Σ n_j over the uploads, in their order; float64."""
+    """Share of each client in all training samples, p_i = n_i / Σ n_j; m numbers in float64, in upload order."""
     counts = torch.tensor([upload.numbers["samples"] for upload in uploads.values()], dtype=torch.float64)
     return counts / counts.sum()
 
 
 def weighted_mean(uploads: Mapping[ClientId, Message]) -> Tensors:
-    """Σ p_i w_i of every tensor of the uploads; see `mean_of`."""
+    """Mean of every uploaded tensor over the clients, weighted by their training samples: Σ p_i w_i; see `mean_of`."""
     return mean_of(sample_shares(uploads).tolist(), (upload.tensors for upload in uploads.values()))
 
 
 def mean_of(shares: Sequence[float], tensors: Iterable[Tensors]) -> Tensors:
-    """Σ p_i w_i of every tensor, added up in float64; integer counters take the maximum.
+    """Weighted mean of every tensor over the clients, Σ p_i w_i, summed in float64; integer tensors take the maximum.
+
+    >>> mean_of([0.25, 0.75], [{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}])
+    {'w': tensor([3.])}
 
     Args:
-        shares: m weights that sum to 1.
-        tensors: m clients' tensors, one or more, alike in names and shapes; one client's at a time is held.
+        shares: m weights p_i that sum to 1.
+        tensors: Tensors of m ≥ 1 clients, equal in names and shapes; only one client's tensors are in memory at a time.
     """
     totals: Tensors = {}
     types = {}
@@ -48,15 +51,15 @@ def mean_of(shares: Sequence[float], tensors: Iterable[Tensors]) -> Tensors:
 
 
 def mix(tensors: Sequence[Tensors], weights: Tensor) -> Tensors:
-    """Every row of weights makes its own mixture of the clients' tensors: one matrix product, in chunks.
+    """Mix the clients' tensors by every row of a weight matrix: one matrix product, computed in chunks.
 
     Args:
-        tensors: m clients' tensors, alike in names and shapes.
-        weights: r×m; row sums are 1.
+        tensors: Tensors of m clients, equal in names and shapes.
+        weights: Weight matrix, r×m; every row sums to 1.
 
     Returns:
-        Each tensor r×…, in its own type, computed in float64; beside it and the clients' no more than a chunk is in
-        memory. Integer counters take the maximum over the clients in every row.
+        Mixed tensors by name, r×… each, in their own type, computed in float64. Besides them and the clients' tensors
+        only one chunk is in memory. In every row, integer tensors take the maximum over the clients.
     """
     weights = weights.double()
     mixed = {}
@@ -68,7 +71,7 @@ def mix(tensors: Sequence[Tensors], weights: Tensor) -> Tensors:
         columns = min(max(CHUNK // len(tensors), 1), max(first.numel(), 1))
         parts = [client[name].reshape(-1).split(columns) for client in tensors]
         rows = first.new_empty(len(weights), first.numel())
-        # Buffers for all chunks: memory that is got anew for each costs as much as the product.
+        # All chunks share these buffers: to allocate memory for each chunk costs as much as the product.
         stacked = first.new_empty(len(tensors), columns)
         given, made = stacked.double(), weights.new_empty(len(weights), columns)
         for result, of_clients in zip(rows.split(columns, dim=1), zip(*parts, strict=True), strict=True):

@@ -1,4 +1,4 @@
-"""Central: one model trained on everybody's data at one place. What federation gives up is measured against it."""
+"""Central: one model trained on the pooled data of all clients, the upper reference for federated methods."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ __all__ = ["Central"]
 
 @dataclass(frozen=True, kw_only=True)
 class Central(FedAvg):
-    """Not federated: one client holds all training data, and trains as long as the clients would.
+    """Central training: one client holds all training data and trains for the run's local epochs in every round.
+
+    >>> Central(lr_scale=0.5).trains
+    'pooled'
 
     Attributes:
-        lr_scale: What the run's learning rate is multiplied by. All steps of a round share one momentum here, so that a
-            rate which serves clients of a few steps can be too large.
+        lr_scale: Factor of the run's learning rate, > 0. All steps of a round share one momentum here, so a learning
+            rate that suits clients with few steps can be too large.
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "pooled"
     primary_label: ClassVar[str] = "central"
-    trial: ClassVar[Mapping[str, Any]] = {"lr_scale": 1.0}  # all samples are a few steps
+    trial: ClassVar[Mapping[str, Any]] = {"lr_scale": 1.0}  # all samples of the trial make only a few steps
 
     lr_scale: Annotated[float, Gt(0)] = 0.3
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Train the model on everything."""
+        """Train the global model on all data, with the scaled learning rate."""
         slower = replace(client.sgd, lr=client.sgd.lr * self.lr_scale)
         return super().update(replace(client, sgd=slower), message, memory)

@@ -1,4 +1,4 @@
-"""Central BYOL: one network trained without labels on everybody's images at one place, the reference from above."""
+"""Central BYOL: one network trained without labels on the pooled images of all clients (specification D.6)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ __all__ = ["CentralBYOL"]
 
 @dataclass(frozen=True, kw_only=True)
 class CentralBYOL(FedBYOL):
-    """Not federated: one client holds all training images, and trains as long as the clients would."""
+    """Central BYOL: one client holds all training images and trains for the run's local epochs in every round.
+
+    >>> CentralBYOL().trains
+    'pooled'
+    """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "pooled"
     primary_label: ClassVar[str] = "linear probe, central encoder"

@@ -1,4 +1,4 @@
-"""What MOON and FedCKA share: a term that compares a client's model with the global one and with its own last one."""
+"""Common base of MOON and FedCKA: a loss term that compares the local, the global and the previous local model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["ContrastiveBase"]
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveBase(FedAvg):
-    """FedAvg with a loss that keeps a client's representations near the global model's and off its own former ones.
+    """FedAvg with a contrastive term: local representations near the global model's, far from the previous local ones.
 
-    The loss is a softmax over two similarities, so it is log 2 where they are equal.
+    The term is the cross-entropy of a softmax over the two similarities; if they are equal, it is log 2.
 
     Attributes:
-        mu: Weight of the term; 0 is FedAvg.
-        prev_init: What stands for the previous model at a client's first participation: the global one, whose term is
-            log 2 without a gradient, or one with random weights (MOON's code).
+        mu: Weight μ of the term, ≥ 0; 0 gives FedAvg.
+        prev_init: Previous local model at a client's first participation: ``global``, the global model, with the
+            constant term log 2 and no gradient; ``random``, a model with random weights (MOON's code).
     """
 
     mu: Annotated[float, Ge(0)]
@@ -37,16 +37,22 @@ class ContrastiveBase(FedAvg):
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """Fields that would do nothing: those of the term, if its weight is 0."""
+        """Fields without effect: those of the term, if its weight is 0."""
         reads = {"prev_init": ("mu above 0", self.mu > 0)}
         return {**super().idle, **unread(reads)}
 
     @abstractmethod
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
-        """Cross-entropy and the term, given the previous local model."""
+        """Return the objective: cross-entropy plus the term.
+
+        Args:
+            client: Client that trains.
+            message: Message with the tensors of the global model.
+            previous: Tensors of the previous local model.
+        """
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Train the global model with the term, and keep the result as the next round's previous model."""
+        """Train the global model with the term, and keep the result as the client's previous model."""
         client.model.load(message.tensors)
         previous = memory.tensors or (_random(client) if self.prev_init == "random" else {})
         objective = self.contrast(client, message, previous) if self.mu and previous else self._without
@@ -55,14 +61,14 @@ class ContrastiveBase(FedAvg):
         return Message(tensors, numbers), ClientState(tensors)
 
     def _without(self, model: Model, batch: Batch) -> Loss:
-        """What the term is while the previous model is the global one."""
+        """Cross-entropy plus the constant μ log 2, the value of the term if the previous model is the global one."""
         plain = cross_entropy(model, batch)
         return Loss(plain, plain.new_tensor(self.mu * math.log(2)))
 
 
 def _random(client: Client) -> Tensors:
-    """The client's model with random weights of its own; what is frozen in it stays."""
-    model = copy.deepcopy(client.model).cpu()  # so that every device draws the same
+    """Random tensors for the client's model, different for every client; permanently frozen layers do not change."""
+    model = copy.deepcopy(client.model).cpu()  # on the CPU, so that the random weights are the same on every device
     with seeded_globals(client.stream("previous")):
         for name, module in model.named_modules():
             reset = getattr(module, "reset_parameters", None)

@@ -1,4 +1,4 @@
-"""FedSHIBU's client representation similarity matrix (CRSM), and the mixtures by it (specification C.4)."""
+"""FedSHIBU's client representation similarity matrix (CRSM) and personalised aggregation by it (specification C.4)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from kinfed.similarity import MEASURES, BiasedSimilarityWarning, Gram, Measure, 
 __all__ = ["CRSMMixing"]
 
 CRSM, WEIGHTS = "crsm", "weights"
-OWN_SAMPLES = "representation"  # what a client tells of its own samples
+OWN_SAMPLES = "representation"  # name of the representations of a client's own samples in its upload
 WITHOUT_CKA = {"local_feature_cov": "feature_cov", "local_class_mean": "class_mean"}
 RepSource = Literal["probe", "local_random", "local_sorted", "local_feature_cov", "local_class_mean"]
 Compared = Literal["representation", "change", "prediction", "mean_prediction"]
@@ -46,27 +46,32 @@ Norm = Literal["distance", "sum", "minmax", "softmax", "topk", "power"]
 
 @dataclass(frozen=True, kw_only=True)
 class CRSMMixing(FedAvg):
-    """Each client receives its own mixture of what all clients sent, by how alike their representations are.
+    """Personalised aggregation: each client receives a mean of the uploads, weighted by similarity of representations.
 
     Attributes:
-        rep_source: Of which samples. ``probe``: images that the server holds. The others are s of a client's own, of
-            which it tells: ``local_random`` (Algorithm 2, which pairs unrelated rows), ``local_sorted`` by label,
-            ``local_feature_cov``, and ``local_class_mean``, which shows the server its classes.
-        compared: Of the probe images: the representation, its change in this round, what the head predicts from it
-            (all three by CKA), or the mean prediction (by cosine).
-        layers: ``last``: everything is mixed by the similarity of the representation (the paper). ``each``: every stage
-            of the body by that of its own outputs, so that early ones, alike everywhere, are shared by all, and late
-            ones by kin; where predictions or own samples are compared there is but one similarity, and it is ``last``.
-        samples: s.
-        kernel: Of the CKA.
-        debiased: Whether that is debiased: 0 for unrelated representations.
-        norm: How a row of the CRSM becomes weights: ``sum`` (the paper) divides it by its sum, ``minmax`` stretches
-            it to [0, 1] before; ``softmax(C / temperature)``; ``power`` raises it to ``gamma`` first; in ``topk`` the k
-            most similar others weigh alike. ``distance``: exp(-(1 - C) / (reach · d)), where d is the row's mean of
-            1 - C at the last stage, so that the scale is that of the clients at hand.
-        reach: Of ``distance``; smaller is more for oneself.
-        include_self: Whether a client's own is part of its mixture (Algorithm 3; the paper's prose: of the others).
-        size_weights: Whether weights are times the clients' sample counts.
+        rep_source: Samples whose representations are compared. ``probe``: the server's public images. The other choices
+            take ``samples`` of a client's own samples, and the client uploads their representations or class means:
+            ``local_random`` (Algorithm 2, which pairs unrelated rows), ``local_sorted`` by label,
+            ``local_feature_cov``, and ``local_class_mean``, which reveals the client's classes to the server.
+        compared: Quantity that is compared on the public images: the representation, its change in this round, the
+            predictions of the head (all three by CKA), or the mean prediction (by cosine).
+        layers: ``last``: one similarity, that of the representations, for all tensors (the paper). ``each``: for every
+            stage of the body the similarity of its own outputs, so that all clients share the similar early stages, and
+            similar clients the late ones. With predictions or own samples there is only one similarity, as in ``last``.
+        samples: Number s of a client's own samples in each round, ≥ 4.
+        kernel: Kernel of the CKA.
+        debiased: True for debiased CKA, which is 0 on average for unrelated representations.
+        norm: Function that turns a row C of the CRSM into weights, which are then divided by their sum. ``sum`` (the
+            paper): C itself; ``minmax``: C scaled to [0, 1]; ``softmax``: exp(C / temperature); ``power``: C^gamma;
+            ``topk``: 1 for the client and the k most similar others, 0 for the rest; ``distance``:
+            exp(-(1 - C) / (reach · d)), where d is the row's mean of 1 - C over the others at the last stage, which
+            adapts the scale to the clients.
+        reach: Scale of ``distance``, > 0; smaller values give more weight to the client's own model.
+        temperature: Temperature of ``softmax``, > 0.
+        gamma: Exponent of ``power``, > 0.
+        k: Number of most similar other clients in ``topk``.
+        include_self: True if a client's own upload is part of its mixture (Algorithm 3; the paper's text excludes it).
+        size_weights: True to multiply the weights by the clients' sample counts.
     """
 
     serves: ClassVar[Serves] = "private"
@@ -90,7 +95,7 @@ class CRSMMixing(FedAvg):
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """Fields that would do nothing: those of another norm or source of representations."""
+        """Fields without effect: those of another ``norm`` or ``rep_source``."""
         reads = {
             "reach": ("norm=distance", self.norm == "distance"),
             "temperature": ("norm=softmax", self.norm == "softmax"),
@@ -114,31 +119,34 @@ class CRSMMixing(FedAvg):
 
     @property
     def requires(self) -> Requirements:
-        """Public images, where they are compared."""
+        """Public images at the server, if ``rep_source`` is ``probe``."""
         return Requirements(public_images=self.rep_source == "probe")
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
     def init(self, server: Server) -> ServerState:
-        """Everybody's mixture is the initial model (N×… a tensor); no similarity is known (NaN)."""
+        """Initial state: the initial model as the mixture of every client, N×… each; all similarities unknown (NaN)."""
         initial = server.model.tensors(self.shared)
         unknown = torch.full((server.clients, server.clients), torch.nan, dtype=torch.float64)
         mixtures = {name: tensor.expand(server.clients, *tensor.shape) for name, tensor in initial.items()}
         return ServerState({**mixtures, CRSM: unknown, WEIGHTS: unknown})
 
     def download(self, state: ServerState, client: ClientId) -> Message:
-        """θ̄_i, the client's own mixture."""
+        """Message with the client's own mixture θ̄_i."""
         return Message({name: rows[client] for name, rows in _mixtures(state).items()})
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-        """C_ij = SimMet(A_i, A_j); θ̄_i ← Σ_j W_ij θ_j. Clients that took no part keep their mixture."""
+        """Compute the CRSM and from it the mixture of each participant; the other clients keep theirs.
+
+        C_ij = SimMet(A_i, A_j), θ̄_i ← Σ_j W_ij θ_j.
+        """
         counts = torch.tensor([upload.numbers["samples"] for upload in uploads.values()], dtype=torch.float64)
         sent = [select(upload.tensors, self.shared) for upload in uploads.values()]
         parts = self._parts(server.model)
         seen = self._seen(server, state, uploads, [*parts])
         mixed: Tensors = {}
         similarities = {tap: self._similarity(seen.pop(tap)).cpu() for tap in parts}
-        similarity = similarities[[*parts][-1]]  # of the representation, or of the stage that gives it
+        similarity = similarities[[*parts][-1]]  # of the representation or the last stage
         for tap, part in parts.items():
             weights = self.row_weights(similarities[tap], counts, similarity)
             mixed |= self.mixed([select(tensors, part) for tensors in sent], weights)
@@ -146,7 +154,7 @@ class CRSMMixing(FedAvg):
         took_part = torch.tensor(list(uploads))
         mixtures = {}
         for name, rows in _mixtures(state).items():
-            mine = mixed.pop(name)  # so that there is never more than one copy of the mixtures
+            mine = mixed.pop(name)  # frees memory: there is only one copy of the mixtures at any time
             mixtures[name] = mine if len(mine) == len(rows) else rows.index_copy(0, took_part, mine)
         known = {CRSM: similarity, WEIGHTS: weights}
         for name, matrix in known.items():
@@ -155,13 +163,13 @@ class CRSMMixing(FedAvg):
         return ServerState({**mixtures, **known})
 
     def mixed(self, sent: Sequence[Tensors], weights: Tensor) -> Tensors:
-        """Σ_j W_ij θ_j of m clients' tensors, m×… each."""
+        """Mix the tensors of m participants by an m×m weight matrix, Σ_j W_ij θ_j; m×… each."""
         return mix(sent, weights)
 
     def _parts(self, model: Model) -> dict[str, Part]:
-        """What is mixed by which tap point's similarity, in order; the head goes with the last stage.
+        """Parts of the model by the tap point whose similarity weights them, in order; the head joins the last stage.
 
-        A stage that is no tap point goes by the representation.
+        The similarity of the representation (``body``) weights the stages without a tap point.
         """
         if self.layers == "last" or self.rep_source != "probe" or "prediction" in self.compared:
             return {"body": self.shared}
@@ -176,7 +184,7 @@ class CRSMMixing(FedAvg):
     def _seen(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], taps: Sequence[str]
     ) -> dict[str, list[Any]]:
-        """What is compared at each tap point: a matrix a client, or its Gram, however wide the matrix was."""
+        """Collect the matrices to compare at each tap point, one for each client, or their Grams if these suffice."""
         if self.rep_source != "probe":
             return {"body": [upload.tensors[OWN_SAMPLES] for upload in uploads.values()]}
         seen: dict[str, list[Any]] = {tap: [] for tap in taps}
@@ -190,39 +198,39 @@ class CRSMMixing(FedAvg):
         return seen
 
     def _of_probe(self, server: Server, tensors: Tensors, taps: Sequence[str]) -> list[Tensor]:
-        """The s probe images as a client's model sees them: activations, s×…, or predictions, s×K or 1×K."""
+        """Compute activations, s×… for each tap point, or predictions, s×K or 1×K, for the s public images."""
         assert server.probe is not None
-        server.model.load(select(tensors, BODY))  # under the initial head
+        server.model.load(select(tensors, BODY))  # the head is the initial one
         if self.compared in ("representation", "change"):
             return activations(server.model, server.probe, taps)
         predicted = features(server.model, server.probe, "head").softmax(dim=1)
         return [predicted.mean(dim=0, keepdim=True) if self.compared == "mean_prediction" else predicted]
 
     def _similarity(self, compared: Sequence[Tensor] | Sequence[Gram]) -> Tensor:
-        """The CRSM of m clients, m×m; NaN beside a representation that is constant."""
+        """Compute the CRSM of m clients, m×m; NaN in the rows and columns of constant representations."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BiasedSimilarityWarning)  # weights are what is wanted, not a finding
+            warnings.simplefilter("ignore", BiasedSimilarityWarning)  # it only gives weights and is not reported
             similarity: Tensor = similarity_matrix(compared, self._measure)
         return similarity
 
     @property
     def _measure(self) -> Measure:
-        """The similarity of what is compared."""
+        """Similarity measure that the fields select."""
         if self.compared == "mean_prediction":
             return MEASURES["cosine"]
         cka = f"{'debiased_' if self.debiased else ''}{'rbf_' if self.kernel == 'rbf' else ''}cka"
         return MEASURES[WITHOUT_CKA.get(self.rep_source, cka)]
 
     def row_weights(self, similarity: Tensor, counts: Tensor, representation: Tensor) -> Tensor:
-        """Rows of a similarity matrix, m×m, as weights that sum to 1.
+        """Turn a similarity matrix into weights, m×m, whose rows sum to 1.
 
-        What is undefined (NaN) and, in ``sum`` and ``power``, what is negative weighs nothing; where a whole row weighs
-        nothing, the client keeps its own. Equal similarities give equal weights.
+        Undefined similarities (NaN) get weight 0, and so do negative ones with ``sum`` and ``power``. If a whole row
+        has weight 0, the client keeps its own upload. Equal similarities give equal weights.
 
         Args:
-            similarity: The CRSM of m clients.
-            counts: Samples of each, for ``size_weights``.
-            representation: The CRSM of the representation or the last stage, m×m, which gives ``distance`` its scale.
+            similarity: Similarities of m clients, m×m.
+            counts: Training samples of each client, m; read with ``size_weights``.
+            representation: CRSM of the representation or the last stage, m×m, which sets the scale of ``distance``.
         """
         alone = torch.eye(len(similarity), dtype=similarity.dtype)
         left_out = similarity.isnan() if self.include_self else similarity.isnan() | alone.bool()
@@ -252,43 +260,43 @@ class CRSMMixing(FedAvg):
         return torch.where(total > 0, weights / total, alone)
 
     def upload_like(self, server: Server) -> Tensors:
-        """What is shared, and what a client tells of its own samples."""
+        """Shared part of the model, and the representations of own samples if ``rep_source`` asks for them."""
         rows = server.model.head.out_features if self._measure.needs_labels else self.samples
         told = {} if self.rep_source == "probe" else {OWN_SAMPLES: torch.zeros(rows, server.model.head.in_features)}
         return {**super().upload_like(server), **told}
 
     def global_model(self, server: Server, state: ServerState) -> Tensors | None:
-        """None: every client has its own."""
+        """Return None: there is no global model, every client has its own."""
         del server, state
         return None
 
     def notes(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """How well clients that are alike by the CRSM are those that hold the same classes: a rank correlation."""
+        """Rank correlation between the CRSM and the class overlap of the clients."""
         del server, uploads
         return {"crsm_overlap_correlation": rank_correlation(state.tensors[CRSM].numpy(), class_overlap(class_counts))}
 
     def pictures(self, state: ServerState) -> Mapping[str, Picture]:
-        """The CRSM and the weights of the mixtures, N×N; NaN where two clients never took part together."""
+        """CRSM and weights of the mixtures, N×N; NaN for two clients that never took part in the same round."""
         crsm, weights = state.tensors[CRSM], state.tensors[WEIGHTS]
         return {
             CRSM: Picture(crsm, "CRSM", "clients", "clients", similarity=True),
             WEIGHTS: Picture(weights, "Weights of each client's mixture (rows)", "clients", "clients", low=0.0),
         }
 
-    # -- where the data are -------------------------------------------------------------------------------------------
+    # -- at the client -------------------------------------------------------------------------------------------------
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Train the mixture; where the clients' own samples are compared, tell of them too."""
+        """Train the client's mixture; add representations of own samples to the upload if ``rep_source`` needs them."""
         upload, memory = super().update(client, message, memory)
         told = {} if self.rep_source == "probe" else {OWN_SAMPLES: self._of_own_samples(client)}
         return Message({**upload.tensors, **told}, upload.numbers), memory
 
     def _of_own_samples(self, client: Client) -> Tensor:
-        """Â_i, s×d, of samples that are drawn anew each round, or their class means, classes×d.
+        """Compute the representations Â_i, s×d, of samples drawn anew each round, or their class means, classes×d.
 
-        A client with fewer than s samples tells of some of them several times.
+        A client with fewer than s samples uses some of them several times.
         """
         stream, count = client.stream("representation"), len(client.train)
         passes = [torch.randperm(count, generator=stream) for _ in range(math.ceil(self.samples / count))]
@@ -304,7 +312,7 @@ class CRSMMixing(FedAvg):
         return seen
 
     def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
-        """The client's mixture."""
+        """Model of the client: its mixture."""
         del memory
         client.model.load(message.tensors)
         return {self.primary: client.model.tensors()}

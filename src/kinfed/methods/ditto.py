@@ -20,10 +20,13 @@ __all__ = ["Ditto"]
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
-    """FedAvg, and beside it every client's own model v_i, held near the global one: F(v) + (λ/2)‖v − w‖².
+    """FedAvg plus a personal model v_i for each client, held near the global model w: min F(v) + (λ/2)‖v − w‖².
+
+    >>> Ditto(lam=0.1).serves
+    'both'
 
     Attributes:
-        lam: λ, how hard it is held; 0 is training alone.
+        lam: Strength λ of the proximal term, ≥ 0; 0 trains the personal models alone.
     """
 
     kept: ClassVar[Part] = ALL
@@ -34,7 +37,7 @@ class Ditto(FedAvg):
     lam: Annotated[float, Ge(0)] = 1.0
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Train v_i, held near the w that came, and then w itself, both on the same batches."""
+        """Train v_i near the received w, then train w itself, both on the same batches."""
         client.model.load(memory.tensors)  # v_i⁰ = w⁰
         self.local_training(client, before_step=proximal(message.tensors, client.model, self.lam))
         v = client.model.tensors()

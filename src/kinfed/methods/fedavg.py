@@ -20,24 +20,29 @@ __all__ = ["FedAvg"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """One model for everybody: clients train it, the server averages it by their sample counts.
+    """One global model: clients train it, and the server averages their models, weighted by training samples.
 
-    Methods that differ in what travels, what stays and what is trained declare just that.
+    Variants declare the part that travels (``shared``), the part that stays (``kept``) and the trained parts
+    (`phases`).
+
+    >>> FedAvg().serves
+    'global'
 
     Attributes:
-        shared: The part that travels and is averaged.
-        kept: The part that stays with the client from round to round; the rest starts anew from the initial model.
+        shared: Part of the model that is sent and averaged.
+        kept: Part of the model that stays with the client between rounds; the rest starts from the initial model in
+            every round.
     """
 
     shared: ClassVar[Part] = ALL
     kept: ClassVar[Part] = NOTHING
 
     def phases(self) -> Sequence[Phase]:
-        """Local training, one phase after the other."""
+        """Phases of local training, in order."""
         return [Phase(train=ALL)]
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
-        """There must be something in every model that local training moves."""
+        """Refuse a model without a trainable parameter in any phase of local training."""
         super().check(models, sources, shape)
         trained = tuple(prefix for phase in self.phases() for prefix in phase.train)
         if not all(model.trainable(trained) for model in models):
@@ -45,16 +50,16 @@ class FedAvg(Method):
             raise InputError(f"model: all parameters of its {parts} are frozen, and nothing else is to be trained")
 
     def init(self, server: Server) -> ServerState:
-        """w⁰."""
+        """Initial state: the shared part of the initial model, w⁰."""
         return ServerState(server.model.tensors(self.shared))
 
     def download(self, state: ServerState, client: ClientId) -> Message:
-        """Everybody gets the same."""
+        """Message with the server's tensors, the same for every client."""
         del client
         return Message(dict(state.tensors))
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Load what came and what was kept, train, send back the one and keep the other."""
+        """Load the received and the kept part, train, upload the shared part and keep the kept part."""
         client.model.load({**message.tensors, **memory.tensors})
         numbers = self.local_training(client)
         return Message(client.model.tensors(self.shared), numbers), ClientState(client.model.tensors(self.kept))
@@ -67,7 +72,18 @@ class FedAvg(Method):
         before_step: BeforeStep | None = None,
         after_step: AfterStep | None = None,
     ) -> dict[str, float]:
-        """Train the client's model in place, phase after phase; what an upload tells of it."""
+        """Train the client's model in place, phase after phase, and return the numbers of the upload.
+
+        Args:
+            client: Client that trains.
+            objective: Function for the loss of a batch.
+            before_step: Function called before each optimiser step.
+            after_step: Function called after each optimiser step.
+
+        Returns:
+            ``samples``, ``steps`` and ``skipped`` samples; with at least one step in the last phase also its ``loss``,
+            ``cross_entropy`` and, if the objective has one, ``term``.
+        """
         tallies = [
             train(
                 client.model,
@@ -91,30 +107,35 @@ class FedAvg(Method):
         }
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-        """W ← Σ n_k w_k / Σ n_k."""
+        """Average the uploads, weighted by training samples: w ← Σ n_k w_k / Σ n_k."""
         del server, state
         return ServerState(weighted_mean(uploads))
 
     def transferred(self, state: ServerState, tensors: Tensors) -> ServerState:
-        """The state with some tensors of the model replaced, as far as the server has them, or of every client's."""
+        """Replace tensors of the server's model, or of every client's mixture, by those of the same name.
+
+        Args:
+            state: State of the server.
+            tensors: New tensors by name; those that the server does not have are ignored.
+        """
         return replace(
             state,
             tensors={n: tensors[n].expand_as(own) if n in tensors else own for n, own in state.tensors.items()},
         )
 
     def upload_like(self, server: Server) -> Tensors:
-        """The shared part of the model."""
+        """Tensors of the shared part of the model."""
         return select(server.model.named_tensors(), self.shared)
 
     def global_model(self, server: Server, state: ServerState) -> Tensors | None:
-        """The average; where only a part travels, there is no global model."""
+        """Return the averaged model; None if only a part of the model is shared."""
         del server
         return dict(state.tensors) if self.shared == ALL else None
 
     def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
-        """Where a part stays with the client: what the server has, joined with what the client kept.
+        """Personal model of the client: the received part joined with its kept part; empty if nothing is kept.
 
-        The kept part of a client that never took part is the initial one, also where the server has one of its own.
+        The kept part of a client that never took part is the initial one, even if the server has such a part too.
         """
         if not self.kept:
             return {}

@@ -1,7 +1,7 @@
 """FedAvg with personalised aggregation by FedSHIBU's similarity matrix (its Algorithm 4 and Figure 5).
 
-The printed algorithm resets the head, calls itself an update of the body, and returns one model although the mixture is
-per client; specification C.5 says how it is read here.
+The printed algorithm resets the head, is named an update of the body, and returns one model although every client has
+its own mixture. Specification C.5 says how kinfed resolves this.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ __all__ = ["FedAvgCRSM"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgCRSM(CRSMMixing):
-    """Whole models are trained, and each client gets its own mixture of them.
+    """FedAvg with a mixture for each client: whole models are trained and mixed by similarity of representations.
+
+    >>> FedAvgCRSM(norm="sum", layers="last").requires.public_images
+    True
 
     Attributes:
-        mix_head: Whether heads are mixed too; if not, each client gets its own back.
-        reset_head: Whether local training starts from the initial head (as Algorithm 4 prints).
+        mix_head: True to mix the heads too; False to give each client its own head back.
+        reset_head: True to start local training from the initial head (as printed in Algorithm 4).
     """
 
     mix_head: bool = True
     reset_head: bool = False
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Train all of the client's mixture."""
+        """Train all parameters of the client's mixture, with the initial head if ``reset_head`` is set."""
         start = Message(select(message.tensors, BODY)) if self.reset_head else message
         return super().update(client, start, memory)
 
     def mixed(self, sent: Sequence[Tensors], weights: Tensor) -> Tensors:
-        """Every tensor mixed, or the head left to whom it belongs."""
+        """Mix all tensors, or all but the heads, which stay with their clients."""
         if self.mix_head:
             return super().mixed(sent, weights)
         own = {name: torch.stack([tensors[name] for tensors in sent]) for name in select(sent[0], HEAD)}

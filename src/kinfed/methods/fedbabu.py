@@ -19,16 +19,20 @@ __all__ = ["FedBABU"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedBABU(FedAvg):
-    """Only the body is trained and averaged; the head stays as it was initialised, until clients fine-tune."""
+    """FedAvg of the body alone: the head keeps its initial values until the clients fine-tune the model.
+
+    >>> FedBABU().shared
+    ('body.',)
+    """
 
     shared: ClassVar[Part] = BODY
     serves: ClassVar[Serves] = "both"
     primary_label: ClassVar[str] = "initial head"
 
     def phases(self) -> Sequence[Phase]:
-        """The head is frozen at h⁰."""
+        """One phase: the body is trained under the frozen initial head h⁰."""
         return [Phase(train=BODY)]
 
     def global_model(self, server: Server, state: ServerState) -> Tensors | None:
-        """The averaged body under the initial head."""
+        """Return the averaged body with the initial head."""
         return {**server.model.tensors(HEAD), **state.tensors}

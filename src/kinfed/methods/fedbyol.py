@@ -19,15 +19,18 @@ __all__ = ["FedBYOL"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedBYOL(SelfSupervised):
-    """Clients train the global online network by BYOL, without labels; encoder and predictor are averaged.
+    """BYOL without labels at the clients; the server averages the online networks: encoder o and predictor q.
+
+    >>> FedBYOL(hidden=512, out=64).supervised
+    False
 
     Attributes:
-        update_target: Where a round's target starts: ``own``, at the client's from its last participation, or ``both``,
-            at the global encoder, like the online network.
+        update_target: Initial target network of a round: ``own``, the client's target of its last participation;
+            ``both``, a copy of the global encoder, from which the online network starts as well.
     """
 
     update_target: Literal["own", "both"] = "own"
 
     def target(self, online: Siamese, kept: Mapping[str, Tensor]) -> Target | None:
-        """ξ, the client's own or a copy of the global o."""
+        """Return the target ξ: the client's own, or a copy of the global o, according to ``update_target``."""
         return super().target(online, kept if self.update_target == "own" else {})

@@ -24,21 +24,24 @@ from kinfed.similarity.gram import unit_gram
 
 __all__ = ["FedCKA"]
 
-FEWEST = 4  # rows of a batch; a similarity of fewer says nothing
-BANDWIDTH = 0.5  # of the RBF kernel (specification A.2)
-KERNELS = {"linear": "cka", "rbf": "rbf_cka", "debiased": "debiased_cka"}  # short names of measures, by their kernel
+FEWEST = 4  # least rows of a batch for the term; a similarity of fewer rows has no meaning
+BANDWIDTH = 0.5  # bandwidth f of the RBF kernel (specification A.2)
+KERNELS = {"linear": "cka", "rbf": "rbf_cka", "debiased": "debiased_cka"}  # measures by short name
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedCKA(ContrastiveBase):
-    """FedAvg whose clients keep their first layers alike to the global model's, unlike their own former ones.
+    """FedAvg with a contrastive term on the first layers: similar to the global model, unlike the previous local one.
+
+    >>> FedCKA(mu=0.0, layers=3).idle["layers"]
+    'mu above 0'
 
     Attributes:
-        mu: Weight of the term (the paper: 3, 5 or 10).
-        layers: M, how many of the model's first layers it compares.
-        tap: Where a layer that is pooled is read: after its ReLU, or after the pooling, which has a quarter of the
-            features and costs a quarter.
-        metric: The similarity: ``linear`` or ``rbf`` CKA, ``debiased`` linear CKA, or one of
+        mu: Weight μ of the term, ≥ 0 (the paper: 3, 5 or 10).
+        layers: Number M of the model's first layers that are compared.
+        tap: Tap point of a layer with pooling: ``relu``, before the pooling, or ``pool``, after it, with a quarter of
+            the features and of the cost.
+        metric: Similarity measure: ``linear`` or ``rbf`` CKA, ``debiased`` linear CKA, or a measure of
             `kinfed.similarity.MEASURES` that has a gradient, such as ``frobenius`` or ``cosine``.
     """
 
@@ -49,7 +52,7 @@ class FedCKA(ContrastiveBase):
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """Fields that would do nothing: those of the term, if its weight is 0."""
+        """Fields without effect: those of the term, if its weight is 0."""
         reads = dict.fromkeys(("layers", "tap", "metric"), ("mu above 0", self.mu > 0))
         return {**super().idle, **unread(reads)}
 
@@ -64,7 +67,7 @@ class FedCKA(ContrastiveBase):
         return MEASURES[KERNELS.get(self.metric, self.metric)]
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
-        """Beside what FedAvg asks for: the model must have as many layers as are compared."""
+        """Refuse what FedAvg refuses, and a model with fewer layers than are compared."""
         super().check(models, sources, shape)
         for model in models:
             if self.layers > len(model.layers):
@@ -72,12 +75,16 @@ class FedCKA(ContrastiveBase):
                 raise InputError(f"fedcka.layers: {self.layers} is too many; the model has {has}")
 
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
-        """CE + μ/M Σ_n −log(e^{s(a_n, g_n)} / (e^{s(a_n, g_n)} + e^{s(a_n, p_n)})), equations 1 and 2."""
+        """Return the objective: cross-entropy plus the mean contrastive term of the M layers (equations 1 and 2).
+
+        CE + μ/M Σ_n −log(e^{s(a_n, g_n)} / (e^{s(a_n, g_n)} + e^{s(a_n, p_n)})), where a_n, g_n and p_n are the
+        activations of layer n in the local, the global and the previous local model.
+        """
         frozen = [frozen_copy(client.model, tensors) for tensors in (previous, message.tensors)]
         taps = [client.model.pooled(n) if self.tap == "pool" else n for n in client.model.layers[: self.layers]]
 
         def activations(inputs: Tensor) -> Sequence[Tensor]:
-            """p_1 … p_M, g_1 … g_M, each b×features."""
+            """Activations p_1 … p_M, g_1 … g_M of the frozen models, b×features each."""
             read = [model.activations(inputs, taps) for model in frozen]
             return [_matrix(of_model[tap]) for of_model in read for tap in taps]
 
@@ -94,11 +101,12 @@ class FedCKA(ContrastiveBase):
         return loss
 
     def _gaps(self, a: Sequence[Tensor], of_frozen: Sequence[Tensor]) -> Tensor:
-        """s(a_n, p_n) - s(a_n, g_n), M of them.
+        """Compute the differences of similarities s(a_n, p_n) - s(a_n, g_n), M numbers.
 
         Args:
-            a: M of b×features.
-            of_frozen: p_1 … p_M, g_1 … g_M, the same or their linear Grams, b×b.
+            a: Activations of the M layers of the local model, b×features each.
+            of_frozen: Activations p_1 … p_M, g_1 … g_M, b×features each, or their linear Grams, b×b, if the measure
+                works on Grams.
         """
         p, g = of_frozen[: len(a)], of_frozen[len(a) :]
         similarity = self._measure
@@ -117,5 +125,5 @@ class FedCKA(ContrastiveBase):
 
 
 def _matrix(x: Tensor) -> Tensor:
-    """Activations as b×features, channels last: the order that maps have in memory, so nothing is copied."""
+    """Reshape activations to b×features, channels last: the order in memory, so that nothing is copied."""
     return x.movedim(1, -1).flatten(1)

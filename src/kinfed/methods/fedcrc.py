@@ -1,6 +1,6 @@
-"""FedCRC and FedCRC-Per: a common representation under a slowly moving global predictor, and a personal predictor each.
+"""FedCRC and FedCRC-Per: a common representation under a slowly moving global head, and a personal head per client.
 
-specification C.6 says where the paper is silent, and what stands in for it.
+Specification C.6 lists what the paper leaves open and how it is resolved.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ __all__ = ["FedCRC"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedCRC(FedPer):
-    """The body is trained under a global head that hardly moves; on that body, a personal head and the global one.
+    """Common body trained under a slowly moving global head, with a personal head for each client.
 
-    The global model is FedCRC; each client's, the same body under its own head, is FedCRC-Per.
+    FedCRC is the global model; FedCRC-Per is the same body with a client's personal head.
+
+    >>> FedCRC(tau=1.0).idle
+    {'kl': 'tau below 1, where the global head moves'}
 
     Attributes:
-        tau: τ, how much of the global head a round leaves; 1 is FedBABU.
-        kl: What the global head's imitation of the personal one minimises: ``forward`` KL(p_personal‖p_global),
-            ``reverse`` KL(p_global‖p_personal).
+        tau: Fraction τ of the global head that a round keeps, in [0, 1]; 1 gives FedBABU.
+        kl: Divergence that distils the personal head into the global one: ``forward``, KL(p_personal‖p_global), or
+            ``reverse``, KL(p_global‖p_personal).
     """
 
     shared: ClassVar[Part] = ALL
@@ -41,16 +44,19 @@ class FedCRC(FedPer):
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """Fields that would do nothing: the direction of the KL divergence, if the global head never moves."""
+        """Fields without effect: the direction of the KL divergence, if the global head never moves."""
         reads = {"kl": ("tau below 1, where the global head moves", self.tau < 1)}
         return {**super().idle, **unread(reads)}
 
     def phases(self) -> Sequence[Phase]:
-        """Step 1: f under the frozen h_g."""
+        """Phase of step 1: the body f is trained under the frozen global head h_g."""
         return [Phase(train=BODY)]
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Three steps: f under h_g, then h_i on that f, then h_g on it, for an epoch, with h_i as its teacher."""
+        """Train in three steps: the body f under h_g, then h_i on the new f, then h_g on it for one epoch.
+
+        In the third step the personal head h_i is the teacher of the global head h_g.
+        """
         h_i = memory.tensors or client.model.tensors(HEAD)  # h_i⁰ = h_g⁰
         client.model.load(message.tensors)
         numbers = self.local_training(client)
@@ -67,7 +73,10 @@ class FedCRC(FedPer):
         return Message(client.model.tensors(), numbers), ClientState(h_i)
 
     def imitation(self, personal: Model) -> Objective:
-        """CE(h_g(z), y) + KL(h_i(z)‖h_g(z)), the representation z computed once for both."""
+        """Return the objective of step 3: cross-entropy plus distillation from the personal head, both on the same z.
+
+        CE(h_g(z), y) + KL(h_i(z)‖h_g(z)).
+        """
 
         def loss(model: Model, batch: Batch) -> Loss:
             z = model.body(batch.inputs)
@@ -80,7 +89,10 @@ class FedCRC(FedPer):
         return loss
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-        """Take f ← Σ p_i f_i and h_g ← τ h_g + (1 − τ) Σ p_i h_{g,i}; a frozen h_g keeps its bits."""
+        """Average the bodies, and move the global head slowly towards the mean of the heads.
+
+        f ← Σ p_i f_i and h_g ← τ h_g + (1 − τ) Σ p_i h_{g,i}; a permanently frozen h_g does not change.
+        """
         mean = super().aggregate(server, state, uploads).tensors
         moving = {n: h for n, h in select(state.tensors, HEAD).items() if n not in server.model.frozen}
         return ServerState({**mean, **{n: self.tau * h + (1 - self.tau) * mean[n] for n, h in moving.items()}})

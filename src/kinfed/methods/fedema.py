@@ -23,12 +23,18 @@ DIVERGENCE, SCALE, ROUND = "divergence", "scale", "round"
 
 @dataclass(frozen=True, kw_only=True)
 class FedEMA(SelfSupervised):
-    """FedBYOL whose clients move from their own network to the global one, the less the more they have diverged.
+    """FedBYOL with divergence-aware updates: a client starts from a moving average of its own and the global network.
+
+    The more a client has diverged, the larger is the share of its own network.
+
+    >>> FedEMA(autoscale=False, scale=0.5).idle
+    {'tau': 'autoscale=true'}
 
     Attributes:
-        autoscale: Whether λ is the client's own, τ / d with the d of its first training.
-        tau: τ, then the share of its own network that a client keeps at its second participation.
-        scale: λ of everybody, if not.
+        autoscale: True to set the scale λ of each client to τ / d, where d is the divergence of its first training.
+        tau: Threshold τ, ≥ 0: with ``autoscale``, the share of its own network that a client keeps at its second
+            participation.
+        scale: Scale λ of all clients without ``autoscale``, ≥ 0.
     """
 
     autoscale: bool = True
@@ -37,14 +43,15 @@ class FedEMA(SelfSupervised):
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """Fields that would do nothing: the scale or the threshold that sets it."""
+        """Fields without effect: ``scale`` with ``autoscale``, otherwise ``tau``."""
         reads = {"tau": ("autoscale=true", self.autoscale), "scale": ("autoscale=false", not self.autoscale)}
         return {**super().idle, **unread(reads)}
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """With μ = min(λ d, 1): o, q ← μ own + (1 − μ) global. A client that was not here last round starts anew.
+        """Train from a moving average of the client's own and the global network.
 
-        Then its o, q and ξ are the global ones. It trains, and keeps o, q, ξ, d, λ and the round.
+        The start is o, q ← μ own + (1 − μ) global, with μ = min(λ d, 1). A client that did not take part in the
+        previous round starts from the global network in o, q and ξ. The client keeps o, q, ξ, d, λ and the round.
         """
         online = self.online(client)
         online.load(message.tensors)
@@ -60,7 +67,7 @@ class FedEMA(SelfSupervised):
         return upload, ClientState({**upload.tensors, **target_state(target)}, self._with_scale(moved))
 
     def _with_scale(self, moved: dict[str, float]) -> dict[str, float]:
-        """λ is fixed when a d is known for the first time."""
+        """Add the scale λ to the numbers that the client keeps; it is set once, at the first divergence above 0."""
         if not self.autoscale:
             return {**moved, SCALE: self.scale}
         if SCALE in moved or not moved[DIVERGENCE]:
@@ -69,9 +76,16 @@ class FedEMA(SelfSupervised):
 
 
 def merged(online: Siamese, own: Mapping[str, Tensor], everybodys: Mapping[str, Tensor], mu: float) -> Tensors:
-    """μ own + (1 − μ) global of all parameters; BatchNorm's buffers, and what is frozen, are taken whole.
+    """Moving average of two online networks, μ own + (1 − μ) global, for all parameters that are not frozen.
 
-    Those of o are the global ones, those of q the own if μ > ½.
+    Buffers of BatchNorm and frozen parameters are not averaged: those of the encoder are the global ones, those of the
+    predictor the client's own if μ > ½, otherwise the global ones.
+
+    Args:
+        online: Online network, which tells parameters from buffers.
+        own: Tensors of the client's own network.
+        everybodys: Tensors of the global network.
+        mu: Share μ of the client's own network, in [0, 1].
     """
     parameters = {name for name, _ in online.named_parameters()} - online.frozen
     return {

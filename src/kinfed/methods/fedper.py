@@ -18,7 +18,11 @@ __all__ = ["FedPer"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(FedAvg):
-    """Shared body, personal head; both are trained together."""
+    """Shared body, personal head; both are trained together.
+
+    >>> FedPer().shared, FedPer().kept
+    (('body.',), ('head.',))
+    """
 
     shared: ClassVar[Part] = BODY
     kept: ClassVar[Part] = HEAD
@@ -27,11 +31,14 @@ class FedPer(FedAvg):
     primary_label: ClassVar[str] = "stale head"
 
     def head_phase(self) -> Phase:
-        """How a personal head is trained on a body that stays as it is."""
+        """Phase in which the personal head is trained on a frozen body."""
         return Phase(train=HEAD)
 
     def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
-        """The latest body under the head as the client left it, and in the end with that head trained for it."""
+        """Latest body with the client's last head (``stale``).
+
+        After the last round also the same with the head trained on the latest body (``refreshed``).
+        """
         heads = super().evaluated(client, message, memory)
         if client.last_round:
             train(client.model, client.train, self.head_phase(), client.sgd, client.stream("refreshed head"))

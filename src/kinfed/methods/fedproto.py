@@ -23,17 +23,20 @@ from kinfed.similarity.unpaired import class_means
 
 __all__ = ["FedProto"]
 
-PROTOTYPES, COUNTS = "prototypes", "counts"  # K×d, and of how many samples each is the mean, K
+PROTOTYPES, COUNTS = "prototypes", "counts"  # K×d, and the numbers of samples that they are means of, K
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedProto(FedAvg):
-    """No weights travel: clients keep their representations of each class near the mean one of all clients.
+    """Class prototypes instead of weights are shared: clients keep representations near the global class means.
+
+    >>> FedProto(lam=0.5).mixes_architectures
+    True
 
     Attributes:
-        lam: λ, weight of the distance; 0 is training alone.
-        aggregation: Whether a client's prototype of a class weighs as many samples as it has of it (the paper), or as
-            much as any other's (the authors' code).
+        lam: Weight λ of the distance to the prototypes, ≥ 0; 0 gives local training.
+        aggregation: Weights of the clients' prototypes of a class: ``counts``, their samples of this class (the paper),
+            or ``uniform``, equal weights (the authors' code).
     """
 
     shared: ClassVar[Part] = NOTHING
@@ -48,7 +51,7 @@ class FedProto(FedAvg):
     aggregation: Literal["counts", "uniform"] = "counts"
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
-        """Beside what FedAvg asks for: prototypes are compared, so representations must have one width."""
+        """Refuse what FedAvg refuses, and models whose representations differ in width."""
         super().check(models, sources, shape)
         widths = [model.head.in_features for model in models]
         if len({*widths}) > 1:
@@ -57,11 +60,11 @@ class FedProto(FedAvg):
             raise InputError(f"models: fedproto needs representations of one width; {told}")
 
     def init(self, server: Server) -> ServerState:
-        """No class has a prototype (NaN)."""
+        """Initial state: no class has a prototype (NaN)."""
         return ServerState({PROTOTYPES: torch.full_like(server.model.head.weight, torch.nan, device="cpu").detach()})
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Train the own model near the prototypes that came; send the class means of what it makes of the samples."""
+        """Train the client's own model near the received prototypes, and upload its class means and counts."""
         assert client.train.labels is not None
         client.model.load(memory.tensors)
         numbers = self.local_training(client, self.near(message.tensors[PROTOTYPES].to(client.train.labels.device)))
@@ -71,7 +74,13 @@ class FedProto(FedAvg):
         return Message({PROTOTYPES: means.cpu(), COUNTS: counts.cpu()}, numbers), ClientState(client.model.tensors())
 
     def near(self, prototypes: Tensor) -> Objective:
-        """CE + λ · mean (z − c̄_y)²; a sample whose class has no prototype adds nothing to the mean."""
+        """Return the objective: cross-entropy plus the mean squared distance to the prototypes.
+
+        CE + λ · mean (z − c̄_y)²; a sample whose class has no prototype adds 0 to the mean.
+
+        Args:
+            prototypes: Prototypes c̄, K×d, on the device of the samples; NaN for unknown ones.
+        """
         known = ~prototypes.isnan()
 
         def loss(model: Model, batch: Batch) -> Loss:
@@ -82,7 +91,10 @@ class FedProto(FedAvg):
         return loss
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-        """c̄_k ← Σ |D_{i,k}| c_{i,k} / Σ |D_{i,k}| of the clients that have class k; without any, c̄_k stays."""
+        """Average the prototypes of each class over the clients that have it; if no client has it, keep the old one.
+
+        c̄_k ← Σ |D_{i,k}| c_{i,k} / Σ |D_{i,k}|.
+        """
         del server
         counts = torch.stack([upload.tensors[COUNTS] for upload in uploads.values()])
         weights = (counts if self.aggregation == "counts" else counts > 0).double()
@@ -93,12 +105,12 @@ class FedProto(FedAvg):
         return ServerState({PROTOTYPES: torch.where(mean.isnan(), state.tensors[PROTOTYPES], mean)})
 
     def upload_like(self, server: Server) -> Tensors:
-        """Prototypes, and the counts."""
+        """Prototypes, K×d, and sample counts, K."""
         weight = server.model.head.weight
         return {PROTOTYPES: weight, COUNTS: torch.empty(len(weight), dtype=torch.int64)}
 
     def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
-        """The client's model; and its body with the nearest prototype of its own classes as the answer."""
+        """Client's own model, and its body with a classifier by the nearest prototype of the client's classes."""
         assert client.train.labels is not None
         own = super().evaluated(client, Message(), memory)
         prototypes = message.tensors[PROTOTYPES]

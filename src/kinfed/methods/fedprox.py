@@ -21,16 +21,19 @@ __all__ = ["FedProx", "proximal"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    """FedAvg, but each client is held near the global model w^t: its loss is F(w) + (μ/2)‖w − w^t‖².
+    """FedAvg with a proximal term that holds each client near the global model w^t: F(w) + (μ/2)‖w − w^t‖².
+
+    >>> FedProx(mu=1.0)
+    FedProx(mu=1.0)
 
     Attributes:
-        mu: μ, how hard it is held; 0 is FedAvg.
+        mu: Strength μ of the proximal term, ≥ 0; 0 gives FedAvg.
     """
 
     mu: Annotated[float, Ge(0)] = 0.1
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Train with μ(w − w^t) added to every gradient; BatchNorm statistics are free."""
+        """Train with μ(w − w^t) added to every gradient; the term does not hold BatchNorm statistics."""
         del memory
         client.model.load(message.tensors)
         numbers = self.local_training(client, before_step=proximal(message.tensors, client.model, self.mu))
@@ -38,7 +41,13 @@ class FedProx(FedAvg):
 
 
 def proximal(anchor: Tensors, model: Model, strength: float) -> BeforeStep:
-    """Add strength · (w − anchor) to the gradients of the model's parameters w."""
+    """Return a function that adds strength · (w − anchor) to the gradients of the model's parameters w.
+
+    Args:
+        anchor: Tensors to stay near, by name.
+        model: Model that is trained.
+        strength: Strength of the proximal term (μ or λ), ≥ 0.
+    """
     centre = {name: torch.empty_like(p).copy_(anchor[name]) for name, p in model.named_parameters()}
 
     def pull(weights: Tensors, gradients: Tensors) -> None:

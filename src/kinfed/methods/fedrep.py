@@ -22,9 +22,14 @@ __all__ = ["FedRep"]
 class FedRep(FedPer):
     """Shared body, personal head, trained one after the other: first the head, then the body under it.
 
+    The two numbers of epochs replace the local epochs of the run.
+
+    >>> [phase.epochs for phase in FedRep(head_epochs=10).phases()]
+    [10, 1]
+
     Attributes:
-        head_epochs: Of the first phase; these two stand in the place of the run's local epochs.
-        body_epochs: Of the second.
+        head_epochs: Epochs of the first phase, which trains the head.
+        body_epochs: Epochs of the second phase, which trains the body.
     """
 
     trains_head_alone: ClassVar[bool] = True
@@ -33,9 +38,9 @@ class FedRep(FedPer):
     body_epochs: Annotated[int, Ge(1)] = 1
 
     def head_phase(self) -> Phase:
-        """The body is frozen at what came."""
+        """Phase in which the personal head is trained on the frozen body."""
         return Phase(train=HEAD, epochs=self.head_epochs)
 
     def phases(self) -> Sequence[Phase]:
-        """First h_i, then φ."""
+        """Phases of local training: first the head h_i, then the body φ."""
         return [self.head_phase(), Phase(train=BODY, epochs=self.body_epochs)]

@@ -1,7 +1,6 @@
-"""FedSHIBU: every client gets its own mixture of the clients' bodies, weighted by how alike their representations are.
+"""FedSHIBU: FedBABU with personalised aggregation by a client representation similarity matrix (CRSM).
 
-FedBABU with personalised aggregation by a client representation similarity matrix (CRSM). Specification C.4 says where
-the paper is silent or cannot work as printed, and what stands in for it.
+Specification C.4 lists what the paper leaves open or what cannot work as printed, and how it is resolved.
 """
 
 from __future__ import annotations
@@ -19,10 +18,14 @@ __all__ = ["FedSHIBU"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedSHIBU(CRSMMixing):
-    """Bodies are trained under the initial head, which nobody changes, and each client gets its own mixture of them."""
+    """FedBABU with a mixture of bodies for each client, weighted by the similarity of the clients' representations.
+
+    >>> FedSHIBU(rep_source="local_random", layers="last", norm="sum").requires.public_images  # as printed
+    False
+    """
 
     shared: ClassVar[Part] = BODY
 
     def phases(self) -> Sequence[Phase]:
-        """The head is frozen at h⁰."""
+        """One phase: the body is trained under the frozen initial head h⁰."""
         return [Phase(train=BODY)]

@@ -14,8 +14,12 @@ __all__ = ["FedSimSiam"]
 
 @dataclass(frozen=True, kw_only=True)
 class FedSimSiam(SelfSupervised):
-    """FedBYOL without a target: a client's two views are compared by the one network that is trained."""
+    """FedBYOL without a target network: both views of an image go through the network that is trained.
+
+    >>> FedSimSiam(hidden=512).has_target()
+    False
+    """
 
     def has_target(self) -> bool:
-        """It has none."""
+        """Return False: SimSiam has no target network."""
         return False

@@ -21,16 +21,20 @@ DIVERGENCE = "divergence"
 
 @dataclass(frozen=True, kw_only=True)
 class FedU(SelfSupervised):
-    """FedBYOL with divergence-aware predictor updates: who has moved far keeps its own predictor.
+    """FedBYOL with divergence-aware predictor updates: a client whose encoder moved far keeps its own predictor.
+
+    >>> FedU(threshold=0.2)
+    FedU(hidden=None, out=128, threshold=0.2)
 
     Attributes:
-        threshold: μ, on the change of the encoder in the client's last training. From it on, the predictor stays local.
+        threshold: Threshold μ on the divergence d of the encoder in the client's last training, ≥ 0; if d ≥ μ, the
+            predictor stays local.
     """
 
     threshold: Annotated[float, Ge(0)] = 0.4
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Load the global o, and the global q if d < μ, else the client's own; train; keep q, ξ and the new d."""
+        """Load the global o, and the global q if d < μ, otherwise the client's own; train; keep q, ξ and the new d."""
         online = self.online(client)
         online.load(message.tensors)
         if memory.tensors and memory.numbers[DIVERGENCE] >= self.threshold:

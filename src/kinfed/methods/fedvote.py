@@ -1,6 +1,6 @@
-"""SFTL's FedVote: clients vote which pre-trained source model to go on from (specification E).
+"""SFTL's FedVote: clients vote for a pre-trained source model, whose body replaces the server's (specification E).
 
-The paper says that it augments existing algorithms: `Vote` is a wrapper around one of them.
+The paper augments existing algorithms with it: `Vote` is a wrapper around one of them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from kinfed.similarity import MEASURES
 
 __all__ = ["Vote", "ballots", "carries_vote", "fitting"]
 
-VOTED = "voted"  # the round of the transfer, from then on; to the clients as well
-CHOICE = "choice."  # a client's first, second, … choice
-_SILENCED = threading.Lock()  # while scores are computed, warnings are silenced in the whole process
+VOTED = "voted"  # name of the round of the transfer, in the state and the messages after it
+CHOICE = "choice."  # prefix of the names of a client's first, second, … choice
+_SILENCED = threading.Lock()  # warnings can only be silenced for the whole process, so one thread at a time does it
 
 
-# Declarations of a method that a vote leaves as they are.
+# Declarations that `Vote` takes over from its base.
 DECLARED = (
     "trains", "serves", "primary", "primary_label", "supervised", "adapts", "mixes_architectures", "unknown",
     "trains_head_alone",
@@ -54,22 +54,23 @@ DECLARED = (
 class Vote(Method):
     """FedVote around a method: in one round clients vote for a source model, whose body replaces the server's.
 
-    Each compares the model that it has just trained with every source, on its own training images and without their
-    labels, and sends the indices of those that are most alike. Before and after, the method goes on as it does alone.
+    Each client compares its trained model with every source, on its own training images without labels, and sends the
+    indices of the most similar sources. In all other rounds the base method works as it does alone.
 
     >>> Vote(FedAvg(), round=3).requires
     Requirements(public_images=False, public_images_at_clients=False, source_models=True, rounds=3)
 
     Attributes:
-        base: The method that the vote is added to, FedAvg if none is given. It must have a body at the server.
-        round: R_sel, the round of vote and transfer; the next one if nobody's work could be used in it.
-        ballot: m, how many sources a client names.
-        measure: One of `kinfed.similarity.MEASURES` that needs no labels, or ``package.module:function``.
-        taps: What is compared: a tap point (the representation is ``body``), or several with commas between, over which
-            the mean is taken; ``A=B`` where the sources call B what the model calls A.
-        images: At most so many of a client's training images are looked at, drawn at random.
-        classifier: Whether the head stays as it is (``keep``), starts anew (``reinit``), or is the source's.
-        source: Transfer the source of this name, without a vote.
+        base: Method that the vote is added to; it must have a body at the server.
+        round: Round R_sel of vote and transfer; without a usable upload in it, the next round with one.
+        ballot: Number m of sources that a client names.
+        measure: Name of a measure of `kinfed.similarity.MEASURES` that needs no labels, or ``package.module:function``.
+        taps: Tap points that are compared, separated by commas; ``body`` is the representation. Scores are means over
+            them. ``A=B`` compares tap point A of the model with tap point B of the sources.
+        images: Largest number of a client's training images for the vote, ≥ 4; they are drawn at random.
+        classifier: Head after the transfer: ``keep`` for the server's, ``reinit`` for the initial one, ``source`` for
+            the source's.
+        source: Name of the source to transfer without a vote; None for a vote.
     """
 
     trial: ClassVar[Mapping[str, Any]] = {"round": 2, "ballot": 2}
@@ -85,7 +86,7 @@ class Vote(Method):
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """Fields that would do nothing: those of the vote, if a source is named."""
+        """Fields without effect: those of the vote, if ``source`` is given."""
         by = "a vote; source names what is transferred without one"
         reads = dict.fromkeys(("ballot", "measure", "taps", "images"), (by, self.source is None))
         return {**self.base.idle, **unread(reads)}
@@ -94,7 +95,7 @@ class Vote(Method):
         super().__post_init__()
         if not carries_vote(type(self.base)):
             raise InputError(f"base: {self.base!r} is not allowed; the vote suits methods with a body at the server")
-        for name in DECLARED:  # of this object, since they are those of its base
+        for name in DECLARED:  # set on the object, since they differ from base to base
             object.__setattr__(self, name, getattr(self.base, name))
         if MEASURES.find(self.measure).needs_labels:
             raise InputError(f"measure: {self.measure!r} is not allowed; it needs labels, which no vote looks at")
@@ -103,23 +104,23 @@ class Vote(Method):
 
     @property
     def _pairs(self) -> list[tuple[str, str]]:
-        """Tap points of the model, and which of the sources each is compared with."""
+        """Pairs of tap points that are compared: one of the model, one of the sources."""
         pairs = [tap.strip().partition("=") for tap in self.taps.split(",")]
         return [(own, theirs if equals else own) for own, equals, theirs in pairs]
 
     @property
     def requires(self) -> Requirements:
-        """What the base requires, source models, and rounds up to that of the vote."""
+        """Requirements of the base, source models, and enough rounds for the vote."""
         base = self.base.requires
         return replace(base, source_models=True, rounds=max(base.rounds, self.round))
 
     @property
     def unwrapped(self) -> Method:
-        """The method that the vote is added to."""
+        """Method that the vote is added to."""
         return self.base.unwrapped
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
-        """Beside what the base asks for: there must be sources, with the tap points and a layer that fits the model."""
+        """Refuse what the base refuses, and sources without the tap points or without a layer that fits the model."""
         self.base.check(models, sources, shape)
         names = [source.name for source in sources]
         if not names:
@@ -139,10 +140,11 @@ class Vote(Method):
             raise InputError(f"classifier: 'source' is not allowed; that of {source.name!r} has {has}")
 
     def check_comparable(self, model: Model, sources: Sequence[Source]) -> None:
-        """The model and the sources must have what is compared, and as the measure needs it.
+        """Refuse a model and sources that the measure cannot compare at the tap points.
 
         Raises:
-            InputError: If one lacks a tap point, or has features of another number where the measure pairs them.
+            InputError: If one of them lacks a tap point, or if the measure needs equal numbers of features and they
+                differ.
         """
         for own, theirs in self._pairs:
             for name, of, tap in [("the model", model, own), *((s.name, s.model, theirs) for s in sources)]:
@@ -159,25 +161,25 @@ class Vote(Method):
                 )
 
     def most_features(self, model: Model, sources: Sequence[Source]) -> int:
-        """The most features of what is compared, of the model or a source."""
+        """Largest number of features at a compared tap point of the model or a source."""
         own = max(_width(model, sources[0].card.shape, tap) for tap, _ in self._pairs)
         return max(own, *(_width(s.model, s.card.shape, tap) for s in sources for _, tap in self._pairs))
 
     def selects(self, state: NamedTensors, round: int) -> bool:
-        """Tell whether a source model is to be chosen in a round: from R_sel on, until it is done."""
+        """Return True if a source model is to be chosen in a round: from R_sel on, until one was transferred."""
         return round >= self.round and VOTED not in state.numbers
 
-    # -- what it has to show ------------------------------------------------------------------------------------------
+    # -- for metrics and reports --------------------------------------------------------------------------------------
 
     def _cast(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]
     ) -> dict[ClientId, list[int]]:
-        """Ballots of a round after which the state is this one; none if no source was chosen in it."""
+        """Ballots of the server's round, by client; empty if no source was chosen in it."""
         chosen = state.numbers.get(VOTED) == server.round
         return ballots(uploads, len(server.sources)) if chosen else {}
 
     def extra_download_bytes(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> int:
-        """Bytes of the source models, once to each client that votes."""
+        """Bytes that the base sends, and those of the source models, once for each client that votes."""
         base = self.base.extra_download_bytes(server, state, uploads)
         tensors = (tensor for source in server.sources for tensor in source.model.state_dict().values())
         sources: int = sum(tensor.nbytes for tensor in tensors)
@@ -186,7 +188,7 @@ class Vote(Method):
     def notes(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Remarks of the base; and in the round of the vote the ballots: source indices, best first, by client."""
+        """Notes of the base, and in the round of the vote the ballots by client: indices of sources, best first."""
         base = self.base.notes(server, state, uploads, class_counts)
         if state.numbers.get(VOTED) != server.round:
             return base
@@ -194,13 +196,13 @@ class Vote(Method):
         return {**base, "ballots": {str(id): choices for id, choices in cast.items()}}
 
     def pictures(self, state: ServerState) -> Mapping[str, Picture]:
-        """Those of the base."""
+        """Pictures of the base."""
         return self.base.pictures(state)
 
     def outcome(
         self, server: Server, lines: Sequence[Mapping[str, Any]], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Outcome of the base, and what came of the vote; nothing of it if nobody could vote yet."""
+        """Outcome of the base, and the result of the vote, if there was one."""
         base = self.base.outcome(server, lines, class_counts)
         for line in lines:
             if "ballots" in line:
@@ -216,13 +218,13 @@ class Vote(Method):
         cast: Mapping[ClientId, Sequence[int]],
         samples: Sequence[int],
     ) -> dict[str, Any]:
-        """Votes and Borda points of each source, and which was transferred, for people.
+        """Result of a vote as JSON: votes and Borda points of each source, and the transferred source.
 
         Args:
-            model: The server's model.
+            model: Model of the server.
             sources: P source models.
-            cast: Ballots.
-            samples: Training samples of each client.
+            cast: Ballots by client, indices of sources, best first.
+            samples: Training samples of each client, N.
         """
         names, counted = [source.name for source in sources], count(cast, len(sources), self.ballot)
         chosen = counted.ranking[0] if self.source is None else names.index(self.source)
@@ -242,11 +244,11 @@ class Vote(Method):
     # -- at the server ------------------------------------------------------------------------------------------------
 
     def init(self, server: Server) -> ServerState:
-        """State of the base."""
+        """Initial state of the base."""
         return self.base.init(server)
 
     def upload_like(self, server: Server) -> Tensors:
-        """Tensors of the base; a ballot is numbers."""
+        """Tensors that the base uploads; a ballot adds only numbers."""
         return self.base.upload_like(server)
 
     def global_model(self, server: Server, state: ServerState) -> Tensors | None:
@@ -254,12 +256,12 @@ class Vote(Method):
         return self.base.global_model(server, state)
 
     def download(self, state: ServerState, client: ClientId) -> Message:
-        """Message of the base, and whether the vote is over."""
+        """Message of the base, with the round of the transfer after it."""
         message = self.base.download(state, client)
         return replace(message, numbers={**message.numbers, **_voted(state)})
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-        """Aggregate as the base does; in the round of the vote, the winner's layers then replace the server's."""
+        """Aggregate as the base does; in the round of the vote, then replace the server's layers by the winner's."""
         initial = server.model.tensors(HEAD)
         aggregated = self.base.aggregate(server, state, uploads)
         if not self.selects(state, server.round):
@@ -268,7 +270,7 @@ class Vote(Method):
         return replace(moved, numbers={**moved.numbers, VOTED: server.round})
 
     def _chosen(self, server: Server, uploads: Mapping[ClientId, Message]) -> Source:
-        """The winner, or the one that was asked for.
+        """Return the winner of the vote, or the source that ``source`` names.
 
         Raises:
             RunFailed: If no client cast a ballot.
@@ -284,16 +286,16 @@ class Vote(Method):
         return server.sources[count(cast, len(by_name), self.ballot).ranking[0]]
 
     def _taken(self, model: Model, source: Source, initial: Tensors) -> Tensors:
-        """What of a source goes into the server's model; the initial head, where the classifier starts anew."""
+        """Return the tensors that replace the server's: the source's fitting body layers, and the new head if any."""
         head = {"keep": {}, "reinit": initial, "source": source.model.tensors(HEAD)}[self.classifier]
         mine, theirs = model.named_tensors(), source.model.tensors()
         free = {name: tensor for name, tensor in head.items() if name not in model.frozen}
         return {**{name: theirs[name].to(mine[name].dtype) for name in fitting(source, model)}, **free}
 
-    # -- where the data are -------------------------------------------------------------------------------------------
+    # -- at the client -------------------------------------------------------------------------------------------------
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Work as the base does; in the round of the vote, a ballot goes up with what it sends."""
+        """Train as the base does; in the round of the vote, add a ballot to the upload."""
         upload, memory = self.base.update(client, message, memory)
         if self.source is None and self.selects(message, client.round):
             client.model.load(select(upload.tensors, BODY))
@@ -304,11 +306,11 @@ class Vote(Method):
         return upload, memory
 
     def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
-        """The client's own models of the base."""
+        """Models of the client as the base has them."""
         return self.base.evaluated(client, message, memory)
 
     def seen(self, client: Client) -> Seen:
-        """What the client's present model and the sources make of its images."""
+        """Compute activations of the client's model and of the sources on the client's images."""
         samples = client.train if self.supervised else unnormalised(client.train)
         if len(samples) > self.images:
             rows = torch.randperm(len(samples), generator=client.stream("vote"))[: self.images]
@@ -317,21 +319,21 @@ class Vote(Method):
 
 
 def carries_vote(base: type[Method]) -> TypeGuard[type[FedAvg]]:
-    """Tell whether methods of a class have a body at the server, which a source can replace."""
+    """Return True if the methods of a class have a body at the server, which a source can replace."""
     return issubclass(base, FedAvg) and set(BODY) <= {*base.shared}
 
 
 @torch.no_grad()
 def _width(model: Model, shape: tuple[int, ...], tap: str) -> int:
-    """How many numbers a tap point has for one input."""
-    blank = torch.zeros(2, *shape, device=model.head.weight.device)  # BatchNorm may need two
+    """Number of features of a tap point."""
+    blank = torch.zeros(2, *shape, device=model.head.weight.device)  # two inputs, since BatchNorm may need them
     return model.eval().activations(blank, [tap])[tap][0].numel()
 
 
 def fitting(source: Source, model: Model) -> list[str]:
-    """Names of the body's tensors that a source can replace.
+    """Names of the tensors of a model's body that a source can replace.
 
-    They are those of layers whose tensors are alike in name and shape; what is frozen in the model is not replaced.
+    These are the tensors of all layers that agree in names and shapes and are not permanently frozen in the model.
     """
     mine, theirs = (_layers(select(of.named_tensors(), BODY)) for of in (model, source.model))
     free = [layer for layer in mine if layer not in model.frozen_layers and theirs.get(layer) == mine[layer]]
@@ -339,7 +341,7 @@ def fitting(source: Source, model: Model) -> list[str]:
 
 
 def _layers(tensors: Tensors) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Layer → the shapes of its tensors by name."""
+    """Shapes of tensors by layer and name."""
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, tensor in tensors.items():
         layers.setdefault(name.rpartition(".")[0], {})[name] = tuple(tensor.shape)
@@ -347,7 +349,17 @@ def _layers(tensors: Tensors) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def ballots(uploads: Mapping[ClientId, Message], sources: int) -> dict[ClientId, list[int]]:
-    """The ballots among what clients sent, best choice first; one that names no source, or one twice, is left out."""
+    """Read the ballots in the uploads: indices of sources, best first, by client.
+
+    Invalid ballots are left out: empty ones, and those with an unknown source or the same source twice.
+
+    >>> ballots({0: Message(numbers={"choice.1": 2, "choice.2": 0}), 1: Message(numbers={"choice.1": 7})}, sources=3)
+    {0: [2, 0]}
+
+    Args:
+        uploads: Uploads by client.
+        sources: Number P of sources.
+    """
     cast = {}
     names = [f"{CHOICE}{place}" for place in range(1, sources + 1)]
     for id, upload in uploads.items():

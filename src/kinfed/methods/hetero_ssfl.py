@@ -1,6 +1,7 @@
 """Hetero-SSFL: Makhija, Ho and Ghosh 2022, Federated Self-Supervised Learning for Heterogeneous Clients.
 
-https://arxiv.org/abs/2205.12493. specification D.5 says where the paper is silent or cannot work as printed.
+https://arxiv.org/abs/2205.12493. Specification D.5 lists what the paper leaves open or what cannot work as printed, and
+how it is resolved.
 """
 
 from __future__ import annotations
@@ -24,29 +25,33 @@ from kinfed.similarity import Gram, cka
 
 __all__ = ["HeteroSSFL", "disagreement"]
 
-# What travels down: A₁ … A_N side by side, each times √w_j, so that K̄ = A Aᵀ; or K̄ where that is smaller.
+# Names in a download: A = (√w₁ A₁ … √w_N A_N), L×D, so that K̄ = A Aᵀ; or K̄, L×L, if it is smaller.
 FACTORS, GRAM = "factors", "gram"
-# What travels up, A_k or where that is smaller K_k; the server keeps everybody's, times √w_k or w_k.
+# Names of A_k in an upload, or K_k if it is smaller, and of all √w_k A_k or w_k K_k in the server's state.
 REPRESENTATION, CLIENTS = "representation", "clients"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeteroSSFL(LocalSSL):
-    """Clients of any architecture learn alone, but keep their view of common images like everybody's mean view.
+    """Self-supervised clients of any architecture, whose representations of common images are kept similar.
 
-    The common images are the server's probe set, the paper's RAD of L images, which every client is given. Weights
-    never leave a client: what it sends is A_k, what its network says of the L images.
+    The common images are the server's L public images, the paper's RAD, which every client receives. Weights never
+    leave a client: it uploads A_k, the outputs of its network for the L images.
+
+    >>> HeteroSSFL(rad_full=True, rad_batch=64).idle
+    {'rad_batch': 'mu above 0 with rad_full=false'}
 
     Attributes:
-        mu: μ, weight of 1 − CKA of the client's and the mean Gram (the paper: 0.5, on Tiny-ImageNet 1).
-        phi: Where A is read: at the output of the predictor (the paper), of the projector, or of the body.
-        normalise_gram: Whether each Gram is divided by its norm before the mean is taken; if not (the paper), clients
-            with large outputs count for more.
-        rad_batch: Images of the RAD that a step compares, drawn anew; 0 is as many as the step has of its own.
-        rad_full: Whether it compares all of them instead.
-        rad_every: Steps from one comparison to the next.
-        rad_bn: Mode of BatchNorm on the RAD: with ``eval`` its running statistics are used and stay as they are.
-        start: First round with the term, 1 or 2. In round 1 the mean is that of the initial networks.
+        mu: Weight μ of the term 1 − CKA between the client's and the mean Gram, ≥ 0 (the paper: 0.5; 1 on
+            Tiny-ImageNet).
+        phi: Part of the network whose outputs A are compared: ``predictor`` (the paper), ``projector`` or ``backbone``.
+        normalise_gram: True to divide each Gram by its norm before the mean; otherwise (the paper) clients with large
+            outputs have more weight.
+        rad_batch: Number of common images in a step, drawn anew in each; 0 takes the batch size.
+        rad_full: True to compare all common images in each step.
+        rad_every: Steps from one comparison to the next, ≥ 1.
+        rad_bn: Mode of BatchNorm on the common images; ``eval`` uses the running statistics and does not change them.
+        start: First round with the term, 1 or 2. In round 1 the mean Gram is that of the initial networks.
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
@@ -62,7 +67,7 @@ class HeteroSSFL(LocalSSL):
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """Fields that would do nothing: those of the term, if its weight is 0."""
+        """Fields without effect: those of the term, if its weight is 0."""
         of_term = ("phi", "normalise_gram", "rad_full", "rad_every", "rad_bn", "start")
         reads = dict.fromkeys(of_term, ("mu above 0", self.mu > 0))
         batch = {"rad_batch": ("mu above 0 with rad_full=false", self.mu > 0 and not self.rad_full)}
@@ -70,41 +75,41 @@ class HeteroSSFL(LocalSSL):
 
     @property
     def requires(self) -> Requirements:
-        """Public images at the server and at the clients: the RAD."""
+        """Public images (the RAD) at the server and at the clients."""
         return Requirements(public_images=True, public_images_at_clients=True)
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
     def init(self, server: Server) -> ServerState:
-        """Everybody is taken to say what the server's own initial network says of the RAD.
+        """Initial state: the outputs of the server's initial network on the RAD stand for those of every client.
 
-        Clients of its architecture start with the same weights, so of them it is exact.
+        They are exact for clients of the same architecture, which start from the same weights.
         """
         own = self._weighted(self._sent(self.online(server), server), server)
         return self._state(own.expand(server.clients, *own.shape))
 
     def download(self, state: ServerState, client: ClientId) -> Message:
-        """K̄ = Σ_j w_j K_j over all N clients, in the form that is smaller; the same for everybody."""
+        """Message with the mean Gram of all N clients, K̄ = Σ_j w_j K_j, in its smaller form; equal for all clients."""
         del client
         if GRAM in state.tensors:
             return Message({GRAM: state.tensors[GRAM]})
         return Message({FACTORS: state.tensors[CLIENTS].movedim(0, 1).flatten(1)})
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-        """Note what came. Who took no part has not changed, so what it said last still holds."""
+        """Replace the outputs of the participants; those of the other clients, which have not changed, remain exact."""
         clients = state.tensors[CLIENTS].clone()
         for id, upload in uploads.items():
             clients[id] = self._weighted(upload.tensors[REPRESENTATION], server)
         return self._state(clients)
 
     def upload_like(self, server: Server) -> Tensors:
-        """A_k, L×d, or K_k, L×L."""
+        """Outputs A_k, L×d, or their Gram K_k, L×L."""
         assert server.probe is not None
         images = len(server.probe)
         return {REPRESENTATION: torch.empty(images, self.out if self._sends_rows(images) else images)}
 
     def _state(self, clients: Tensor) -> ServerState:
-        """What everybody said, N×L×d or N×L×L, and K̄ if that is smaller than N·d columns."""
+        """State with the weighted outputs of all clients, N×L×d or N×L×L, and with K̄ if it is smaller than L×N·d."""
         count, images, width = clients.shape
         if not self._sends_rows(images):
             return ServerState({CLIENTS: clients, GRAM: clients.sum(dim=0)})
@@ -114,7 +119,7 @@ class HeteroSSFL(LocalSSL):
         return ServerState({CLIENTS: clients, GRAM: factors @ factors.T})
 
     def _weighted(self, sent: Tensor, server: Server) -> Tensor:
-        """√w A or w K with w = 1/N, or with 1/(N ‖HKH‖)."""
+        """Weight an upload: √w A or w K, with w = 1/N, or with w = 1/(N ‖HKH‖) for ``normalise_gram``."""
         weight = 1 / server.clients
         rows = self._sends_rows(len(sent))
         if self.normalise_gram:
@@ -123,10 +128,10 @@ class HeteroSSFL(LocalSSL):
             weight = weight / norm if norm else 0.0
         return sent * (weight**0.5 if rows else weight)
 
-    # -- where the data are -------------------------------------------------------------------------------------------
+    # -- at the client -------------------------------------------------------------------------------------------------
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Train one's own network by SSL + μ (1 − CKA(K_k, K̄)); send A_k."""
+        """Train the client's network by the self-supervised loss plus μ (1 − CKA(K_k, K̄)), and upload A_k."""
         online = self.own(client, memory)
         target = self.target(online, memory.tensors)
         numbers = self.learn(client, online, target, self._term(client, online, message))
@@ -136,7 +141,7 @@ class HeteroSSFL(LocalSSL):
         )
 
     def _term(self, client: Client, online: Siamese, message: Message) -> Callable[[], Tensor | None] | None:
-        """μ (1 − CKA) on a part of the RAD, for each step."""
+        """Return a function for the term of a step, μ (1 − CKA) on a part of the RAD; None in a round without it."""
         if not self.mu or client.round < self.start:
             return None
         assert client.probe is not None
@@ -153,7 +158,7 @@ class HeteroSSFL(LocalSSL):
         return term
 
     def _represented(self, online: Siamese, images: Tensor) -> Tensor:
-        """A for some images, b×d; parameters get a gradient whatever the mode of BatchNorm."""
+        """Compute the outputs A for some images, b×d, with gradients in either mode of BatchNorm."""
         online.train(self.rad_bn == "train")
         a: Tensor = online.body(images)
         if self.phi != "backbone":
@@ -164,30 +169,34 @@ class HeteroSSFL(LocalSSL):
         return a
 
     def _sent(self, online: Siamese, site: Client | Server) -> Tensor:
-        """A_k or K_k on the CPU, with BatchNorm as in the term."""
+        """Compute A_k or K_k on the CPU, with BatchNorm in the same mode as in the term."""
         assert site.probe is not None
         rad = unnormalised(site.probe)
         if self.rad_bn == "eval":
             stored = store(lambda images: [self._represented(online, images)], rad)
             assert stored is not None
             rows = stored[0]
-        else:  # all images are one batch
+        else:  # with batch statistics, all images must be one batch
             with torch.no_grad():
                 rows = self._represented(online, rad.batch(slice(None)))
         return (rows if self._sends_rows(len(rows)) else rows @ rows.T).cpu()
 
     def _sends_rows(self, images: int) -> bool:
-        """Whether A_k travels up: it is smaller than K_k, and as wide with every architecture."""
+        """Return True if A_k is uploaded: it is smaller than K_k, and its width is the same for all architectures."""
         return self.phi != "backbone" and self.out < images
 
 
 def disagreement(a: Tensor, shared: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-    """1 − CKA, linear and centred, of a client's and the mean Gram on some images; in [0, 1], 0 is alike.
+    """Dissimilarity 1 − CKA (linear, centred) of a client's and the mean Gram on some images, in [0, 1]; 0 if equal.
+
+    >>> a = torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 3.0]])
+    >>> round(disagreement(a, {"factors": 2 * a}, torch.arange(3)).item(), 4)
+    0.0
 
     Args:
-        a: What the client's network says of these images, b×d.
-        shared: ``factors``, L×D, or ``gram``, L×L.
-        rows: Which of the L images these are, b.
+        a: Outputs of the client's network for b images, b×d.
+        shared: Mean Gram over the clients: ``gram``, L×L, or ``factors``, L×D.
+        rows: Indices of the b images among the L common images.
     """
     if GRAM in shared:
         mean = Gram.of_matrix(shared[GRAM].index_select(0, rows).index_select(1, rows))

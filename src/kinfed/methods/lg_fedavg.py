@@ -17,7 +17,11 @@ __all__ = ["LGFedAvg"]
 
 @dataclass(frozen=True, kw_only=True)
 class LGFedAvg(FedAvg):
-    """FedPer turned round: every client has a body of its own, under one shared head; both are trained together."""
+    """Personal body, shared head: the reverse of FedPer; both are trained together.
+
+    >>> LGFedAvg().shared, LGFedAvg().kept
+    (('head.',), ('body.',))
+    """
 
     shared: ClassVar[Part] = HEAD
     kept: ClassVar[Part] = BODY

@@ -1,4 +1,4 @@
-"""Local only: every client trains alone. The reference that a personalised method must beat."""
+"""Local training only: every client trains alone, the reference that a personalised method must beat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ __all__ = ["Local"]
 
 @dataclass(frozen=True, kw_only=True)
 class Local(FedAvg):
-    """No communication: each client trains its own model, all of them in every round."""
+    """Local training without communication: each client trains its own model, and all clients train in every round.
+
+    >>> Local().trains
+    'all'
+    """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "all"
     shared: ClassVar[Part] = NOTHING
@@ -26,6 +30,6 @@ class Local(FedAvg):
     primary_label: ClassVar[str] = "own model"
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-        """Nothing came."""
+        """Return the state unchanged: clients upload no tensors."""
         del server, uploads
         return state

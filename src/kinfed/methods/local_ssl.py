@@ -1,4 +1,4 @@
-"""Local SSL: every client learns alone, without labels. What Hetero-SSFL must beat (specification D.5)."""
+"""Local SSL: every client trains alone and without labels, the reference for Hetero-SSFL (specification D.5)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ __all__ = ["LocalSSL"]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSSL(SelfSupervised):
-    """No communication: each client trains an online network of its own, all of them in every round.
+    """Self-supervised learning without communication: each client trains its own network, all of them in every round.
+
+    >>> LocalSSL(ssl="simsiam").has_target()
+    False
 
     Attributes:
-        ssl: What it learns by.
+        ssl: Self-supervised loss: ``byol``, with a target network, or ``simsiam``, without one.
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "all"
@@ -32,17 +35,17 @@ class LocalSSL(SelfSupervised):
     ssl: Literal["byol", "simsiam"] = "byol"
 
     def has_target(self) -> bool:
-        """BYOL has one."""
+        """Return True for BYOL, which has a target network."""
         return self.ssl == "byol"
 
     def own(self, client: Client, memory: ClientState) -> Siamese:
-        """The client's online network as it kept it."""
+        """Return the client's own online network."""
         online = self.online(client)
         online.load(select(memory.tensors, ONLINE))
         return online
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Go on with one's own o, q and ξ."""
+        """Train the client's own o, q and ξ further."""
         del message
         online = self.own(client, memory)
         target = self.target(online, memory.tensors)
@@ -50,17 +53,17 @@ class LocalSSL(SelfSupervised):
         return Message({}, numbers), ClientState({**online.tensors(ONLINE), **target_state(target)})
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-        """Nothing came."""
+        """Return the state unchanged: clients upload no tensors."""
         del server, uploads
         return state
 
     def global_model(self, server: Server, state: ServerState) -> Tensors | None:
-        """None: every client has its own."""
+        """Return None: there is no global model, every client has its own."""
         del server, state
         return None
 
     def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
-        """The client's own body; its head is the initial one."""
+        """Client's own body with the initial head."""
         del message
         client.model.load(select(memory.tensors, BODY))
         return {self.primary: client.model.tensors()}

@@ -1,7 +1,7 @@
-"""What a federated method is: two halves, one at the server and one where the data are.
+"""Base class of federated methods, with the states, messages and sites that its functions work with.
 
-A method holds its hyper-parameters and nothing else. What it knows is an argument and a result, so that the same
-functions run in a loop, in worker processes and on another machine, and give the same bits.
+A method holds its hyper-parameters and nothing else. State is an argument and a result of its functions, so that they
+give the same bits in a loop, in worker processes and on another machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ Serves = Literal["global", "private", "both"]
 
 @dataclass(frozen=True)
 class NamedTensors:
-    """Named tensors and named numbers, nothing else.
+    """Named tensors and named numbers; base of messages and states.
+
+    >>> NamedTensors({"w": torch.zeros(1)}, {"samples": 20})
+    NamedTensors(tensors={'w': tensor([0.])}, numbers={'samples': 20})
 
     Attributes:
         tensors: Tensors by name, on the CPU, without gradients.
@@ -45,34 +48,46 @@ class NamedTensors:
 
 @dataclass(frozen=True)
 class Message(NamedTensors):
-    """A message between the server and a client, in either direction."""
+    """Message between the server and a client: a download or an upload.
+
+    >>> Message({"w": torch.zeros(2, 3)}).nbytes
+    24
+    """
 
     @property
     def nbytes(self) -> int:
-        """Payload in bytes: that of the tensors."""
+        """Size of the tensors in bytes; the numbers do not count."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 @dataclass(frozen=True)
 class ServerState(NamedTensors):
-    """The state that the server keeps between rounds."""
+    """State that the server keeps between rounds.
+
+    >>> ServerState({"w": torch.zeros(1)}).tensors
+    {'w': tensor([0.])}
+    """
 
 
 @dataclass(frozen=True)
 class ClientState(NamedTensors):
-    """The state that stays with a client between rounds."""
+    """State that stays with a client between rounds; empty before its first participation.
+
+    >>> ClientState(numbers={"divergence": 0.5})
+    ClientState(tensors={}, numbers={'divergence': 0.5})
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What both halves are given.
+    """Server or client in one round; common base of both.
 
     Attributes:
-        model: A model with the federation's common initial weights, to be changed freely.
-        seed: Of the run.
-        round: 1 to ``rounds``.
-        rounds: T.
-        sources: Pre-trained models that everybody has, on the model's device, where the method asks for them.
+        model: Model with the common initial weights, which the method may change.
+        seed: Seed of the run.
+        round: Number of the round, 1 to ``rounds``; 0 for the server before the first round.
+        rounds: Number T of rounds.
+        sources: Pre-trained source models on the model's device; empty unless the method requires them.
     """
 
     model: Model
@@ -84,13 +99,13 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Client(Site):
-    """One client in one round. Its test samples are not here: no method can read them.
+    """Client in one round, without its test samples, which no method can read.
 
     Attributes:
-        id: 0 to N-1.
-        train: Its training samples, on the model's device; labelled.
-        sgd: How to train in this round.
-        probe: The server's images (`Server.probe`), where the method sends them to the clients.
+        id: Number of the client, 0 to N-1.
+        train: Labelled training samples of the client, on the model's device.
+        sgd: Settings of local training in this round.
+        probe: Public images of the server (`Server.probe`), if the method sends them to the clients; otherwise None.
     """
 
     id: ClientId
@@ -99,22 +114,22 @@ class Client(Site):
     probe: Samples | None = None
 
     def stream(self, purpose: str | int) -> torch.Generator:
-        """This client's random stream for one purpose in this round."""
+        """Random stream of this client for one purpose in this round."""
         return torch_stream(self.seed, purpose, self.id, self.round)
 
     @property
     def last_round(self) -> bool:
-        """Whether no round follows, so that costly evaluations are due."""
+        """True in the last round, the one with costly evaluations."""
         return self.round == self.rounds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server(Site):
-    """The server in one round.
+    """Server in one round.
 
     Attributes:
-        clients: N.
-        probe: Images that the server itself holds, unlabelled, on the model's device; or None.
+        clients: Number N of clients.
+        probe: Public, unlabelled images that the server holds, on the model's device; None if it has none.
     """
 
     clients: int
@@ -122,25 +137,28 @@ class Server(Site):
 
 
 def unread(reads: Mapping[str, tuple[str, bool]]) -> dict[str, str]:
-    """Return the fields that nothing reads, for `Method.idle`.
+    """Return the fields that have no effect, for `Method.idle`.
 
     >>> unread({"k": ("norm=topk", False), "gamma": ("norm=power", True)})
     {'k': 'norm=topk'}
 
     Args:
-        reads: For each field, what reads it and whether that is in use.
+        reads: For each field, the setting in which it has an effect, in words, and True if this is the setting.
     """
     return {field: by for field, (by, in_use) in reads.items() if not in_use}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """Things that a method needs and a run must have.
+    """Requirements of a method on a run.
+
+    >>> Requirements(public_images=True)
+    Requirements(public_images=True, public_images_at_clients=False, source_models=False, rounds=1)
 
     Attributes:
-        public_images: The server must hold images.
-        public_images_at_clients: Every client is given the server's images.
-        source_models: There must be source models.
+        public_images: True if the server must hold public images.
+        public_images_at_clients: True if every client receives the server's public images.
+        source_models: True if there must be source models.
         rounds: Least number of rounds.
     """
 
@@ -152,24 +170,29 @@ class Requirements:
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """One federated method. Read a subclass from top to bottom like the paper's algorithm.
+    """Federated method: functions for the server and for the clients. A subclass reads like the paper's algorithm.
+
+    >>> from kinfed.methods import make_method
+    >>> method = make_method("fedper")
+    >>> method.serves, method.primary, method.supervised
+    ('private', 'stale', True)
 
     Attributes:
-        trains: Clients that train in a round: those sampled for it, all of them, or one that holds everybody's data.
-        serves: Models that serve the clients in the end: one ``global`` model, a ``private`` one of each client, or
-            ``both``. Private ones come from `evaluated` or, where that has none, from fine-tuning.
-        primary: Name of the accuracy on the clients' own test samples that is ``personal`` in the metrics: that of the
-            ``global`` model, or of a model that `evaluated` names.
-        primary_label: Name of the model that the primary accuracy tests, for people.
-        supervised: Training reads labels. If not, the heads of the models are as they were initialised, and what a
-            model is worth is what a classifier on its body is (`kinfed.learning.linear_probe`).
-        adapts: Clients can fine-tune a model in the last evaluation; they cannot if they have no labels.
-        mixes_architectures: Clients may have models of different architectures.
-        trains_head_alone: True if a head is trained on a frozen body, for which one sample is enough also where
-            BatchNorm is.
-        trial: Fields for a trial of a few rounds on a few small images, where the defaults are for more;
-            `kinfed.testing` joins those of all bases.
-        unknown: Prefixes of names in the server's state; in these tensors NaN stands for what is not known.
+        trains: Clients that train in a round: those ``sampled`` for it, ``all`` of them, or for ``pooled`` one client
+            that holds all data.
+        serves: Models that the clients use after the last round: one ``global`` model, a ``private`` one for each
+            client, or ``both``. Private models come from `evaluated` or, if that returns none, from fine-tuning.
+        primary: Name of the model whose accuracy on the clients' own test samples is ``personal`` in the metrics:
+            ``global``, or a name that `evaluated` returns.
+        primary_label: Description of this model for reports.
+        supervised: True if training reads labels. If it does not, the heads keep their initial values, and the accuracy
+            of a model is that of a classifier fitted to its body (`kinfed.learning.linear_probe`).
+        adapts: True if clients fine-tune a model in the last evaluation, for which they need labels.
+        mixes_architectures: True if clients may have models of different architectures.
+        trains_head_alone: True if heads are trained on a frozen body, so that one sample is enough even with BatchNorm.
+        trial: Field values for a trial of a few rounds on a few small images, if the defaults do not suit it;
+            `kinfed.testing` joins those of all base classes.
+        unknown: Prefixes of tensor names in the server's state; in these tensors NaN means an unknown value.
     """
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
@@ -184,127 +207,148 @@ class Method(ABC):
     trial: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:  # noqa: B027
-        """Refuse fields that do not go together.
+        """Refuse fields that exclude each other.
 
         Raises:
-            InputError: One line that names the field, the value and what is allowed.
+            InputError: If fields exclude each other; the message names the field, its value and what is allowed.
         """
 
     @property
     def requires(self) -> Requirements:
-        """Things that a run must have."""
+        """Requirements of the method on a run."""
         return Requirements()
 
     @property
     def unwrapped(self) -> Method:
-        """The method itself, or the one inside a wrapper such as `Vote`."""
+        """Method inside a wrapper such as `Vote`; the method itself if it is no wrapper."""
         return self
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """Fields of the method that would do nothing beside its others, each with what would read it.
+        """Fields without effect beside the other fields, each with the setting in which it would have one, in words.
 
-        A run that is given one of them is refused.
+        A config that sets one of them is refused.
         """
         return {}
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:  # noqa: B027
-        """Refuse models or data that the method cannot work with, before anything is done.
+        """Refuse models or data that the method cannot work with, before the first round.
 
         Args:
-            models: One of each architecture that clients have; the server has the first.
-            sources: Pre-trained models, where the method asks for them.
-            shape: Of one input, (c, h, w) for images.
+            models: One model of each architecture of the clients; the server has the first.
+            sources: Pre-trained source models; empty unless the method requires them.
+            shape: Shape of one input, (c, h, w) for images.
 
         Raises:
-            InputError: One line that names the field, the value and what is allowed.
+            InputError: If the method cannot work with them; the message names the field, its value and what is allowed.
         """
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def init(self, server: Server) -> ServerState:
-        """What the server knows before round 1."""
+        """Return the server's state before the first round."""
 
     @abstractmethod
     def download(self, state: ServerState, client: ClientId) -> Message:
-        """What a client receives; it may differ from client to client."""
+        """Return the message to a client, which may differ from client to client.
+
+        Args:
+            state: State of the server.
+            client: Number of the client.
+        """
 
     @abstractmethod
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-        """The next state from what came back, one upload at least, in client order. Changes none of its arguments."""
+        """Return the next state of the server; no argument is changed.
+
+        Args:
+            server: Server in this round.
+            state: State before the round.
+            uploads: Usable uploads by client, one or more, in client order.
+        """
 
     @abstractmethod
     def upload_like(self, server: Server) -> Tensors:
-        """Tensors with the names, shapes and types that an upload must have; their values do not matter."""
+        """Return tensors with the names, shapes and types that an upload must have; their values do not matter."""
 
     def global_model(self, server: Server, state: ServerState) -> Tensors | None:
-        """All tensors of the one model that serves everybody, or None if the method has none."""
+        """Return all tensors of the global model; None if the method has no global model."""
         del server, state
         return None
 
     def extra_download_bytes(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> int:
-        """Bytes that the clients receive in a round beside their messages and the server's images.
+        """Return the bytes that clients receive in a round besides their messages and the server's images.
 
         Args:
-            server: The server in this round.
-            state: The state after the round.
-            uploads: What came back, in client order; perhaps nothing.
+            server: Server in this round.
+            state: State after the round.
+            uploads: Usable uploads by client, in client order; may be empty.
         """
         del server, state, uploads
         return 0
 
-    # -- what it has to show -------------------------------------------------------------------------------------------
+    # -- for metrics and reports ---------------------------------------------------------------------------------------
 
     def notes(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Remarks on a round, anything JSON by name, which stand in its line of ``metrics.jsonl``.
+        """Return the method's own entries for the round's line of ``metrics.jsonl``, JSON values by name.
 
-        A report draws those that are numbers round by round. The names of kinfed's own quantities are taken.
+        Reports draw numbers over the rounds. Names of kinfed's own entries are refused.
 
         Args:
-            server: The server in this round.
-            state: The state after the round.
-            uploads: What came back, in client order; perhaps nothing.
-            class_counts: Training samples of each of N clients and K classes, N×K; no method learns from them.
+            server: Server in this round.
+            state: State after the round.
+            uploads: Usable uploads by client, in client order; may be empty.
+            class_counts: Training samples of each client and class, N×K; for these entries only, not for training.
         """
         del server, state, uploads, class_counts
         return {}
 
     def pictures(self, state: ServerState) -> Mapping[str, Picture]:
-        """Matrices of the state that a report draws, by name."""
+        """Return the matrices of the state that a report draws, by name."""
         del state
         return {}
 
     def outcome(
         self, server: Server, lines: Sequence[Mapping[str, Any]], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Remarks on a whole run, anything JSON by name, which stand in ``summary.json``.
+        """Return the method's own entries for ``summary.json``, JSON values by name.
 
         Args:
-            server: The server in the last round.
+            server: Server in the last round.
             lines: Lines of ``metrics.jsonl``, with the `notes` of each round.
             class_counts: Training samples of each client and class, N×K.
         """
         del server, lines, class_counts
         return {}
 
-    # -- where the data are -------------------------------------------------------------------------------------------
+    # -- at the client -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Local work: what goes up, and what stays.
+        """Train at a client, and return its upload and its new state; no argument but the client's model is changed.
 
-        The upload's numbers hold ``samples`` (its weight, ≥ 1), ``steps``, ``skipped`` and, if a step was made,
-        ``loss``. Of that, ``cross_entropy`` is told where labels are learned, and ``term`` where the method adds one.
-        Changes neither ``message`` nor ``memory``.
+        The upload's numbers hold ``samples`` (≥ 1, the client's weight), ``steps``, ``skipped`` samples and, after at
+        least one step, ``loss`` and its parts: ``cross_entropy`` for supervised methods, and ``term`` if the method
+        adds one.
+
+        Args:
+            client: Client in this round.
+            message: Message that the client received.
+            memory: State that the client kept; empty at its first participation.
         """
 
     def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
-        """The client's own models after this round, by name: all tensors of each. Empty if it uses the global model.
+        """Return the client's own models after a round: all tensors of each, by name of the model.
 
-        What is costly is left to the last round.
+        The result is empty if the client uses the global model. Costly models are only made in the last round.
+
+        Args:
+            client: Client in this round.
+            message: Message that the client would receive after the round.
+            memory: State that the client kept; empty if it never took part.
         """
         del client, message, memory
         return {}

@@ -23,30 +23,37 @@ __all__ = ["MOON"]
 
 @dataclass(frozen=True, kw_only=True)
 class MOON(ContrastiveBase):
-    """FedAvg whose clients keep each sample's representation near the global model's, off their own former one.
+    """FedAvg with a contrastive term on representations: near the global model's, far from the previous local ones.
+
+    >>> MOON(mu=0.0, tau=0.2).idle["tau"]
+    'mu above 0'
 
     Attributes:
-        mu: Weight of the contrastive term.
-        tau: Its temperature.
+        mu: Weight μ of the contrastive term, ≥ 0.
+        tau: Temperature τ of the contrastive term, > 0.
     """
 
-    trial: ClassVar[Mapping[str, Any]] = {"mu": 5.0}  # so that the term shows
+    trial: ClassVar[Mapping[str, Any]] = {"mu": 5.0}  # large enough for the term to matter in a few rounds
 
     mu: Annotated[float, Ge(0)] = 0.1
     tau: Annotated[float, Gt(0)] = 0.5
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """Fields that would do nothing: those of the term, if its weight is 0."""
+        """Fields without effect: those of the term, if its weight is 0."""
         reads = {"tau": ("mu above 0", self.mu > 0)}
         return {**super().idle, **unread(reads)}
 
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
-        """CE + μ · mean −log(e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_p)/τ})), equation 3."""
+        """Return the objective: cross-entropy plus the model-contrastive term (equation 3).
+
+        CE + μ · mean −log(e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_p)/τ})), where z, z_g and z_p are the
+        representations of the local, the global and the previous local model.
+        """
         frozen = [frozen_copy(client.model, tensors) for tensors in (previous, message.tensors)]
 
         def gap(inputs: Tensor) -> Sequence[Tensor]:
-            """z_p - z_g, each of norm 1; b×d."""
+            """Difference z_p - z_g of the representations, each of norm 1; b×d."""
             z_p, z_g = (functional.normalize(model.body(inputs)) for model in frozen)
             return [z_p - z_g]
 
@@ -55,7 +62,7 @@ class MOON(ContrastiveBase):
         def loss(model: Model, batch: Batch) -> Loss:
             (z_gap,) = read(batch)
             z = model.body(batch.inputs)
-            # The cosines' difference is all that counts: -log(e^g / (e^g + e^p)) = log(1 + e^(p - g)).
+            # Only the difference of the cosines is needed: -log(e^g / (e^g + e^p)) = log(1 + e^(p - g)).
             contrast = functional.softplus((functional.normalize(z) * z_gap).sum(dim=1) / self.tau)
             return Loss(functional.cross_entropy(model.head(z), batch.labels), self.mu * contrast.mean())
 

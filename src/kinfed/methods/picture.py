@@ -1,4 +1,4 @@
-"""A matrix that a method shows in reports, with the words that go with it."""
+"""Matrices that a method shows in reports, with their titles and axes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ Axis = Literal["clients", "classes"] | Sequence[str]
 
 @dataclass(frozen=True)
 class Picture:
-    """A matrix, r×c, that a report draws.
+    """Matrix that a report draws, with its title and axes.
+
+    >>> import torch
+    >>> Picture(torch.eye(2), "Similarity", "clients", "clients", low=0.0, high=1.0).words["title"]
+    'Similarity'
 
     Attributes:
-        matrix: Values; NaN where there is none.
+        matrix: Values, r×c; NaN for missing ones.
         title: Title, one line.
         rows: Meaning of the rows.
         columns: Meaning of the columns.
-        low: Value at the low end of the colours; the least of the matrix if it is not given.
-        high: Value at the high end; the greatest of the matrix if it is not given.
-        similarity: The matrix says how alike every two clients are, 1 on the diagonal. It is then shown over the
-            rounds, beside the classes that clients share, with those that share classes together.
+        low: Value at the low end of the colour scale; None for the least value of the matrix.
+        high: Value at the high end of the colour scale; None for the greatest value of the matrix.
+        similarity: True for a matrix of similarities between clients, 1 on the diagonal. A report shows it over the
+            rounds, beside the class overlap of the clients, with clients of similar classes next to each other.
     """
 
     matrix: Tensor
@@ -39,7 +43,7 @@ class Picture:
 
     @property
     def words(self) -> dict[str, Any]:
-        """All of it but the matrix, as JSON has it."""
+        """All fields but the matrix, as JSON values."""
         rows, columns = (axis if isinstance(axis, str) else list(axis) for axis in (self.rows, self.columns))
         ends = {"low": self.low, "high": self.high}
         return {"title": self.title, "rows": rows, "columns": columns, **ends, "similarity": self.similarity}

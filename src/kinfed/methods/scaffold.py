@@ -19,20 +19,25 @@ from kinfed.models import ALL, Tensors, select
 
 __all__ = ["SCAFFOLD"]
 
-CONTROL = "control."  # c at the server and on the way down, c_i in a client's memory
-CHANGE, CONTROL_CHANGE = "change.", "control_change."  # Δy_i and Δc_i, on the way up
+CONTROL = "control."  # prefix of c in the server's state and in downloads, and of c_i in a client's state
+CHANGE, CONTROL_CHANGE = "change.", "control_change."  # prefixes of Δy_i and Δc_i in uploads
 
 
 @dataclass(frozen=True, kw_only=True)
 class SCAFFOLD(FedAvg):
-    """FedAvg, but each client's steps are corrected by c − c_i: how everybody's gradients differ from its own.
+    """FedAvg with control variates: c − c_i corrects each step of a client for the drift of its gradients.
+
+    c and c_i are estimates of the mean gradient of all clients and of the client's own gradient.
+
+    >>> SCAFFOLD(mode="paper", server_lr=0.5).idle
+    {'denom': 'mode=niid; without momentum both are the same'}
 
     Attributes:
-        mode: ``niid`` (NIID-Bench) keeps the run's momentum and shifts the weights by −η(c − c_i) after each step;
-            ``paper`` adds c − c_i to the gradients and trains without momentum.
-        denom: What x − y_i is divided by to estimate a client's gradient: ``effective`` K_i η / (1 − momentum), since
-            so much further does momentum carry; ``steps`` K_i η (NIID-Bench). Without momentum they are the same.
-        server_lr: η_g.
+        mode: Form of the correction: ``niid`` (NIID-Bench) keeps the run's momentum and shifts the weights by
+            −η(c − c_i) after each step; ``paper`` adds c − c_i to the gradients and trains without momentum.
+        denom: Divisor of x − y_i in the estimate of a client's gradient: ``effective``, K_i η / (1 − momentum), which
+            allows for the longer way with momentum; ``steps``, K_i η (NIID-Bench). Both are equal without momentum.
+        server_lr: Learning rate η_g of the server, > 0.
     """
 
     mode: Literal["niid", "paper"] = "niid"
@@ -41,18 +46,21 @@ class SCAFFOLD(FedAvg):
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """Fields that would do nothing: the denominator without momentum, where both are the same."""
+        """Fields without effect: ``denom`` without momentum, where both choices are equal."""
         reads = {"denom": ("mode=niid; without momentum both are the same", self.mode == "niid")}
         return {**super().idle, **unread(reads)}
 
     def init(self, server: Server) -> ServerState:
-        """x⁰, and c = 0 for every parameter."""
+        """Initial state: the initial model x⁰, and the control variate c = 0 of every parameter."""
         x = server.model.tensors()
         c = {name: torch.zeros_like(x[name]) for name, _ in server.model.named_parameters()}
         return ServerState({**x, **_named(CONTROL, c)})
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """K_i steps y ← y − η(g(y) − c_i + c), then c_i ← c_i − c + (x − y)/(K_i η); without a step nothing changes."""
+        """Train with corrected steps, then update the client's control variate; without a step nothing changes.
+
+        K_i steps y ← y − η(g(y) − c_i + c), then c_i ← c_i − c + (x − y)/(K_i η).
+        """
         model, sgd = client.model, client.sgd
         x, c = select(message.tensors, ALL), _under(CONTROL, message.tensors)
         c_i = _under(CONTROL, memory.tensors) or {name: torch.zeros_like(tensor) for name, tensor in c.items()}
@@ -77,7 +85,10 @@ class SCAFFOLD(FedAvg):
         return Message(upload, numbers), ClientState(_named(CONTROL, {name: c_i[name] + dc[name] for name in c}))
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-        """Take the steps x ← x + η_g Σ p_i Δy_i and c ← c + (1/N) Σ Δc_i; buffers are averaged."""
+        """Move the model by the mean change, and c by the sum of changes over all N clients; average the buffers.
+
+        x ← x + η_g Σ p_i Δy_i and c ← c + (1/N) Σ Δc_i.
+        """
         sent = {id: replace(upload, tensors=select(upload.tensors, (*ALL, CHANGE))) for id, upload in uploads.items()}
         mean = weighted_mean(sent)
         x, dy = select(state.tensors, ALL), _under(CHANGE, mean)
@@ -87,13 +98,13 @@ class SCAFFOLD(FedAvg):
         return ServerState({**x, **_named(CONTROL, c)})
 
     def upload_like(self, server: Server) -> Tensors:
-        """Δy_i, Δc_i, and the buffers as they are."""
+        """Changes Δy_i and Δc_i of the parameters, and the buffers."""
         tensors, parameters = server.model.named_tensors(), dict(server.model.named_parameters())
         buffers = {name: tensor for name, tensor in tensors.items() if name not in parameters}
         return {**buffers, **_named(CHANGE, parameters), **_named(CONTROL_CHANGE, parameters)}
 
     def global_model(self, server: Server, state: ServerState) -> Tensors | None:
-        """The model x, without c."""
+        """Return the model x, without c."""
         del server
         return select(state.tensors, ALL)
 

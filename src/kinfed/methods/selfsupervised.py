@@ -1,6 +1,6 @@
-"""What the self-supervised methods share: the online network, its target, and local training without labels.
+"""Common base of the self-supervised methods: the online network, its target, and local training without labels.
 
-After EasyFL's ``applications/fedssl``, the authors' code of FedU and FedEMA (specification D).
+It follows EasyFL's ``applications/fedssl``, the authors' code of FedU and FedEMA (specification D).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from kinfed.models import BODY, HEAD, ONLINE, TARGET, Model, Part, Siamese, Sour
 
 __all__ = ["SelfSupervised", "divergence", "encoder_weights", "target_state"]
 
-WIDER = 4  # times the representation, between the layers of projector and predictor
+WIDER = 4  # width of the hidden layers of projector and predictor, as a multiple of the representation's
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfSupervised(FedAvg):
-    """FedAvg of online networks, trained without labels: o and q travel, the target ξ stays with its client.
+    """FedAvg of online networks, trained without labels: o and q are shared, the target ξ stays with its client.
 
     Attributes:
-        hidden: Width of projector and predictor between their layers; if not given, four times that of the
-            representation, so that they do not cost many times what the encoder does (the papers' 4096 is eight times).
-        out: Width of their outputs, the same whatever the encoder.
+        hidden: Width of the hidden layers of projector and predictor; None for four times the width of the
+            representation. (The papers' 4096 is eight times that width and costs many times what a small encoder does.)
+        out: Width of the outputs of projector and predictor, equal for all encoders.
     """
 
     supervised: ClassVar[bool] = False
@@ -47,23 +47,23 @@ class SelfSupervised(FedAvg):
     out: Annotated[int, Gt(0)] = 128
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
-        """The inputs must be images of which views are made, and every body must have something to train."""
+        """Refuse inputs from which no views can be made, and models without a trainable parameter in the body."""
         super().check(models, sources, shape)
         check_viewable(shape)
         if not all(model.trainable(BODY) for model in models):
             raise InputError("model: all parameters of its body are frozen, and what is learned is a representation")
 
     def has_target(self) -> bool:
-        """Whether it is BYOL, with a target; else SimSiam."""
+        """Return True for BYOL, which has a target network; False for SimSiam."""
         return True
 
     def online(self, site: Site) -> Siamese:
-        """q(o(x)) with its initial weights, on the body of the site's model."""
+        """Make the online network q(o(x)) with its initial weights on the body of the site's model."""
         hidden = WIDER * site.model.head.in_features if self.hidden is None else self.hidden
         return Siamese(site.model, site.seed, hidden=hidden, out=self.out)
 
     def target(self, online: Siamese, kept: Mapping[str, Tensor]) -> Target | None:
-        """ξ as the client kept it; if it kept none, at its first participation, a deep copy of o."""
+        """Return the target ξ that the client kept; at its first participation a deep copy of o; None for SimSiam."""
         if not self.has_target():
             return None
         target = Target(online)
@@ -71,11 +71,11 @@ class SelfSupervised(FedAvg):
         return target
 
     def init(self, server: Server) -> ServerState:
-        """The initial online network, o⁰ and q⁰."""
+        """Initial state: the initial online network, o⁰ and q⁰."""
         return ServerState(self.online(server).tensors(self.shared))
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Load the global o and q, train them, send them back and keep ξ."""
+        """Load the global o and q, train them, upload them and keep ξ."""
         online = self.online(client)
         online.load(message.tensors)
         target = self.target(online, memory.tensors)
@@ -89,7 +89,19 @@ class SelfSupervised(FedAvg):
         target: Target | None,
         term: Callable[[], Tensor | None] | None = None,
     ) -> dict[str, float]:
-        """Train in place; what an upload tells of it. ``spread`` shows a collapse (`kinfed.learning.spread`)."""
+        """Train the online network in place, and return the numbers of the upload.
+
+        Args:
+            client: Client that trains.
+            online: Online network, on the body of the client's model.
+            target: Target network; None for SimSiam.
+            term: Function for the term that the method adds to the loss of a step; None, or its result None, for no
+                term.
+
+        Returns:
+            ``samples``, ``steps`` and ``skipped`` samples; with at least one step also ``loss``, ``spread``, which
+            shows a collapse (`kinfed.learning.spread`), and ``term`` if there is one.
+        """
         stream = client.stream("batches 0")
         tally, spread = train_siamese(online, target, client.train, client.sgd, stream, term=term)
         told = {"loss": tally.loss, "term": tally.term, "spread": spread}
@@ -103,7 +115,7 @@ class SelfSupervised(FedAvg):
     def notes(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """How far apart the directions of each network's outputs are (`kinfed.learning.spread`)."""
+        """Spread of the outputs of each client's network (`kinfed.learning.spread`), by client."""
         del server, state, class_counts
         told = {id: upload.numbers["spread"] for id, upload in uploads.items() if "spread" in upload.numbers}
         return {"spread": {str(id): float(spread) for id, spread in told.items()}} if told else {}
@@ -111,29 +123,29 @@ class SelfSupervised(FedAvg):
     def outcome(
         self, server: Server, lines: Sequence[Mapping[str, Any]], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Clients whose network says nearly the same of every image since it was last trained."""
+        """Clients whose network has collapsed: since its last training its outputs are nearly equal for all images."""
         del server, class_counts
         last = {int(id): spread for line in lines for id, spread in line.get("spread", {}).items()}
         return {"collapsed": sorted(id for id, spread in last.items() if spread < COLLAPSED)}
 
     def upload_like(self, server: Server) -> Tensors:
-        """The online network, o and q."""
+        """Tensors of the online network, o and q."""
         return select(self.online(server).named_tensors(), self.shared)
 
     def global_model(self, server: Server, state: ServerState) -> Tensors | None:
-        """The averaged body; its head is the initial one."""
+        """Return the averaged body with the initial head."""
         return {**server.model.tensors(HEAD), **select(state.tensors, BODY)}
 
 
 def target_state(target: Target | None) -> Tensors:
-    """ξ as a memory keeps it."""
+    """Tensors of the target ξ for the client's state; empty without a target."""
     return {} if target is None else target.tensors(TARGET)
 
 
 def encoder_weights(online: Siamese) -> list[Tensor]:
-    """Copies of the weights by which FedU and FedEMA tell how far a client has moved.
+    """Copy the weights from which FedU and FedEMA compute the divergence of a client.
 
-    Those of o's convolutions; where it has none, those of the body's linear layers.
+    These are the weights of the body's convolutions or, if it has none, of its linear layers.
     """
     modules = [*online.body.modules()]
     layers: list[nn.Conv2d | nn.Linear] = [m for m in modules if isinstance(m, nn.Conv2d)]
@@ -142,6 +154,10 @@ def encoder_weights(online: Siamese) -> list[Tensor]:
 
 
 def divergence(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """d: the L2 norm of each tensor's change, mean over the tensors; 0 of none."""
+    """Divergence d: mean over the tensors of the L2 norm of their change; 0 without tensors.
+
+    >>> divergence([torch.zeros(2), torch.zeros(1)], [torch.tensor([3.0, 4.0]), torch.ones(1)])
+    3.0
+    """
     norms = [torch.linalg.vector_norm(b.double() - a.double()).item() for a, b in zip(before, after, strict=True)]
     return math.fsum(norms) / max(len(norms), 1)

@@ -1,4 +1,4 @@
-"""How clients vote for a source model, and how the votes are counted (specification E.2)."""
+"""Votes of clients for a source model: scores, ballots and their count (specification E.2)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Count", "Seen", "ballot", "bias", "count", "scores", "seen"]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a client's model and the sources make of the client's images: everything that a measure needs.
+    """Activations of a client's model and of the sources on n of the client's images, from which scores are computed.
 
     Attributes:
-        own: Activations of the client's model, n×… a tap point.
-        theirs: Those of the P sources, tap by tap.
+        own: Activations of the client's model, n×… for each tap point.
+        theirs: Activations of the P sources, n×… each, for each tap point.
     """
 
     own: Sequence[Tensor]
@@ -34,13 +34,13 @@ class Seen:
 
 
 def seen(model: Model, sources: Sequence[Source], samples: Samples, taps: Sequence[tuple[str, str]]) -> Seen:
-    """Every model sees every sample once; no label is looked at.
+    """Compute the activations of a client's model and of the sources, without labels.
 
     Args:
-        model: The client's.
-        sources: P of them, on the model's device.
-        samples: n, of a client.
-        taps: Tap points of the model, and which of every source each is compared with.
+        model: Model of the client.
+        sources: P source models, on the model's device.
+        samples: n samples of the client.
+        taps: Pairs of tap points that are compared: one of the model, one of every source.
     """
     images = replace(samples, labels=None)
     own, theirs = zip(*taps, strict=True)
@@ -49,26 +49,27 @@ def seen(model: Model, sources: Sequence[Source], samples: Samples, taps: Sequen
 
 
 def scores(seen: Seen, measure: str) -> Tensor:
-    """How alike a client's model and each source are.
+    """Compute the similarity between a client's model and each source.
+
+    A warning that the measure is biased is left to the caller, who gives it once for all clients (`bias`).
 
     Args:
-        seen: Of any widths that the measure can compare.
-        measure: One of `kinfed.similarity.MEASURES`.
+        seen: Activations, of widths that the measure can compare.
+        measure: Name of a measure of `kinfed.similarity.MEASURES`.
 
     Returns:
-        P numbers, larger is more alike: the mean over the tap points. NaN where a side is constant or not finite, and
-        where there are fewer images than the measure takes. That a measure is biased is for whoever
-        holds the vote to say, once for all clients.
+        Similarities to the P sources, means over the tap points; the larger, the more similar. NaN if a representation
+        is constant or not finite, or if there are fewer images than the measure needs.
 
     Raises:
-        ValueError: If the measure cannot compare two of them.
+        ValueError: If the measure cannot compare two of the activations.
     """
     similarity = MEASURES[measure]
     if len(seen.own[0]) < similarity.least_examples:
         return torch.full((len(seen.theirs[0]),), torch.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BiasedSimilarityWarning)
-        warnings.simplefilter("ignore", UndefinedSimilarityWarning)  # NaN says so, and gets no vote
+        warnings.simplefilter("ignore", UndefinedSimilarityWarning)  # an undefined score is NaN and gets no vote
         rows = [
             similarity_matrix([own], similarity, against=theirs)[0]
             for own, theirs in zip(seen.own, seen.theirs, strict=True)
@@ -77,12 +78,15 @@ def scores(seen: Seen, measure: str) -> Tensor:
 
 
 def bias(measure: str, images: Sequence[int], features: int) -> str | None:
-    """What must be said of a vote of which no scores are known; None if nothing.
+    """Return a warning if the scores of a vote are biased, since features outnumber images; None if they are not.
+
+    >>> bias("debiased_cka", images=[100, 200], features=4096) is None
+    True
 
     Args:
-        measure: One of `kinfed.similarity.MEASURES`.
-        images: How many each client looks at.
-        features: The most that are compared.
+        measure: Name of a measure of `kinfed.similarity.MEASURES`.
+        images: Number of images of each client in the vote.
+        features: Largest number of features that are compared.
     """
     usual, counterpart = int(statistics.median(images)), MEASURES[measure].counterpart
     if counterpart is None or features <= usual:
@@ -94,7 +98,15 @@ def bias(measure: str, images: Sequence[int], features: int) -> str | None:
 
 
 def ballot(scores: Tensor, size: int) -> list[int]:
-    """The sources with the highest scores, best first, ``size`` at most; of equal ones the first. NaN gets no vote."""
+    """Sources with the highest scores, best first; ties go to the smaller index, and NaN gets no vote.
+
+    >>> ballot(torch.tensor([0.2, float("nan"), 0.9]), size=2)
+    [2, 0]
+
+    Args:
+        scores: Similarities to the P sources.
+        size: Largest number of sources on the ballot.
+    """
     told = scores.tolist()
     order = sorted((i for i, score in enumerate(told) if not math.isnan(score)), key=lambda i: -told[i])
     return order[:size]
@@ -102,12 +114,12 @@ def ballot(scores: Tensor, size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Count:
-    """What ballots come to.
+    """Result of a vote.
 
     Attributes:
-        votes: How many ballots name each of the P sources.
-        points: Of Borda: on ballots of at most m, m for the first, m - 1 for the second, and so on.
-        ranking: All sources, the winner first: by votes, then points, then index.
+        votes: Number of ballots that name each of the P sources.
+        points: Borda points of each source: on a ballot of at most m sources, m for the first, m - 1 for the second, …
+        ranking: Indices of all sources, the winner first: by votes, then by points, then by index.
     """
 
     votes: list[int]
@@ -116,12 +128,15 @@ class Count:
 
 
 def count(ballots: Mapping[Any, Sequence[int]], sources: int, size: int) -> Count:
-    """Count ballots, in whichever order they come.
+    """Count ballots; their order does not matter.
+
+    >>> count({0: [2, 0], 1: [0, 1]}, sources=3, size=2)
+    Count(votes=[2, 1, 1], points=[3, 1, 2], ranking=[0, 2, 1])
 
     Args:
-        ballots: Client → indices of sources, best first; ``size`` at most.
-        sources: P.
-        size: m.
+        ballots: Ballots by client: indices of sources, best first, at most ``size``.
+        sources: Number P of sources.
+        size: Largest number m of sources on a ballot.
     """
     votes, points = [0] * sources, [0] * sources
     for choices in ballots.values():
