@@ -294,7 +294,13 @@ def same(a: Tensors | NamedTensors, b: Tensors | NamedTensors) -> bool:
     assert not isinstance(b, NamedTensors)
     if a.keys() != b.keys():
         return False
-    return all(a[n].dtype == b[n].dtype and torch.equal(a[n].nan_to_num(), b[n].nan_to_num()) for n in a)
+    return all(_same_bits(a[name], b[name]) for name in a)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def parabolas(

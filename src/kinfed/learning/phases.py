@@ -25,7 +25,7 @@ class LocalTraining:
         augment: Augmentation of the images of a batch.
         feature_cache_mb: Limit on the stored outputs of frozen models for a client's samples, in MiB.
 
-    >>> SGD(lr=0.1, epochs=5).batch_size
+    >>> LocalTraining(lr=0.1, epochs=5).batch_size
     50
     """
 
