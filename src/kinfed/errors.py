@@ -45,7 +45,7 @@ class RunFailed(_OneLine, RuntimeError):
 def check_choice(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:
     """Refuse a name that is not among the allowed ones, and suggest the nearest of these.
 
-    >>> among("method", "fedavgg", ["fedavg", "fedprox"])
+    >>> check_choice("method", "fedavgg", ["fedavg", "fedprox"])
     Traceback (most recent call last):
     kinfed.errors.InputError: method: 'fedavgg' is not known; allowed: fedavg, fedprox; did you mean fedavg?
     """

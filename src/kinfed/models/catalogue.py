@@ -89,7 +89,7 @@ ARCHITECTURES: Registry[Architecture | OwnArchitecture] = Registry("model", _OWN
 def default_architecture(shape: tuple[int, ...]) -> str:
     """Name of the default architecture for inputs of a shape.
 
-    >>> default_architecture((3, 32, 32)), suited((20,))
+    >>> default_architecture((3, 32, 32)), default_architecture((20,))
     ('cnn4', 'mlp')
     """
     if len(shape) != 3 or min(shape[1:]) < 4:
