@@ -1,4 +1,7 @@
-"""Means of tensors over clients (specification 0.4)."""
+"""Means of tensors over clients (specification 0.4).
+
+Letters: m clients; client i uploads tensors w_i, has n_i training samples, and gets the weight p_i.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ CHUNK = 1 << 18  # entries of all clients together in one chunk of `mix`; in flo
 
 
 def sample_shares(uploads: Mapping[ClientId, Message]) -> Tensor:
-    """Share of each client in all training samples, p_i = n_i / Σ n_j; m numbers in float64, in upload order."""
+    """Compute the share of each client in all training samples, p_i = n_i / Σ n_j; m in float64, in upload order."""
     counts = torch.tensor([upload.numbers["samples"] for upload in uploads.values()], dtype=torch.float64)
     return counts / counts.sum()
 
 
 def weighted_mean(uploads: Mapping[ClientId, Message]) -> Tensors:
-    """Mean of every uploaded tensor over the clients, weighted by their training samples: Σ p_i w_i; see `mean_of`."""
+    """Average every uploaded tensor over the clients, weighted by their training samples: Σ p_i w_i; see `mean_of`."""
     return mean_of(sample_shares(uploads).tolist(), (upload.tensors for upload in uploads.values()))
 
 
 def mean_of(shares: Sequence[float], tensors: Iterable[Tensors]) -> Tensors:
-    """Weighted mean of every tensor over the clients, Σ p_i w_i, summed in float64; integer tensors take the maximum.
+    """Average every tensor over the clients, Σ p_i w_i, summed in float64; integer tensors take the maximum.
 
     >>> mean_of([0.25, 0.75], [{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}])
     {'w': tensor([3.])}

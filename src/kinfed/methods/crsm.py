@@ -1,4 +1,9 @@
-"""FedSHIBU's client representation similarity matrix (CRSM) and personalised aggregation by it (specification C.4)."""
+"""FedSHIBU's client representation similarity matrix (CRSM) and personalised aggregation by it (specification C.4).
+
+Letters: N clients, m participants of the round, K classes, s samples, d the width of a representation. θ_i are the
+tensors that client i uploads, A_i its representations, C the CRSM, W the weights, and θ̄_i its mixture, the weighted
+mean of the uploads that it receives.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +143,7 @@ class CRSMMixing(FedAvg):
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Compute the CRSM and from it the mixture of each participant; the other clients keep theirs.
 
-        C_ij = SimMet(A_i, A_j), θ̄_i ← Σ_j W_ij θ_j.
+        C_ij = SimMet(A_i, A_j), θ̄_i ← Σ_j W_ij θ_j, where SimMet is the similarity measure that the fields select.
         """
         counts = torch.tensor([upload.numbers["samples"] for upload in uploads.values()], dtype=torch.float64)
         sent = [select(upload.tensors, self.shared) for upload in uploads.values()]
@@ -273,12 +278,16 @@ class CRSMMixing(FedAvg):
     def notes(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Rank correlation between the CRSM and the class overlap of the clients."""
+        """Return one diagnostic of the round, ``crsm_overlap_correlation``.
+
+        It is Spearman's correlation, over all pairs of clients, between the CRSM and the cosine of the clients' class
+        counts (``class_counts``, N×K); None if too few similarities are known.
+        """
         del server, uploads
         return {"crsm_overlap_correlation": rank_correlation(state.tensors[CRSM].numpy(), class_overlap(class_counts))}
 
     def pictures(self, state: ServerState) -> Mapping[str, Picture]:
-        """CRSM and weights of the mixtures, N×N; NaN for two clients that never took part in the same round."""
+        """Return the CRSM and the weights of the mixtures, N×N; NaN for clients that were never in the same round."""
         crsm, weights = state.tensors[CRSM], state.tensors[WEIGHTS]
         return {
             CRSM: Picture(crsm, "CRSM", "clients", "clients", similarity=True),
@@ -294,9 +303,12 @@ class CRSMMixing(FedAvg):
         return Message({**upload.tensors, **told}, upload.numbers), memory
 
     def _of_own_samples(self, client: Client) -> Tensor:
-        """Compute the representations Â_i, s×d, of samples drawn anew each round, or their class means, classes×d.
+        """Compute the client's representation matrix from its own samples, for the upload.
 
-        A client with fewer than s samples uses some of them several times.
+        Returns:
+            Outputs of the body for s samples that are drawn anew each round, s×d; with
+            ``rep_source=local_class_mean``, their mean of each class, K×d. A client with fewer than s samples uses
+            some of them several times.
         """
         stream, count = client.stream("representation"), len(client.train)
         passes = [torch.randperm(count, generator=stream) for _ in range(math.ceil(self.samples / count))]

@@ -22,6 +22,8 @@ __all__ = ["Ditto"]
 class Ditto(FedAvg):
     """FedAvg plus a personal model v_i for each client, held near the global model w: min F(v) + (λ/2)‖v − w‖².
 
+    F is the client's mean loss.
+
     >>> Ditto(lam=0.1).serves
     'both'
 

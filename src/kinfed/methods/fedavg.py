@@ -107,7 +107,7 @@ class FedAvg(Method):
         }
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-        """Average the uploads, weighted by training samples: w ← Σ n_k w_k / Σ n_k."""
+        """Average the uploads w_k, weighted by the clients' training samples n_k: w ← Σ n_k w_k / Σ n_k."""
         del server, state
         return ServerState(weighted_mean(uploads))
 

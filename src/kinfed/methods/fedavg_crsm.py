@@ -1,7 +1,8 @@
-"""FedAvg with personalised aggregation by FedSHIBU's similarity matrix (its Algorithm 4 and Figure 5).
+"""FedAvg with aggregation by FedSHIBU's client representation similarity matrix, CRSM (its Algorithm 4, Figure 5).
 
-The printed algorithm resets the head, is named an update of the body, and returns one model although every client has
-its own mixture. Specification C.5 says how kinfed resolves this.
+A client's mixture is the mean of the uploads, weighted by similarity to this client. The printed algorithm resets the
+head, is named an update of the body, and returns one model although every client has its own mixture.
+Specification C.5 says how kinfed resolves this.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """FedBYOL: FedAvg of BYOL's online networks (Grill et al. 2020), as in Zhuang, Wen and Zhang 2022.
 
-https://arxiv.org/abs/2204.04385
+https://arxiv.org/abs/2204.04385. An online network is an encoder o (body and projector) with a predictor q; its target
+network ξ is a moving average of o.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class FedCKA(ContrastiveBase):
     Attributes:
         mu: Weight μ of the term, ≥ 0 (the paper: 3, 5 or 10).
         layers: Number M of the model's first layers that are compared.
-        tap: Tap point of a layer with pooling: ``relu``, before the pooling, or ``pool``, after it, with a quarter of
-            the features and of the cost.
+        tap: Place at which the activations of a layer with pooling are read: ``relu``, before the pooling, or ``pool``,
+            after it, with a quarter of the features and of the cost.
         metric: Similarity measure: ``linear`` or ``rbf`` CKA, ``debiased`` linear CKA, or a measure of
             `kinfed.similarity.MEASURES` that has a gradient, such as ``frobenius`` or ``cosine``.
     """

@@ -1,6 +1,7 @@
 """FedCRC and FedCRC-Per: a common representation under a slowly moving global head, and a personal head per client.
 
-Specification C.6 lists what the paper leaves open and how it is resolved.
+Specification C.6 lists what the paper leaves open and how it is resolved. Letters: f is the body and z its output, h_g
+the global head, h_i the personal head of client i, p_i the client's share of all training samples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """FedEMA: Zhuang, Wen and Zhang 2022, Divergence-aware Federated Self-Supervised Learning.
 
-https://arxiv.org/abs/2204.04385
+https://arxiv.org/abs/2204.04385. Letters: o is the online encoder (body and projector), q the predictor, ξ the target
+network, d the divergence: the mean of the L2 norms of the changes of the convolutions' weights in a training.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class FedEMA(SelfSupervised):
 
 
 def merged(online: Siamese, own: Mapping[str, Tensor], everybodys: Mapping[str, Tensor], mu: float) -> Tensors:
-    """Moving average of two online networks, μ own + (1 − μ) global, for all parameters that are not frozen.
+    """Compute the moving average of two online networks, μ own + (1 − μ) global, for all parameters not frozen.
 
     Buffers of BatchNorm and frozen parameters are not averaged: those of the encoder are the global ones, those of the
     predictor the client's own if μ > ½, otherwise the global ones.

@@ -1,6 +1,7 @@
 """FedProto: Tan et al. 2022, FedProto: Federated Prototype Learning across Heterogeneous Clients.
 
-https://arxiv.org/abs/2105.00243
+https://arxiv.org/abs/2105.00243. Letters: K classes, d the width of a representation z, c_{i,k} the mean representation
+of client i's |D_{i,k}| samples of class k, c̄_k the mean over clients, called the prototype of class k.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ __all__ = ["FedProx", "proximal"]
 class FedProx(FedAvg):
     """FedAvg with a proximal term that holds each client near the global model w^t: F(w) + (μ/2)‖w − w^t‖².
 
+    F is the client's mean loss, w the model that it trains.
+
     >>> FedProx(mu=1.0)
     FedProx(mu=1.0)
 

@@ -1,6 +1,7 @@
 """FedU: Zhuang, Gan, Wen, Zhang and Yi 2021, Collaborative Unsupervised Visual Representation Learning.
 
-https://arxiv.org/abs/2108.06492
+https://arxiv.org/abs/2108.06492. Letters: o is the online encoder (body and projector), q the predictor, ξ the target
+network.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ DIVERGENCE = "divergence"
 
 @dataclass(frozen=True, kw_only=True)
 class FedU(SelfSupervised):
-    """FedBYOL with divergence-aware predictor updates: a client whose encoder moved far keeps its own predictor.
+    """FedBYOL in which a client keeps its own predictor if its last training changed its encoder by μ or more.
 
     >>> FedU(threshold=0.2)
     FedU(hidden=None, out=128, threshold=0.2)
 
     Attributes:
-        threshold: Threshold μ on the divergence d of the encoder in the client's last training, ≥ 0; if d ≥ μ, the
-            predictor stays local.
+        threshold: Threshold μ ≥ 0. The change of the encoder is the divergence d: the mean of the L2 norms of the
+            changes of its convolutions' weights (`kinfed.methods.selfsupervised.encoder_weights`). If d ≥ μ, the
+            predictor stays local; otherwise the global one replaces it.
     """
 
     threshold: Annotated[float, Ge(0)] = 0.4
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Load the global o, and the global q if d < μ, otherwise the client's own; train; keep q, ξ and the new d."""
+        """Load the global o, and the global q if d < μ, else the client's own q; train; keep q, ξ and the new d."""
         online = self.online(client)
         online.load(message.tensors)
         if memory.tensors and memory.numbers[DIVERGENCE] >= self.threshold:

@@ -1,6 +1,10 @@
 """SFTL's FedVote: clients vote for a pre-trained source model, whose body replaces the server's (specification E).
 
 The paper augments existing algorithms with it: `Vote` is a wrapper around one of them.
+
+A source (model) is a model that was trained before on other data; the user gives a folder of them, the pool. A tap
+point is a named place in a model at which activations can be read. A ballot is the list of the sources that a client
+finds most similar to its own model, best first.
 """
 
 from __future__ import annotations
@@ -120,7 +124,14 @@ class Vote(Method):
         return self.base.unwrapped
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
-        """Refuse what the base refuses, and sources without the tap points or without a layer that fits the model."""
+        """Raise InputError unless there is a source model, and the clients' models can be compared with all of them.
+
+        Each source needs the tap points of ``taps``, and at least one body layer with the names and shapes of the
+        model's. What the base method refuses is refused, too. The arguments are those of `Method.check`.
+
+        Raises:
+            InputError: If a requirement does not hold; the message names the field or the source.
+        """
         self.base.check(models, sources, shape)
         names = [source.name for source in sources]
         if not names:
@@ -140,7 +151,7 @@ class Vote(Method):
             raise InputError(f"classifier: 'source' is not allowed; that of {source.name!r} has {has}")
 
     def check_comparable(self, model: Model, sources: Sequence[Source]) -> None:
-        """Refuse a model and sources that the measure cannot compare at the tap points.
+        """Raise InputError if the similarity measure cannot compare a model and the sources at the tap points.
 
         Raises:
             InputError: If one of them lacks a tap point, or if the measure needs equal numbers of features and they
@@ -161,7 +172,7 @@ class Vote(Method):
                 )
 
     def most_features(self, model: Model, sources: Sequence[Source]) -> int:
-        """Largest number of features at a compared tap point of the model or a source."""
+        """Return the largest number of features of the model or a source at a tap point that is compared."""
         own = max(_width(model, sources[0].card.shape, tap) for tap, _ in self._pairs)
         return max(own, *(_width(s.model, s.card.shape, tap) for s in sources for _, tap in self._pairs))
 
@@ -174,12 +185,12 @@ class Vote(Method):
     def _cast(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]
     ) -> dict[ClientId, list[int]]:
-        """Ballots of the server's round, by client; empty if no source was chosen in it."""
+        """Return the ballots of the server's round, by client; empty if no source was chosen in it."""
         chosen = state.numbers.get(VOTED) == server.round
         return ballots(uploads, len(server.sources)) if chosen else {}
 
     def extra_download_bytes(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> int:
-        """Bytes that the base sends, and those of the source models, once for each client that votes."""
+        """Return the extra bytes of the base method and, once per voting client, those of all source models."""
         base = self.base.extra_download_bytes(server, state, uploads)
         tensors = (tensor for source in server.sources for tensor in source.model.state_dict().values())
         sources: int = sum(tensor.nbytes for tensor in tensors)
@@ -188,7 +199,7 @@ class Vote(Method):
     def notes(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Notes of the base, and in the round of the vote the ballots by client: indices of sources, best first."""
+        """Return the base's notes; in the round of the vote also ``ballots``: by client, indices of sources."""
         base = self.base.notes(server, state, uploads, class_counts)
         if state.numbers.get(VOTED) != server.round:
             return base
@@ -202,7 +213,7 @@ class Vote(Method):
     def outcome(
         self, server: Server, lines: Sequence[Mapping[str, Any]], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Outcome of the base, and the result of the vote, if there was one."""
+        """Return the base's entries for ``summary.json``, and as ``vote`` the result of the vote if there was one."""
         base = self.base.outcome(server, lines, class_counts)
         for line in lines:
             if "ballots" in line:
@@ -218,7 +229,7 @@ class Vote(Method):
         cast: Mapping[ClientId, Sequence[int]],
         samples: Sequence[int],
     ) -> dict[str, Any]:
-        """Result of a vote as JSON: votes and Borda points of each source, and the transferred source.
+        """Return the result of a vote as JSON values: votes and Borda points of each source, and the winner.
 
         Args:
             model: Model of the server.
@@ -325,13 +336,13 @@ def carries_vote(base: type[Method]) -> TypeGuard[type[FedAvg]]:
 
 @torch.no_grad()
 def _width(model: Model, shape: tuple[int, ...], tap: str) -> int:
-    """Number of features of a tap point."""
+    """Return the number of features of a model at a tap point, for inputs of a shape such as (c, h, w)."""
     blank = torch.zeros(2, *shape, device=model.head.weight.device)  # two inputs, since BatchNorm may need them
     return model.eval().activations(blank, [tap])[tap][0].numel()
 
 
 def fitting(source: Source, model: Model) -> list[str]:
-    """Names of the tensors of a model's body that a source can replace.
+    """Return the names of the tensors of a model's body that a source can replace.
 
     These are the tensors of all layers that agree in names and shapes and are not permanently frozen in the model.
     """
@@ -341,7 +352,7 @@ def fitting(source: Source, model: Model) -> list[str]:
 
 
 def _layers(tensors: Tensors) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Shapes of tensors by layer and name."""
+    """Group the shapes of tensors by layer: layer name → tensor name → shape."""
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, tensor in tensors.items():
         layers.setdefault(name.rpartition(".")[0], {})[name] = tuple(tensor.shape)

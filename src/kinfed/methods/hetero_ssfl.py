@@ -2,6 +2,10 @@
 
 https://arxiv.org/abs/2205.12493. Specification D.5 lists what the paper leaves open or what cannot work as printed, and
 how it is resolved.
+
+Letters: N clients, L public images (the paper's RAD, representation alignment data set), A_k the outputs of client k's
+network for them, L×d, K_k = A_k A_kᵀ their Gram, L×L, w_k the weight of client k, K̄ = Σ w_k K_k the mean Gram, and
+D = N·d.
 """
 
 from __future__ import annotations
@@ -158,7 +162,18 @@ class HeteroSSFL(LocalSSL):
         return term
 
     def _represented(self, online: Siamese, images: Tensor) -> Tensor:
-        """Compute the outputs A for some images, b×d, with gradients in either mode of BatchNorm."""
+        """Compute the outputs A of the part ``phi`` of a network: predictor, projector or backbone (body).
+
+        BatchNorm is in the mode ``rad_bn``; afterwards the network is in training mode. The outputs have a gradient,
+        unless the caller switches gradients off.
+
+        Args:
+            online: Network of the client.
+            images: Public images, b×c×h×w, scaled to [0, 1].
+
+        Returns:
+            Outputs, b×d.
+        """
         online.train(self.rad_bn == "train")
         a: Tensor = online.body(images)
         if self.phi != "backbone":
@@ -169,7 +184,7 @@ class HeteroSSFL(LocalSSL):
         return a
 
     def _sent(self, online: Siamese, site: Client | Server) -> Tensor:
-        """Compute A_k or K_k on the CPU, with BatchNorm in the same mode as in the term."""
+        """Compute the matrix that a client uploads, A_k or K_k, on the CPU; BatchNorm has the mode ``rad_bn``."""
         assert site.probe is not None
         rad = unnormalised(site.probe)
         if self.rad_bn == "eval":

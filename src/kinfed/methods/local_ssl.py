@@ -45,7 +45,7 @@ class LocalSSL(SelfSupervised):
         return online
 
     def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Train the client's own o, q and ξ further."""
+        """Continue the training of the client's own encoder o, predictor q and target ξ; upload only numbers."""
         del message
         online = self.own(client, memory)
         target = self.target(online, memory.tensors)

@@ -87,7 +87,8 @@ class Site:
         seed: Seed of the run.
         round: Number of the round, 1 to ``rounds``; 0 for the server before the first round.
         rounds: Number T of rounds.
-        sources: Pre-trained source models on the model's device; empty unless the method requires them.
+        sources: Source models, which were trained before on other data, on the model's device; empty unless the method
+            requires them.
     """
 
     model: Model
@@ -190,7 +191,7 @@ class Method(ABC):
         adapts: True if clients fine-tune a model in the last evaluation, for which they need labels.
         mixes_architectures: True if clients may have models of different architectures.
         trains_head_alone: True if heads are trained on a frozen body, so that one sample is enough even with BatchNorm.
-        trial: Field values for a trial of a few rounds on a few small images, if the defaults do not suit it;
+        trial: Field values for short test runs (a few rounds on a few small images), if the defaults do not suit them;
             `kinfed.testing` joins those of all base classes.
         unknown: Prefixes of tensor names in the server's state; in these tensors NaN means an unknown value.
     """

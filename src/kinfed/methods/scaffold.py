@@ -27,7 +27,9 @@ CHANGE, CONTROL_CHANGE = "change.", "control_change."  # prefixes of Δy_i and �
 class SCAFFOLD(FedAvg):
     """FedAvg with control variates: c − c_i corrects each step of a client for the drift of its gradients.
 
-    c and c_i are estimates of the mean gradient of all clients and of the client's own gradient.
+    c and c_i are estimates of the mean gradient of all clients and of the client's own gradient. Further letters: x is
+    the server's model, y_i the client's after K_i steps with learning rate η, g a gradient, Δ a change in a round,
+    p_i the client's share of the samples, N the number of clients.
 
     >>> SCAFFOLD(mode="paper", server_lr=0.5).idle
     {'denom': 'mode=niid; without momentum both are the same'}

@@ -1,6 +1,8 @@
 """Common base of the self-supervised methods: the online network, its target, and local training without labels.
 
-It follows EasyFL's ``applications/fedssl``, the authors' code of FedU and FedEMA (specification D).
+It follows EasyFL's ``applications/fedssl``, the authors' code of FedU and FedEMA (specification D). Letters: the online
+network is q(o(x)), with the encoder o (body and projector) and the predictor q; ξ is the target network, a moving
+average of o.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ WIDER = 4  # width of the hidden layers of projector and predictor, as a multipl
 
 @dataclass(frozen=True, kw_only=True)
 class SelfSupervised(FedAvg):
-    """FedAvg of online networks, trained without labels: o and q are shared, the target ξ stays with its client.
+    """FedAvg of online networks that are trained without labels; each client keeps its target network.
 
     Attributes:
         hidden: Width of the hidden layers of projector and predictor; None for four times the width of the
@@ -115,7 +117,7 @@ class SelfSupervised(FedAvg):
     def notes(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Spread of the outputs of each client's network (`kinfed.learning.spread`), by client."""
+        """Return ``spread``: by client, `kinfed.learning.spread` of its network's outputs, near 0 at a collapse."""
         del server, state, class_counts
         told = {id: upload.numbers["spread"] for id, upload in uploads.items() if "spread" in upload.numbers}
         return {"spread": {str(id): float(spread) for id, spread in told.items()}} if told else {}
@@ -123,7 +125,10 @@ class SelfSupervised(FedAvg):
     def outcome(
         self, server: Server, lines: Sequence[Mapping[str, Any]], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Clients whose network has collapsed: since its last training its outputs are nearly equal for all images."""
+        """Return ``collapsed``: the clients whose network has collapsed.
+
+        In its last training, such a network gave nearly equal outputs for all images.
+        """
         del server, class_counts
         last = {int(id): spread for line in lines for id, spread in line.get("spread", {}).items()}
         return {"collapsed": sorted(id for id, spread in last.items() if spread < COLLAPSED)}
@@ -154,7 +159,7 @@ def encoder_weights(online: Siamese) -> list[Tensor]:
 
 
 def divergence(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Divergence d: mean over the tensors of the L2 norm of their change; 0 without tensors.
+    """Compute the divergence d of a network: the mean of the L2 norms of the changes of its tensors; 0 without tensors.
 
     >>> divergence([torch.zeros(2), torch.zeros(1)], [torch.tensor([3.0, 4.0]), torch.ones(1)])
     3.0

@@ -1,4 +1,9 @@
-"""Votes of clients for a source model: scores, ballots and their count (specification E.2)."""
+"""Votes of clients for a source model: scores, ballots and their count (specification E.2).
+
+A source (model) is a model that was trained before on other data. A client's score for a source is the similarity of
+their activations on the client's images, read at tap points, which are named places in a model. A client's ballot is
+the list of the sources with the highest scores. Letters: ``P`` sources, ``n`` images, ``m`` sources on a ballot.
+"""
 
 from __future__ import annotations
 
@@ -98,13 +103,13 @@ def bias(measure: str, images: Sequence[int], features: int) -> str | None:
 
 
 def ballot(scores: Tensor, size: int) -> list[int]:
-    """Sources with the highest scores, best first; ties go to the smaller index, and NaN gets no vote.
+    """Return the indices of the sources with the highest scores, best first; ties go to the smaller index.
 
     >>> ballot(torch.tensor([0.2, float("nan"), 0.9]), size=2)
     [2, 0]
 
     Args:
-        scores: Similarities to the P sources.
+        scores: Similarities to the P sources, P; a source with NaN gets no vote.
         size: Largest number of sources on the ballot.
     """
     told = scores.tolist()
