@@ -1,4 +1,7 @@
-"""Accuracy and its spread over clients (specification G.1), and the relation of similarity to common classes."""
+"""Accuracy and its distribution over clients (specification G.1), and the relation of similarity to common classes.
+
+Letters: ``n`` samples, ``N`` clients, ``K`` classes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ __all__ = ["NotFinite", "class_overlap", "correct", "finite", "over_clients", "r
 
 
 class NotFinite(ValueError):
-    """NaN or infinite outputs of a model."""
+    """Error for NaN or infinite outputs of a model."""
 
 
 def finite(outputs: Tensor, what: str) -> Tensor:
@@ -53,7 +56,7 @@ def correct(model: Model, samples: Samples) -> Tensor:
 
 
 def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> dict[str, float | None]:
-    """Means and spread of the clients' accuracies; clients without test samples are left out.
+    """Compute the means and the standard deviation of the clients' accuracies, without clients that have none.
 
     Args:
         accuracies: Accuracy of each client in [0, 1], or None without test samples.
@@ -84,7 +87,7 @@ def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> di
 
 
 def class_overlap(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Cosine of the class counts of every two of N clients, N×N in [0, 1].
+    """Compute the cosine of the class counts of every two of N clients, N×N in [0, 1].
 
     It is 1 for equal class proportions and 0 without common classes.
 
@@ -102,9 +105,10 @@ def class_overlap(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
-    """Spearman's rank correlation of two N×N matrices over all pairs of different clients with no NaN in either matrix.
+    """Compute Spearman's rank correlation of two N×N matrices over all pairs of different clients.
 
-    None with fewer than three pairs, or if a matrix has the same value for all pairs.
+    Pairs with NaN in a matrix are left out. None with fewer than three pairs, or if a matrix has the same value for all
+    pairs.
 
     >>> similarity = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.5], [0.1, 0.5, 1.0]])
     >>> round(rank_correlation(similarity, similarity**2), 3)

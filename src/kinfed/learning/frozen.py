@@ -27,18 +27,19 @@ Reader = Callable[[Batch], list[Tensor]]
 
 
 def features(model: Model, samples: Samples, tap: str = "body") -> Tensor:
-    """Activations at one tap point for all samples, n×…, in evaluation mode and without augmentation.
+    """Compute the activations at one tap point for all samples, n×…, in evaluation mode, without augmentation.
 
     Args:
         model: Model to evaluate; it is left in evaluation mode.
         samples: n samples on the model's device.
-        tap: Tap point of the model; ``"body"`` gives the representations n×d, ``"head"`` the logits n×classes.
+        tap: Tap point, a named place in the model; ``"body"`` gives the representations, n×d, ``"head"`` the logits,
+            n×classes.
     """
     return activations(model, samples, [tap])[0]
 
 
 def activations(model: Model, samples: Samples, taps: Sequence[str]) -> list[Tensor]:
-    """Activations at several tap points for all samples, computed in one pass; see `features`."""
+    """Compute the activations at several tap points for all samples in one pass, n×… each; see `features`."""
     model.eval()
     stored = store(lambda inputs: [*model.activations(inputs, taps).values()], samples)
     assert stored is not None
@@ -139,7 +140,7 @@ def _reader(function: Function, stored: list[Tensor] | None) -> Reader:
 
 
 def frozen_copy(model: Model, tensors: Mapping[str, Tensor]) -> Model:
-    """Copy a model, load tensors into the copy, and freeze it in evaluation mode."""
+    """Copy a model, load the given tensors (by name) into the copy, and freeze it in evaluation mode."""
     frozen = copy.deepcopy(model)
     frozen.load(tensors)
     frozen.freeze_all_but(NOTHING)

@@ -35,7 +35,7 @@ def parse_schedule(schedule: str) -> tuple[tuple[float, float], ...] | None:
 
 
 def lr_factor(schedule: str, round: int, rounds: int) -> float:
-    """Factor of the learning rate in one round.
+    """Return the factor of the learning rate in one round.
 
     ``constant``: 1. ``step:0.5,0.75``: divided by 10 after each of these fractions of the rounds, rounded down;
     ``step:0.5:5,0.75``: divided by 5 after the first. ``cosine``: ½(1 + cos(π (round − 1) / rounds)).

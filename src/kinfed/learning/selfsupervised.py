@@ -1,7 +1,8 @@
 """Self-supervised learning by BYOL and SimSiam (specification D.0), and the detection of collapse.
 
 BYOL is Grill et al. 2020, https://arxiv.org/abs/2006.07733; SimSiam is Chen and He 2020,
-https://arxiv.org/abs/2011.10566.
+https://arxiv.org/abs/2011.10566. Letters: the online network q(o(x)) is trained; o is its encoder (body and projector),
+q its predictor. The target network ξ of BYOL is a moving average of o. b images in a batch, d outputs of an image.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _cosine(p: Tensor, z: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spread(outputs: Tensor) -> Tensor:
-    """Spread of the directions of outputs, b×d: the standard deviation of the outputs divided by their norms.
+    """Compute the spread of the directions of b outputs, b×d: the standard deviation of the outputs of unit length.
 
     It is a mean over the dimensions, relative to the 1/√d of evenly spread directions (Chen and He 2020, section 4.1),
     in [0, 1]; 0 if all outputs have the same direction.
@@ -79,20 +80,21 @@ def train_siamese(
     *,
     term: Callable[[], Tensor | None] | None = None,
 ) -> tuple[Tally, float]:
-    """Train a network in place on two views of every image, without labels.
+    """Train a BYOL or SimSiam network in place for one round of local training, on two random views of every image.
 
-    Smaller last batches are dropped, as by `Phase.drop_last`. The views replace ``sgd.augment``.
+    Labels are not read. Smaller last batches are dropped, as by `Phase.drop_last`. The views replace ``sgd.augment``.
 
     Args:
-        online: Online network ``q(o(x))``; its head is not trained.
-        target: Target network ``ξ`` of BYOL, which is updated after every step; None for SimSiam.
+        online: Online network; body, projector and predictor are trained, the head is not.
+        target: Target network ξ of BYOL, whose moving average is updated after every step; None for SimSiam.
         samples: Images, on the networks' device.
         sgd: Training settings of the round.
         stream: Random stream that shuffles the images and draws the views.
         term: Function that gives a term to add to the loss of a step, or None for no term.
 
     Returns:
-        The tally of the training, and the mean `spread` of ``o``'s outputs over the last epoch; NaN without a step.
+        The record of the training (steps, skipped samples, mean losses), and the mean `spread` of o's outputs over the
+        last epoch, which is near 0 if the network has collapsed; NaN without a step.
     """
     unlabelled = samples.without_labels()
     spreads: list[Tensor] = []

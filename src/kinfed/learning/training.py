@@ -57,7 +57,7 @@ AfterStep = Callable[[Tensors], None]
 
 
 def cross_entropy(model: Model, batch: Batch) -> Tensor:
-    """Mean cross-entropy of the logits over the batch."""
+    """Compute the mean cross-entropy of a model's logits over a batch."""
     return functional.cross_entropy(model(batch.inputs), batch.labels)
 
 
@@ -107,6 +107,9 @@ def train(
             samples, normalised and augmented according to ``sgd``.
         before_step: Function called before each optimiser step.
         after_step: Function called after each optimiser step.
+
+    Returns:
+        Record of the phase: steps, skipped samples and mean losses.
     """
     if read is None and not BODY[0].startswith(phase.train):
         # A frozen body gives the same representations in every epoch.

@@ -155,7 +155,17 @@ def view(images: Tensor, drawn: Draw) -> Tensor:
 
 
 def _cropped(images: Tensor, drawn: Draw) -> Tensor:
-    """Crop the images, mirror the flipped ones, and scale them bilinearly to the original size with repeated edges."""
+    """Crop b images, mirror some of them, and scale the crops back to the size of the images by bilinear interpolation.
+
+    Outside of the crop its border pixels are repeated.
+
+    Args:
+        images: Images, b×c×h×w, in [0, 1].
+        drawn: Crops and flips of the b images.
+
+    Returns:
+        Images of the same shape.
+    """
     height, width = images.shape[2:]
     rows = _positions(drawn.top, drawn.height, height)
     columns = _positions(drawn.left, drawn.width, width)
@@ -166,7 +176,16 @@ def _cropped(images: Tensor, drawn: Draw) -> Tensor:
 
 
 def _positions(start: Tensor, extent: Tensor, size: int) -> Tensor:
-    """Positions in the image of ``size`` pixels of a crop, b×size, clamped to the centres of its border pixels."""
+    """Compute the positions in the image at which the ``size`` pixels of a scaled crop are read, along one axis.
+
+    Args:
+        start: First row or column of each crop, b.
+        extent: Number of rows or columns of each crop, b.
+        size: Height or width of the images.
+
+    Returns:
+        Positions in pixels, b×size, not beyond the centres of the crop's border pixels.
+    """
     within = (torch.arange(size, dtype=torch.float64) + 0.5) * extent[:, None] / size - 0.5
     return start[:, None] + torch.minimum(within.clamp(min=0), extent[:, None] - 1.0)
 

@@ -87,7 +87,7 @@ ARCHITECTURES: Registry[Architecture | OwnArchitecture] = Registry("model", _OWN
 
 
 def default_architecture(shape: tuple[int, ...]) -> str:
-    """Name of the default architecture for inputs of a shape.
+    """Return the name of the default architecture for inputs of a shape, (c, h, w) for images.
 
     >>> default_architecture((3, 32, 32)), default_architecture((20,))
     ('cnn4', 'mlp')
@@ -114,7 +114,7 @@ def build(
         architecture: Name of one of `ARCHITECTURES`; or a function or class that makes a module or a `Model` from the
             input shape and the number of classes, given itself or as ``package.module:function``; or a module, which is
             copied with its weights.
-        shape: Shape of one input.
+        shape: Shape of one input, (c, h, w) for images.
         classes: Number of outputs of the head.
         seed: Seed of the run.
         bn: Treatment of BatchNorm layers; see `set_batchnorm`.

@@ -1,7 +1,7 @@
 """Small networks: the papers' CNNs, a CNN for 8×8 digits, and an MLP.
 
-Each function gives the stages of a body for inputs of one shape. The tap point of a convolution is after its ReLU and
-before pooling (specification B.5).
+Each function gives the stages of a body for inputs of one shape. The tap point of a convolution, at which its
+activations are read, is after its ReLU and before pooling (specification B.5).
 """
 
 from __future__ import annotations

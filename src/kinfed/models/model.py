@@ -1,4 +1,7 @@
-"""Models made of a body, which gives the representation, and a head, with tap points for reading activations."""
+"""Models made of a body, which gives the representation, and a head, with tap points for reading activations.
+
+A tap point is a named place in a model, usually the end of a layer, at which the activations can be read.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class Parts(nn.Module):
     """Names of the modules that stay in evaluation mode, such as a BatchNorm with fixed statistics."""
 
     def keep_frozen(self) -> None:
-        """Make all that is frozen now permanently frozen."""
+        """Record which parameters are frozen and which modules are in evaluation mode now; all phases keep them so."""
         parameters = self.named_parameters(remove_duplicate=False)
         self.frozen = frozenset(name for name, parameter in parameters if not parameter.requires_grad)
         modules = self.named_modules(remove_duplicate=False)
@@ -53,7 +56,10 @@ class Parts(nn.Module):
 
     @property
     def frozen_layers(self) -> set[str]:
-        """Names of the modules with parameters or statistics of their own that are permanently frozen."""
+        """Names of the modules that directly own a parameter that is never trained, or never leave evaluation mode.
+
+        A module of the second kind is, for example, a BatchNorm with fixed statistics.
+        """
         return {*self.still, *(name.rpartition(".")[0] for name in self.frozen)}
 
     def trainable(self, part: Part) -> bool:
@@ -71,7 +77,7 @@ class Parts(nn.Module):
             self.get_submodule(name).training = False
 
     def named_tensors(self) -> Tensors:
-        """Parameters and buffers by name, not copied; one that is used in several places has its first name."""
+        """Return the parameters and buffers by name, not copied; one that is used several times has its first name."""
         named = self.state_dict(keep_vars=True)
         names = {id(tensor): name for name, tensor in reversed(named.items())}
         return {name: tensor.detach() for name, tensor in named.items() if names[id(tensor)] == name}
@@ -200,6 +206,9 @@ class Model(Parts):
         return {tap: read[tap] for tap in taps}
 
     def pooled(self, tap: str) -> str:
-        """Name of the pooling stage directly after a tap point, else of the tap point; `activations` accepts both."""
+        """Return the name of the pooling stage directly after a tap point, or the tap point itself if none follows.
+
+        `activations` accepts both.
+        """
         following = dict(itertools.pairwise(self.stages)).get(tap, tap)
         return following if following.startswith("pool") else tap

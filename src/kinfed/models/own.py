@@ -47,7 +47,7 @@ def maker(thing: nn.Module | Maker) -> Maker:
 
 
 def name_of(thing: Any) -> str:
-    """Import path of a function, class or module that makes a model, or ``<name>`` if it has none."""
+    """Return the import path of a function, class or module that makes a model; ``<name>`` if it has none."""
     if path := import_path(thing):
         return path
     name = type(thing).__name__ if isinstance(thing, nn.Module) else getattr(thing, "__name__", type(thing).__name__)

@@ -1,4 +1,7 @@
-"""Pools of source models: folders of safetensors files, each with a JSON file that describes it."""
+"""Pools of source models: folders of safetensors files, each with a JSON file that describes it.
+
+A source model is a model that was trained before, on other data; FedVote can transfer its body to the clients.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ __all__ = ["Source", "open_pool"]
 
 @dataclass(frozen=True)
 class Source:
-    """Trained source model.
+    """Source model of a pool: a trained model with its name and description.
 
     Attributes:
         name: Name of its files, without their suffixes.

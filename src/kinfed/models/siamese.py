@@ -1,4 +1,7 @@
-"""Networks of self-supervised learning: projector, predictor, and the target network (specification D.0)."""
+"""Networks of self-supervised learning: projector, predictor, and the target network (specification D.0).
+
+Letters: o is the encoder (body and projector), q the predictor, ξ the target network.
+"""
 
 from __future__ import annotations
 
@@ -80,6 +83,6 @@ class Target(Parts):
 
     @torch.no_grad()
     def follow(self, online: Siamese, momentum: float) -> None:
-        """Update the parameters, not BatchNorm's buffers, by the moving average ``ξ ← m ξ + (1 − m) o``."""
+        """Update the parameters (not buffers) by the moving average ``ξ ← m ξ + (1 − m) o``; m is the momentum."""
         leading = [*online.body.parameters(), *online.projector.parameters()]
         torch._foreach_lerp_([*self.parameters()], [p.detach() for p in leading], 1 - momentum)

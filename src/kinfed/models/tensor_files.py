@@ -80,7 +80,7 @@ def open_tensors(path: Path) -> tuple[Tensors, dict[str, Any] | None]:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file for reading.
+    """Context manager that opens a safetensors file for reading and gives the handle of `safetensors.safe_open`.
 
     Raises:
         ValueError: If the file cannot be read.
@@ -134,13 +134,13 @@ def _parsed(text: str) -> Any:
 
 
 def _crc(text: str, tensors: Mapping[str, Tensor]) -> int:
-    """CRC-32 of the description and of the tensors' names, types, shapes and bytes."""
+    """Compute the CRC-32 of the description and of the tensors' names, types, shapes and bytes."""
     forms = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in sorted(tensors.items())}
     return zlib.crc32(repr((text, forms)).encode(), checksum(tensors))
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> int:
-    """CRC-32 of the tensors' names and bytes, in the order of the names.
+    """Compute the CRC-32 of the tensors' names and bytes, in the order of the names.
 
     >>> import torch
     >>> checksum({"weight": torch.zeros(2)}) == checksum({"weight": torch.ones(2)})

@@ -117,7 +117,8 @@ def cka(
             activations; a `Gram` is used unchanged.
         bandwidth: The ``f`` of the RBF kernel, as a fraction of the median distance. The median is over all n² squared
             distances, as in the authors' notebook; no gradient passes through it.
-        debiased: True for the ratio of unbiased estimates of HSIC (Song et al. 2012); needs n ≥ 4.
+        debiased: True for the ratio of unbiased estimates of HSIC, the Hilbert-Schmidt independence criterion (Song et
+            al. 2012); needs n ≥ 4.
         center: False to leave out the centring (linear kernel only), as some federated papers print the formula.
             Without it, features that are not centred are compared mostly by their means. Debiased CKA is always
             centred.

@@ -1,6 +1,7 @@
 """Gram matrices of representations: centred, of norm 1, and cheap to differentiate.
 
-Letters: ``n`` examples, ``p`` features. A leading ``…`` stands for any number of batch dimensions.
+Letters: ``n`` examples, ``p`` features. HSIC is the Hilbert-Schmidt independence criterion. A leading ``…``
+stands for any number of batch dimensions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Rules that all measures follow for their two sides and for their result.
 
-- A side is a NumPy array, a torch tensor on any device, or anything that NumPy turns into an array, such as a list or a
-  data frame. The result is a Python float, or a tensor on the same device if a side is a tensor.
+- A side is one of the two representations that are compared: a NumPy array, a torch tensor on any device, or anything
+  that NumPy turns into an array, such as a list or a data frame. The result is a Python float, or a tensor on the
+  same device if a side is a tensor.
 - Ambiguous input is refused with a message of one line: masked, complex, sparse or missing numbers, text, no examples.
 - Computations are in float64. If a side needs a gradient, they are in its own precision, or in float32 if that is
   half precision, regardless of autocast. The original precision of a side decides which differences are rounding.
@@ -179,7 +180,7 @@ def rounding(x: Tensor) -> float:
 
 
 def full_precision(x: Tensor) -> torch.autocast:
-    """Context in which autocast does not change products on the device of ``x``."""
+    """Return a context manager in which autocast does not change products on the device of ``x``."""
     return torch.autocast(x.device.type, enabled=False)
 
 

@@ -31,8 +31,9 @@ __all__ = ["minibatch_cka"]
 class minibatch_cka:
     """Debiased CKA of every layer of one model with every layer of another, accumulated over batches.
 
-    The unbiased HSICs are summed over the batches, and the ratio is taken at the end, since a mean of ratios would be
-    biased. The memory is that of one batch. The value depends slightly on the batch size.
+    CKA is a ratio of estimates of HSIC, the Hilbert-Schmidt independence criterion. The unbiased HSICs are summed over
+    the batches, and the ratio is taken at the end, since a mean of ratios would be biased. The memory is that of
+    one batch. The value depends slightly on the batch size.
 
     Args:
         kernel: Kernel of the Grams, ``linear`` or ``rbf``.
@@ -114,7 +115,14 @@ class minibatch_cka:
         return matrix if self._as_tensor else matrix.numpy()
 
     def _hsic_factor(self, x: Tensor) -> Tensor:
-        """Matrix, n×n, whose inner product with that of another layer is their HSIC₁ in this batch."""
+        """Compute the n×n matrix of a layer whose inner product with another layer's is their HSIC₁ in this batch.
+
+        It is the U-centred Gram, with the kernel of this object, divided by √(n(n−3)). HSIC₁ is the unbiased estimate
+        of HSIC (Song et al. 2012).
+
+        Args:
+            x: Activations of the layer for the n examples of the batch, n×p.
+        """
         n = len(x)
         # Not scaled as in `gram_of`, since the HSICs of all batches are summed.
         x = centred(x)
