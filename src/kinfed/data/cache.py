@@ -125,7 +125,7 @@ def open_kept(entry: Path) -> Dataset:
 
 @contextlib.contextmanager
 def unfinished(folder: Path) -> Iterator[Path]:
-    """Make a temporary folder inside a folder, for files that are moved to their place when they are complete.
+    """Context manager that makes a temporary folder inside a folder, for files that are moved when complete.
 
     What is left in it at the end is deleted. The temporary folder is locked while it is in use; unlocked ones, which
     killed processes left behind, are deleted too.

@@ -1,4 +1,7 @@
-"""Federations: a data set, the samples of each client, and the public images of the server."""
+"""Federations: a data set, the samples of each client, and the public images of the server.
+
+Letters: ``N`` clients, ``K`` classes.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class Federation:
 
     @cached_property
     def splits(self) -> tuple[Samples, Samples]:
-        """The samples that training rows and test rows index.
+        """The two sample sets to which the row numbers of a partition refer, for training and for test.
 
         These are the training set and the test set; for a pooled partition, both are the training set followed by the
         test set.

@@ -259,7 +259,7 @@ def _decoded(source: _OnDisk | _OnHub, name: str, decoding: Decoding) -> Dataset
 
 @contextlib.contextmanager
 def _readable(data: str) -> Iterator[None]:
-    """Turn errors of reading into an `InputError` of one line."""
+    """Context manager that turns errors of reading data into an `InputError` of one line."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,7 @@
-"""Data sets from splits as they were read: image files or arrays, with labels of any type."""
+"""Assembly of a data set from its training and test split: decode images, check shapes, number the classes.
+
+Letters: ``n`` samples, ``p`` features, ``c`` channels, ``h`` and ``w`` height and width.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ SKIPPED_NAMES = 5  # largest number of names in `Dataset.skipped_names`
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a data set, or a share of it, such as one client's.
+    """One split of a data set (training or test), or a share of it, such as one file or one client's samples.
 
     Attributes:
         name: Name of the split in messages.
@@ -87,15 +90,16 @@ def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding:
 
 
 def as_inputs(array: NDArray[Any], where: str) -> NDArray[Any]:
-    """Convert an array to inputs: uint8 images n×c×h×w, or float32 features n×p or n×….
+    """Convert a raw array to model inputs: uint8 images, n×c×h×w, or float32 features, n×p or n×… of any dimensions.
 
     uint8 and uint16 arrays of three or four dimensions are images. Three dimensions are grey images n×h×w. Of four
-    dimensions, the second one is the channels if it is 1 or 3; otherwise the last one is. 16-bit images become 8-bit,
-    as image files do. All other arrays are features. The result is a copy.
+    dimensions, the second one is the channels if it is 1 or 3; otherwise the last one is. 16-bit images are converted
+    to 8 bits: values are divided by 257 and rounded, as for 16-bit image files. All other arrays are features. The
+    result is a copy.
 
     Args:
-        array: Array of n samples.
-        where: Name of the array in an error message.
+        array: Array of numbers; the first dimension is the n samples.
+        where: Name of the array in error messages, such as ``arrays, x_train``.
 
     Raises:
         InputError: If the array has fewer than two dimensions, no values per sample, uint8 values but no shape of

@@ -68,7 +68,7 @@ class HubSet:
 
 @dataclass(frozen=True)
 class Fetched:
-    """The splits of a data set of the hub, as objects of `datasets`."""
+    """Training and test split of a data set of the hub that was downloaded, as objects of the package `datasets`."""
 
     name: str
     train: Any
@@ -79,7 +79,7 @@ class Fetched:
         return self.train._fingerprint, self.test._fingerprint
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        """Read the training and the test split, without decoding images."""
+        """Return the training split and the test split, each as a list of one `Split`; images stay encoded bytes."""
         with readable(self.name):
             train, test = (
                 split_of(split.with_format("arrow")[:], f"{self.name}, {name}", _downloads())  # images stay encoded

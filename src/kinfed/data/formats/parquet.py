@@ -58,9 +58,9 @@ class ParquetFiles:
 
 
 def split_of(table: Any, name: str, folders: Sequence[Path]) -> Split:
-    """Convert a pyarrow table to a split.
+    """Convert a pyarrow table to a `Split`: images, labels, and the other columns that a partition can use.
 
-    Other columns are included if they have whole numbers, booleans or short text and no missing values.
+    Those are the columns of integers, booleans or texts of up to 256 characters that have no nulls.
 
     Args:
         table: Table with a column ``image`` or ``img`` and a column ``label``, ``fine_label`` or ``labels``. An image
@@ -138,7 +138,7 @@ def _named(path: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def readable(table: object) -> Iterator[None]:
-    """Turn any error of reading a table into an `InputError` of one line that names the table."""
+    """Context manager that turns any error of reading a table into an `InputError` that names the table."""
     try:
         yield
     except InputError:

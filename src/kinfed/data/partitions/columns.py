@@ -18,7 +18,7 @@ __all__ = ["ByColumn", "Folders", "by_column"]
 
 @dataclass(frozen=True)
 class ByColumn(Partitioner):
-    """One client for each value of a column of the data.
+    """Partition by a column of the data: samples with the same value go to the same client.
 
     Attributes:
         column: Name of the column.
@@ -31,7 +31,14 @@ class ByColumn(Partitioner):
     column: str
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows from the column's values; see `by_column`."""
+        """Assign samples to clients by value: one client for each value of the column; see `by_column`.
+
+        Args:
+            train: Value of each training sample, n.
+            test: Value of each test sample.
+            clients: Largest number of clients.
+            rng: Random generator of the partition.
+        """
         return by_column(train, test, clients, rng)
 
     def of_dataset(self, dataset: Dataset, rows: Indices, clients: int, rng: np.random.Generator) -> Partition:
@@ -50,7 +57,7 @@ class ByColumn(Partitioner):
 
 @dataclass(frozen=True)
 class Folders(Partitioner):
-    """One client for each folder, in data with one folder per client.
+    """Partition by folder: samples whose files lie in the same folder go to the same client.
 
     >>> partition = Folders()(["ann", "bob", "ann"], ["bob", "ann"], 2, np.random.default_rng(0))
     >>> partition.names
@@ -58,7 +65,14 @@ class Folders(Partitioner):
     """
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows from the names of the samples' folders; see `by_column`."""
+        """Assign samples to clients by folder: one client for each folder name; see `by_column`.
+
+        Args:
+            train: Folder name of each training sample, n.
+            test: Folder name of each test sample.
+            clients: Largest number of clients.
+            rng: Random generator of the partition.
+        """
         return by_column(train, test, clients, rng)
 
     def of_dataset(self, dataset: Dataset, rows: Indices, clients: int, rng: np.random.Generator) -> Partition:

@@ -56,7 +56,7 @@ class Dirichlet(Partitioner):
     alpha: Annotated[float, Gt(0)] = 0.5
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows of both sets; see `dirichlet`."""
+        """Assign training and test samples, given as label arrays, to clients; see `dirichlet`."""
         return dirichlet(train, test, clients, self.alpha, rng)
 
 
@@ -77,7 +77,7 @@ class DirichletClients(Partitioner):
     alpha: Annotated[float, Gt(0)] = 0.5
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows of both sets; see `dirichlet_clients`."""
+        """Assign training and test samples, given as label arrays, to clients; see `dirichlet_clients`."""
         return dirichlet_clients(train, test, clients, self.alpha, rng)
 
 
@@ -98,7 +98,7 @@ class Quantity(Partitioner):
     alpha: Annotated[float, Gt(0)] = 0.5
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows of both sets; see `quantity`."""
+        """Assign training and test samples, given as label arrays, to clients; see `quantity`."""
         return quantity(train, test, clients, self.alpha, rng)
 
 
@@ -111,8 +111,8 @@ def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng
     trains on; the papers test only the global model. A client may get no test samples of a rare class, or none at all.
 
     Args:
-        train: Labels of the training set, n.
-        test: Labels of the test set.
+        train: Label of each training sample, n integers 0..K-1.
+        test: Label of each test sample, integers 0..K-1.
         clients: Number of clients N.
         alpha: Concentration α > 0.
         rng: Random generator of the partition.
@@ -145,8 +145,8 @@ def dirichlet_clients(
     is used.
 
     Args:
-        train: Labels of the training set, n.
-        test: Labels of the test set.
+        train: Label of each training sample, n integers 0..K-1.
+        test: Label of each test sample, integers 0..K-1.
         clients: Number of clients N.
         alpha: Concentration α > 0.
         rng: Random generator of the partition.
@@ -189,8 +189,8 @@ def quantity(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng:
     draw until the smallest share gives 10 samples; with many clients that never happens.
 
     Args:
-        train: Labels of the training set, n.
-        test: Labels of the test set.
+        train: Label of each training sample, n integers 0..K-1.
+        test: Label of each test sample, integers 0..K-1.
         clients: Number of clients N.
         alpha: Concentration α > 0.
         rng: Random generator of the partition.

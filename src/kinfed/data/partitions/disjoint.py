@@ -1,4 +1,7 @@
-"""Partitions in which clients hold different classes."""
+"""Partitions in which clients hold different classes.
+
+Letters: ``n`` samples, ``N`` clients, ``K`` classes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ __all__ = ["Disjoint", "TwoGroups", "disjoint", "two_groups"]
 
 @dataclass(frozen=True)
 class Disjoint(Partitioner):
-    """A few classes for each client.
+    """Partition in which each client has samples of a few classes only.
 
     Attributes:
         classes_per_client: Number of classes of each client, which other clients may share. If not given, each class
@@ -47,13 +50,13 @@ class Disjoint(Partitioner):
     classes_per_client: Annotated[int, Ge(1)] | None = None
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows of both sets; see `disjoint`."""
+        """Assign training and test samples, given as label arrays, to clients; see `disjoint`."""
         return disjoint(train, test, clients, self.classes_per_client, rng)
 
 
 @dataclass(frozen=True)
 class TwoGroups(Partitioner):
-    """Two groups of clients, each with one half of the classes.
+    """Partition of the clients into two groups, each with one half of the classes.
 
     >>> partition = TwoGroups()([0, 1, 0, 1], [0, 1], 2, np.random.default_rng(0))
     >>> [rows.tolist() for rows in partition.train]
@@ -61,24 +64,28 @@ class TwoGroups(Partitioner):
     """
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows of both sets; see `two_groups`."""
+        """Assign training and test samples, given as label arrays, to clients; see `two_groups`."""
         return two_groups(train, test, clients, rng)
 
 
 def disjoint(
     train: ArrayLike, test: ArrayLike, clients: int, classes_per_client: int | None, rng: np.random.Generator
 ) -> Partition:
-    """Assign a few classes to each client, in both sets (specification F.4).
+    """Give each of N clients a fixed number c of the K classes (specification F.4).
 
-    Without ``classes_per_client`` and with N < K, each class belongs to one client, and the clients' numbers of classes
-    differ by at most one. Otherwise every client has c classes; the default is c = ⌊K/5⌋, at least 1, as in EasyFL. If
-    N·c is a multiple of K, each client in turn takes the c least taken classes, with random ties, and each class is
-    divided equally among its clients. If not, a client's shares of its classes differ, but their sum is the same for
-    all clients (`kinfed.data.partitions.assign.overlapping_shares`).
+    Clients may share a class, but never a sample. The test samples follow the same classes as the training samples.
+
+    * Without ``classes_per_client`` and with N < K, each class belongs to one client, and the clients' numbers of
+      classes differ by at most one.
+    * Otherwise every client has c classes; the default is c = ⌊K/5⌋, at least 1, as in EasyFL.
+    * If N·c is a multiple of K, each client in turn gets the c classes that the fewest clients have so far, with random
+      ties, and each class is divided equally among its clients.
+    * If it is not, equal division would give some clients more data. A client then gets unequal fractions of its c
+      classes, whose sum is K/N for every client (`kinfed.data.partitions.assign.overlapping_shares`).
 
     Args:
-        train: Labels of the training set, n.
-        test: Labels of the test set.
+        train: Label of each training sample, n integers 0..K-1.
+        test: Label of each test sample, integers 0..K-1.
         clients: Number of clients N.
         classes_per_client: Number of classes c of each client.
         rng: Random generator of the partition.
@@ -135,8 +142,8 @@ def two_groups(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.G
     The test set is assigned in the same way (specification F.7). If a number is odd, the first half is the smaller one.
 
     Args:
-        train: Labels of the training set, n.
-        test: Labels of the test set.
+        train: Label of each training sample, n integers 0..K-1.
+        test: Label of each test sample, integers 0..K-1.
         clients: Number of clients N.
         rng: Random generator of the partition.
 

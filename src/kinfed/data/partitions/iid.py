@@ -24,7 +24,7 @@ class IID(Partitioner):
     """
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows of both sets; see `iid`."""
+        """Assign training and test samples, given as label arrays, to clients; see `iid`."""
         return iid(train, test, clients, rng)
 
 
@@ -32,8 +32,8 @@ def iid(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generato
     """Divide both sets at random into N parts whose sizes differ by at most one (specification F.5).
 
     Args:
-        train: Labels of the training set, n.
-        test: Labels of the test set.
+        train: Label of each training sample, n integers 0..K-1.
+        test: Label of each test sample, integers 0..K-1.
         clients: Number of clients N.
         rng: Random generator of the partition.
 

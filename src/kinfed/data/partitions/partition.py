@@ -1,4 +1,4 @@
-"""The rows of a data set that belong to each client, as index arrays."""
+"""The rows (sample numbers) of a data set that belong to each client, as index arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOBODY = -1  # owner of an unused sample
 
 @dataclass(frozen=True)
 class Partition:
-    """The training and test rows of each client.
+    """The training and test samples of each client, as row numbers of a data set.
 
     Attributes:
         train: Ascending rows that each client trains on, one array per client.

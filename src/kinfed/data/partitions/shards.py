@@ -43,7 +43,7 @@ class Shards(Partitioner):
     per_client: Annotated[int, Ge(1)] = 2
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows of both sets; see `shards`."""
+        """Assign training and test samples, given as label arrays, to clients; see `shards`."""
         return shards(train, test, clients, self.per_client, rng)
 
 
@@ -57,7 +57,7 @@ class SortedShards(Partitioner):
     """
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows of both sets; see `sorted_shards`."""
+        """Assign training and test samples, given as label arrays, to clients; see `sorted_shards`."""
         return sorted_shards(train, test, clients, rng)
 
 
@@ -68,8 +68,8 @@ def shards(train: ArrayLike, test: ArrayLike, clients: int, per_client: int, rng
     of each client; it is used for both sets. A client may get a class twice, so it holds at most s classes.
 
     Args:
-        train: Labels of the training set, n.
-        test: Labels of the test set.
+        train: Label of each training sample, n integers 0..K-1.
+        test: Label of each test sample, integers 0..K-1.
         clients: Number of clients N.
         per_client: Number of shards s of each client.
         rng: Random generator of the partition.
@@ -116,8 +116,8 @@ def sorted_shards(train: ArrayLike, test: ArrayLike, clients: int, rng: np.rando
     same proportions as its training samples; shards of the test set would have other classes than those of training.
 
     Args:
-        train: Labels of the training set, n.
-        test: Labels of the test set.
+        train: Label of each training sample, n integers 0..K-1.
+        test: Label of each test sample, integers 0..K-1.
         clients: Number of clients N.
         rng: Random generator of the partition.
 
