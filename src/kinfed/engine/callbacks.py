@@ -1,4 +1,4 @@
-"""Callbacks that report the progress of a run."""
+"""Callbacks: observers of the progress of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ __all__ = ["Callback", "NoCallback"]
 
 
 class Callback(Protocol):
-    """Functions that the round loop calls to report the progress of a run.
+    """Observer of one run: the round loop calls its methods at the start, in each round, and before a stop.
+
+    They are called in the main process, even if clients train in worker processes.
 
     >>> class PrintLoss(NoCallback):
     ...     def round(self, line):

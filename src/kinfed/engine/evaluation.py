@@ -50,7 +50,7 @@ class _Accuracies:
         return self.of.setdefault(name, [None] * len(self.sizes))
 
     def spreads(self) -> Line:
-        """Means and spread of the accuracies over the clients, in alphabetical order of the names."""
+        """Return means and standard deviations of the accuracies over the clients, sorted by name."""
         return {
             f"{name}_{quantity}": value
             for name, of_clients in sorted(self.of.items())
@@ -194,10 +194,11 @@ class Evaluation:
                 new.note(result, id - first)
 
     def _mean(self, served: Served) -> Tensors | None:
-        """Mean of the clients' primary models, weighted by training samples, for a method without a global model.
+        """Compute the mean of the clients' primary models, weighted by training samples.
 
-        If the clients share a body, this is the body with the mean of their heads (CRC-9). None if there are several
-        architectures, or without labels, since linear probes of different representations cannot be averaged.
+        New clients are tested with it if the method has no global model. If the clients share a body, it is the body
+        with the mean of their heads (CRC-9). None if there are several architectures, or without labels, since linear
+        probes of different representations cannot be averaged.
         """
         if not served or len(self.runtime.models) > 1 or not self.runtime.method.supervised:
             return None
@@ -245,5 +246,5 @@ class Evaluation:
 
 
 def _share(right: Tensor) -> float | None:
-    """Fraction of correct predictions, or None without predictions."""
+    """Return the fraction of correct predictions; None without predictions."""
     return right.double().mean().item() if len(right) else None

@@ -82,7 +82,7 @@ class Evaluator:
         return [*results.values()]
 
     def evaluate_representation(self, round: int, tensors: Tensors) -> list[TestResult]:
-        """Test the representation of a global model; see `_represented`."""
+        """Test the representation of a global model, given by its tensors; for the results see `_represented`."""
         model = self.runtime.fresh_model()
         model.load(tensors)
         return self._represented(model, round, range(len(self.runtime.federation)))

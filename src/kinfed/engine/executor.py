@@ -136,7 +136,10 @@ class TaskRunner:
             return Failure.of(error)
 
     def _drawing(self, *address: str | int) -> contextlib.AbstractContextManager[None]:
-        """Context in which the global generators are seeded from the address, for a user's method or module."""
+        """Return a context manager that seeds the global generators from an address (see `kinfed.streams`).
+
+        Only a user's own method or module may draw from them; for others it declares that nothing is drawn.
+        """
         if not self.runtime.draws:
             return without_draws()
         return seeded_globals(torch_stream(self.runtime.settings.seed, *address), self.runtime.device)

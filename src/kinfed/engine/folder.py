@@ -54,7 +54,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Folder of a run: ``metrics.jsonl``, ``seconds.jsonl``, and folders for checkpoints, states, pictures and models.
+    """Reader and writer of a run's folder: metrics and durations per round, checkpoints, states, pictures, models.
 
     ``metrics.jsonl`` has one line per round, with nothing that differs between two executions of the same run; the
     durations of the rounds are in ``seconds.jsonl``.
@@ -69,7 +69,7 @@ class RunFolder:
     Attributes:
         path: Path of the folder, which must exist.
         identity: Description of the run, such as its config; a checkpoint with another identity is refused.
-        about: Description of the run for the JSON file of every saved model.
+        about: Entries about the run, such as method and data, that the card of every saved model gets.
     """
 
     path: Path

@@ -32,7 +32,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Interrupt:
-    """Context in which the first signal is only recorded; the second one raises `Stopped`.
+    """Context manager in whose block the first signal is only recorded; the second one raises `Stopped`.
 
     It has no effect outside the main thread, or on a signal that the program ignores or handles itself.
 
@@ -65,7 +65,7 @@ class Interrupt:
 
 @contextlib.contextmanager
 def out_of_reach() -> Iterator[None]:
-    """Context for starting processes that block these signals, so that only this process handles them.
+    """Context manager for starting processes that block these signals, so that only this process handles them.
 
     Such processes must end with this one.
     """

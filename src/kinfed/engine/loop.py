@@ -159,7 +159,10 @@ def _first_reason(runtime: ClientRuntime, lines: Sequence[Line]) -> str:
 
 
 def _advice(runtime: ClientRuntime, reason: str) -> str:
-    """Advice for values that are not finite: a smaller learning rate, and smaller fields that exceed their defaults."""
+    """Return advice for a reason that names values that are not finite; empty for other reasons.
+
+    It names the learning rate and the method's fields above their defaults, which could be smaller.
+    """
     if not diverged(reason):
         return ""
     parts = dict.fromkeys((runtime.method.unwrapped, runtime.method))
@@ -170,7 +173,7 @@ def _advice(runtime: ClientRuntime, reason: str) -> str:
 
 
 def _failed_rounds(lines: Sequence[Line]) -> int:
-    """Number of consecutive rounds at the end without a usable upload."""
+    """Count the consecutive rounds at the end without a usable upload."""
     failed = itertools.takewhile(lambda line: len(line["refused"]) == len(line["clients"]), reversed(lines))
     return sum(1 for _ in failed)
 
@@ -305,7 +308,7 @@ class _Round:
 
 
 def _totals(uploads: Mapping[ClientId, Message]) -> Line:
-    """Totals of local training: mean losses weighted by samples, skipped samples, and clients without a step."""
+    """Compute the mean losses of a round, weighted by samples, and count skipped samples and clients without a step."""
     numbers = [upload.numbers for upload in uploads.values()]
     term = _mean("term", numbers)
     return {  # Python numbers, since a method may give NumPy or torch numbers
@@ -318,7 +321,7 @@ def _totals(uploads: Mapping[ClientId, Message]) -> Line:
 
 
 def _mean(name: str, numbers: Sequence[Mapping[str, float]]) -> float | None:
-    """Mean of a number in the uploads, weighted by samples; None if no upload has it."""
+    """Compute the mean of a number in the uploads, weighted by samples; None if no upload has it."""
     told = [n for n in numbers if name in n]
     return float(sum(n[name] * n["samples"] for n in told) / sum(n["samples"] for n in told)) if told else None
 
@@ -326,7 +329,7 @@ def _mean(name: str, numbers: Sequence[Mapping[str, float]]) -> float | None:
 def _traffic_and_notes(
     runtime: ClientRuntime, round: int, state: ServerState, answers: _Answers, newcomers: int
 ) -> Line:
-    """Bytes sent in a round, and the method's notes on it.
+    """Return the bytes sent in a round, and the method's notes on it, as entries of the round's metrics.
 
     Public images that a method sends to the clients count once for each client, as stored, in the first round for which
     it is sampled. For pooled methods nothing is sent.

@@ -146,10 +146,10 @@ class ProcessExecutor:
             yield job.id, answer if isinstance(answer, Failure) else _unpacked(*answer)
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
-        """Test the global model on the pooled test set, divided among the workers in whole chunks.
+        """Evaluate the global model on the pooled test set, in parallel: each worker tests a part of the n samples.
 
         Returns:
-            Mask of correct predictions, bool.
+            Mask of the samples that the model classifies correctly, bool, n; or the first `Failure`.
         """
         size = len(self._here.runtime.federation.tested[0])
         share = max(math.ceil(size / CHUNK / len(self._workers)), 1) * CHUNK
@@ -324,7 +324,7 @@ class _Worker:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Context for starting processes that do not import the program's main module, which may be starting them."""
+    """Context manager for starting processes that do not import the main module, which may be starting them."""
     main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

@@ -175,5 +175,5 @@ class ClientRuntime:
         return self.method.update(self.client(id, round), message, memory)
 
     def seen(self, samples: Samples) -> Samples:
-        """Samples as the method's models read them: unnormalised for self-supervised methods."""
+        """Return samples as the method's models read them: self-supervised ones scaled to [0, 1], not normalised."""
         return samples if self.method.supervised else unnormalised(samples)

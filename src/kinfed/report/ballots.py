@@ -1,4 +1,7 @@
-"""The vote of a fedvote run: its result, and the ballots of the clients (specification E.2)."""
+"""The vote of a fedvote run: its result, and the ballots of the clients (specification E.2).
+
+Clients vote for a pre-trained source model; a client's ballot names the sources most similar to its model, best first.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,13 @@ def vote_table(run: Run) -> Table:
 
 
 def _ranking(vote: Mapping[str, Any]) -> list[int]:
-    """Return the indices of the source models, the winner first."""
+    """Return the indices of the source models in decreasing order of votes.
+
+    Sources with equal votes are ordered by their Borda points, then by their index.
+
+    Args:
+        vote: Record of one vote: the entry ``vote`` of a ``summary.json``.
+    """
     return sorted(range(len(vote["sources"])), key=lambda i: (-vote["votes"][i], -vote["points"][i], i))
 
 

@@ -1,4 +1,4 @@
-"""Pictures of kinship: the similarity of clients by a method, compared with the classes that they share.
+"""Pictures of kinship: the similarity of clients as a method measures it, compared with their class overlap.
 
 Letters: ``N`` clients.
 """

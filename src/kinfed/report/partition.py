@@ -37,10 +37,10 @@ SHADES, PLAIN = "·░▒▓█", ".-+*#"
 
 @dataclass(frozen=True)
 class Holdings:
-    """The numbers of samples of every client in a federation.
+    """Numbers of samples of each client and class in a federation, of training clients and new clients.
 
     Attributes:
-        about: Data set, partition and seed, in words.
+        about: Caption: data set, partition and seed, in words.
         classes: Names of the K classes.
         names: Names of the N clients: those that the data give, or else their numbers; new clients are marked.
         counts: Training samples of each client and class, N×K.
@@ -63,7 +63,12 @@ class Holdings:
 
     @classmethod
     def of(cls, federation: Federation, about: str) -> Holdings:
-        """Count the samples of the clients and the new clients of a federation."""
+        """Count the samples of each client and class; the new clients, which never train, follow the others.
+
+        Args:
+            federation: Clients and their data.
+            about: Caption of the tables and pictures: data set, partition and seed, in words.
+        """
         both = (federation.partition, federation.new_clients)
         named = federation.partition.names
         return cls(

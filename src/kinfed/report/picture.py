@@ -16,7 +16,7 @@ __all__ = ["picture"]
 
 @contextlib.contextmanager
 def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """Give a figure to draw into, and write it to a PNG on exit.
+    """Context manager that gives a figure to draw into, and writes it to a PNG at the end.
 
     ``$`` is no start of a formula. Warnings about missing glyphs or too little room are silenced, since names come from
     data.

@@ -1,4 +1,7 @@
-"""The table of a target accuracy: the rounds until each method reached it, and the speed-up by a transfer."""
+"""The table of a target accuracy: the rounds until each method reached it, and the speed-up by a transfer.
+
+A transfer is FedVote's: the body of a pre-trained source model replaces that of the server's model.
+"""
 
 from __future__ import annotations
 

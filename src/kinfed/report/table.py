@@ -78,7 +78,7 @@ COLUMNS = (
 
 
 def _of_new(s: Summary) -> float:
-    """Return the number of new clients divided by that of clients that train, about the ratio of their test samples."""
+    """Return the ratio of new clients to training clients, which is about the ratio of their test samples."""
     return float(s["data"].get("new_clients", 0) / s["data"]["clients"])
 
 

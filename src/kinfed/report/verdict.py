@@ -17,10 +17,17 @@ NO_GAIN = " Training alone is among them: nothing here says that federation help
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """State the best method by own test accuracy, or a tie, and compare it with training alone; empty for one method.
+    """Return a sentence that names the method with the best mean accuracy on the clients' own test sets.
 
-    If a method reads no labels, the methods are compared by their linear probes instead, since its own test accuracy
-    is that of a classifier fitted to the labels of all clients.
+    It says if several methods are tied, and compares the best one with training alone. If any method learns without
+    labels, all are compared by linear probe instead, since the own test accuracy of such a method is that of a
+    classifier fitted to the labels of all clients.
+
+    Args:
+        runs: Runs of the comparison.
+
+    Returns:
+        The text; empty if fewer than two methods have this accuracy.
     """
     labelled = all(is_supervised(run) for run in runs)
     (column,) = (column for column in COLUMNS if column.heading == ("own test" if labelled else "linear probe"))
@@ -49,7 +56,7 @@ def verdict(runs: Sequence[Run]) -> str:
 
 
 def _tie(told: Mapping[str, Measured], rows: Sequence[str], measured: str) -> str:
-    """State that some rows are equal, or do not differ significantly."""
+    """Return the text that some methods have equal accuracies, or accuracies that do not differ significantly."""
     best = told[rows[0]]
     *others, last = rows
     if all(told[row].mean == best.mean for row in rows):

@@ -1,4 +1,7 @@
-"""The result of a vote for a source model: the ranking for the terminal, and a picture of the scores."""
+"""The result of a vote for a source model: the ranking for the terminal, and a picture of the scores.
+
+A client's score for a source, a pre-trained model, is their similarity; its ballot names the most similar sources.
+"""
 
 from __future__ import annotations
 
