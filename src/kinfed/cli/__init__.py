@@ -311,7 +311,7 @@ def train_sources(
 
 @sources.command("list")
 def list_sources(pool: Annotated[Path, typer.Argument(metavar="DIR", help="a pool, or RUN/models")]) -> None:
-    """What is in a pool: name, architecture, shape, classes, data, and accuracy on the data's test set."""
+    """Print the source models in a pool: name, architecture, input shape, classes, training data, test accuracy."""
     from kinfed.models import open_pool
 
     rows = [

@@ -1,4 +1,7 @@
-"""Everything that a run works with, from a config: the clients, the models, the rounds, the source models."""
+"""Construction of the parts of a run from its config: federation, models, settings of the rounds, source models.
+
+A source model is a pre-trained model from which FedVote can transfer the body; a pool is a folder of such models.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ PARTS = {"full": ALL, "head": HEAD, "body": BODY}
 
 
 def federation_of(config: Config) -> Federation:
-    """The clients of a config.
+    """Make the federation of a config: load the data set, and divide it among the clients.
 
     Raises:
-        InputError: If the data do not allow its partition.
+        InputError: If the data cannot be loaded, or do not allow the partition of the config.
     """
     if config.data.startswith("<"):
         federation: Federation = config.objects[config.data]
@@ -52,7 +55,7 @@ def federation_of(config: Config) -> Federation:
 
 
 def runtime_of(config: Config) -> ClientRuntime:
-    """Everything that a run works with; the config names one method."""
+    """Make the runtime of one run (method, federation, models and settings) from a config that names one method."""
     (name,) = config.methods
     federation = federation_of(config)
     shares = model_shares(config.models or "") or [
@@ -89,7 +92,7 @@ def runtime_of(config: Config) -> ClientRuntime:
 
 
 def sources_of(config: Config, name: str, federation: Federation) -> tuple[Source, ...]:
-    """The source models; none if the method does not ask for them."""
+    """Open the source models of a config, on its device; none if the method ``name`` does not require them."""
     if not config.method(name).requires.source_models:
         return ()
     assert config.sources is not None
@@ -97,10 +100,15 @@ def sources_of(config: Config, name: str, federation: Federation) -> tuple[Sourc
 
 
 def open_sources(pool: Path, shape: tuple[int, ...], device: str) -> tuple[Source, ...]:
-    """The source models in a folder, on a device.
+    """Open the source models in a folder, on a device.
+
+    Args:
+        pool: Folder of the source models.
+        shape: Shape of one input of the data, (c, h, w) for images.
+        device: Device of the models.
 
     Raises:
-        InputError: If it is no pool, or a source takes inputs of another shape.
+        InputError: If the folder is no pool, or a source model takes inputs of another shape.
     """
     sources = open_pool(pool)
     for source in sources:
@@ -112,7 +120,7 @@ def open_sources(pool: Path, shape: tuple[int, ...], device: str) -> tuple[Sourc
 
 
 def _model(config: Config, name: str, federation: Federation) -> Model:
-    """A model with its start weights, on the device."""
+    """Build one model of the architecture ``name`` with its initial weights, on the device of the config."""
     shape = federation.dataset.shape
     if config.augment != "none" and len(shape) != 3:
         raise InputError(f"augment: {config.augment} is for images, and the inputs are {'×'.join(map(str, shape))}")
@@ -124,23 +132,37 @@ def _model(config: Config, name: str, federation: Federation) -> Model:
 
 
 def _architectures(shares: Sequence[float], clients: int) -> tuple[int, ...]:
-    """Deal the models: ⌊share·N⌋ clients get the first, and so on; the last gets the rest (specification D.5)."""
+    """Assign an architecture to each of N clients (specification D.5).
+
+    The first ⌊share·N⌋ clients get the first architecture, and so on; the remaining clients get the last one.
+
+    Args:
+        shares: Share of the clients of each architecture, in [0, 1].
+        clients: Number N of clients.
+
+    Returns:
+        Index of each client's architecture, N.
+    """
     counts = [math.floor(share * clients + 1e-9) for share in shares[:-1]]
     return tuple(which for which, count in enumerate([*counts, clients - sum(counts)]) for _ in range(count))
 
 
 def settled(config: Config, runtime: ClientRuntime) -> Config:
-    """The config with what was left to the data.
+    """Return the config with the number of public images that was derived from the data.
 
     Raises:
-        InputError: If a method needs more probe images than that, or ``bn`` is of no use to the models.
+        InputError: If a method needs more public images, or a field has no effect on the models.
     """
     refuse_idle_in(config, runtime.models)
     return Config.checked(config.model_dump() | {"probe": len(runtime.federation.probe_rows)}, config.objects)
 
 
 def about_clients(runtime: ClientRuntime) -> str:
-    """``federation.json``: training samples by client and class, test samples by client, source models."""
+    """Return the text of ``federation.json``, which describes the clients' data and the source models.
+
+    It has the training samples of each client and class, the test samples of each client, and the checksum of each
+    source model.
+    """
     federation = runtime.federation
     sources = {source.name: checksum(source.model.tensors()) for source in runtime.sources}
     names, left = federation.partition.names, federation.dataset.left_out
@@ -161,10 +183,14 @@ def about_clients(runtime: ClientRuntime) -> str:
 
 
 def check_unchanged(runtime: ClientRuntime, out: Path) -> None:
-    """The data and the sources must still be what they were.
+    """Refuse to continue a run whose clients or source models have changed since it began.
+
+    Args:
+        runtime: Runtime with the present clients and source models.
+        out: Folder of the run, with its ``federation.json``.
 
     Raises:
-        InputError: If the clients or the source models are not those that the run in a folder began with.
+        InputError: If the clients or the source models differ from those in ``federation.json``.
     """
     if read_json(out / FEDERATION) != json.loads(about_clients(runtime)):
         what = "data: the clients" if not runtime.sources else "data, sources: the clients or the source models"

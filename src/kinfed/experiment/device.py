@@ -11,7 +11,7 @@ DEVICES = ("cpu", "cuda", "mps")
 
 
 def available(device: str) -> str:
-    """Return the name of a device unchanged, after a check that it can be used here.
+    """Return ``device`` unchanged if PyTorch can use it on this machine; otherwise raise an InputError.
 
     Raises:
         InputError: If the device is not available, or of a type that kinfed does not support.

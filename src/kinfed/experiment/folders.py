@@ -49,7 +49,7 @@ def run_folders(config: Config, out: Path) -> Iterator[tuple[str, int, Path]]:
 
 @contextlib.contextmanager
 def new_run(out: Path, *, overwrite: bool) -> Iterator[None]:
-    """Lock a folder for a new run or comparison, and clear it if it may be overwritten.
+    """Context manager that locks a folder for a new run or comparison, and clears it if it may be overwritten.
 
     Only files that kinfed wrote are deleted; a warning names the others.
 

@@ -1,4 +1,8 @@
-"""SFTL's Table 1: how often a measure identifies the source model trained on a client's classes (specification E.4)."""
+"""SFTL's Table 1: how often a measure identifies the source model trained on a client's classes (specification E.4).
+
+A source model is one that was trained before, here on two of the ten classes. A client scores each source by the
+similarity of its activations to those of the client's own model, and names the one with the highest score.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +128,11 @@ class _Repeat:
 
 @own_settings()
 def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, watcher: MakeCallback = nobody) -> Path:
-    """Run the repeats that are missing, and write ``table.json``, ``table.md`` and the first repeat's ``vote.json``.
+    """Reproduce SFTL's Table 1: run its missing repeats, and write ``table.json``, ``table.md`` and ``vote.json``.
+
+    The ten classes form five pairs. A repeat trains one source model on each pair, then FedAvg with clients of the
+    partition ``paired`` and with clients of ``random``, and lets the clients name a source by each measure.
+    ``vote.json`` is the vote of the first repeat's clients of ``paired``.
 
     Args:
         table: Table to reproduce.
@@ -137,7 +145,7 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
         Path of ``table.md``.
 
     Raises:
-        InputError: If a field is wrong, or the data do not have ten classes.
+        InputError: If a field is wrong, the data do not have ten classes, or the clients are no multiple of five.
     """
     own = {**table.fields, **table.scales[scale], "methods": ("fedavg",)}
     config = Config.checked({**own, **given})
@@ -171,13 +179,13 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
 
 
 def paired(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-    """Partition the data so that each client gets one shard of both classes of one pair.
+    """Partition the data so that each client gets one shard of each class of one pair.
 
     Every pair has the same number of clients, and clients are in the order of the pairs.
 
     Args:
-        train: Labels of the training samples.
-        test: Labels of the test samples.
+        train: Label of each training sample, n integers 0..9.
+        test: Label of each test sample, integers 0..9.
         clients: Number of clients, a multiple of the number of pairs.
         rng: Random generator that shuffles the samples of each class.
     """

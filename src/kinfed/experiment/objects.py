@@ -152,7 +152,7 @@ def _training_fields(training: Any, fields: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _federation_fields(fields: Mapping[str, Any], objects: Objects) -> dict[str, Any]:
-    """The fields of a config that a federation fills: where its clients are from, and how many there are."""
+    """Return the fields of a config that a federation sets: data, partition, clients, new clients, public images."""
     for name in OF_SHARING:
         if name in fields:
             raise InputError(f"{name}: would do nothing; the data are a Federation, whose clients have their samples")

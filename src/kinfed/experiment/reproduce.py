@@ -202,7 +202,7 @@ def _measured(out: Path, comparisons: Sequence[Comparison], quantities: Mapping[
     Args:
         out: Folder of the table.
         comparisons: Comparisons of the column.
-        quantities: Quantity of each row that has one, by the row's label.
+        quantities: Quantity of each row that has one (a metric of the summary), by the row's label.
 
     Returns:
         Values of each seed by row; see `_read`.

@@ -1,4 +1,7 @@
-"""Run a config into a folder, several methods and seeds into a comparison, and go on with either."""
+"""Execution of experiments: single runs, comparisons of several methods and seeds, and their continuation.
+
+A run writes its results into a run folder, a comparison into a folder with one run folder for each method and seed.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +52,11 @@ from kinfed.settings import own_settings
 __all__ = ["MakeCallback", "compare", "go_on", "nobody", "resume", "run"]
 
 
-MakeCallback = Callable[[str, int, int], Callback]  # method, seed, rounds -> who looks at that run
+MakeCallback = Callable[[str, int, int], Callback]  # method, seed, rounds -> observer of that run
 
 
 def nobody(method: str, seed: int, rounds: int) -> Callback:
-    """Nobody looks."""
+    """Return an observer that does nothing, for any run."""
     del method, seed, rounds
     return NoCallback()
 
@@ -68,6 +71,13 @@ def run(
     executor: Executor | None = None,
 ) -> None:
     """Run one method with one seed into a new folder.
+
+    Args:
+        config: Config with one method and one seed.
+        out: Folder of the run.
+        watcher: Function that makes the observer of the run.
+        overwrite: True to replace a run or comparison that the folder holds.
+        executor: Executor of the clients' tasks; None for that of the config.
 
     Raises:
         InputError: If the config does not fit the data, or the folder exists and may not be overwritten.
@@ -90,13 +100,23 @@ def compare(
     overwrite: bool = False,
     executor: Executor | None = None,
 ) -> None:
-    """Run several methods, and several seeds, on the same clients: a run folder each, and ``comparison.json``.
+    """Run several methods, with one or more seeds, on the same clients.
+
+    Each run gets a folder of its own; ``comparison.json`` collects their summaries.
+
+    Args:
+        config: Config with the methods and the number of seeds.
+        out: Folder of the comparison.
+        watcher: Function that makes the observer of each run.
+        overwrite: True to replace a run or comparison that the folder holds.
+        executor: Executor of the clients' tasks; None for that of the config.
 
     Raises:
-        InputError: As `run`.
+        InputError: If the config does not fit the data, or the folder exists and may not be overwritten.
+        RunFailed: If a run failed; the other runs are done first.
     """
     check_room(out, overwrite=overwrite)
-    # What does not fit the data or the model shows before a folder changes.
+    # Checks that the config fits the data and the models, before the folder is changed.
     runtime = runtime_of(config.of(config.methods[0], config.seed))
     config = settled(config, runtime)
     for method in config.methods:
@@ -116,17 +136,18 @@ def resume(
     objects: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
 ) -> None:
-    """Go on with a run or a comparison where it stopped; one that is finished stays as it is.
+    """Continue a run or a comparison where it stopped; finished runs are not repeated.
 
     Args:
-        out: Its folder.
-        watcher: Looks at the runs.
-        device: Where to go on, if not where it began; last bits then differ.
-        objects: What names in angle brackets stand for.
-        executor: Executor that does the clients' work; that of the config if not given.
+        out: Folder of the run or the comparison.
+        watcher: Function that makes the observer of each run.
+        device: Device to continue on; None for that of the config. On another device the last bits differ.
+        objects: Python objects by their names in angle brackets in the config.
+        executor: Executor of the clients' tasks; None for that of the config.
 
     Raises:
-        InputError: If the folder holds neither, is in use, or was changed.
+        InputError: If the folder holds no run and no comparison, is in use, or was changed.
+        RunFailed: If a run of a comparison failed; the other runs are done first.
     """
     if not is_ours(out):
         raise InputError(f"run: {str(out)!r} is no run folder; it has no {CONFIG} or {COMPARISON} of kinfed's")
@@ -148,15 +169,20 @@ def resume(
 
 @own_settings()
 def go_on(config: Config, folder: Path, watcher: MakeCallback) -> None:
-    """Run a comparison, or what is left of it, now with as many workers and seeds as this config has.
+    """Run a comparison, or continue it with the number of workers and seeds of this config.
+
+    Args:
+        config: Config of the comparison.
+        folder: Folder of the comparison.
+        watcher: Function that makes the observer of each run.
 
     Raises:
-        InputError: If it was begun with a config of other results.
+        InputError: If the comparison in the folder was begun with a config that gives other results.
     """
     if not (folder / COMPARISON).is_file():
         compare(config, folder, watcher)
         return
-    # What was the case then may be gone: a device, a moved pool; and the folder may be older than a field.
+    # The former device or pool may no longer exist, and the folder may be older than a field of the config.
     now = {name: getattr(config, name) for name in EXECUTION}
     with nothing_from_files((), folder):
         begun = Config.read(folder / COMPARISON, config.objects, **now)
@@ -169,7 +195,11 @@ def go_on(config: Config, folder: Path, watcher: MakeCallback) -> None:
 
 
 def _compare(config: Config, out: Path, watcher: MakeCallback, executor: Executor) -> None:
-    """Every run that is still to do. One that fails does not keep the others from being done."""
+    """Do the remaining runs of a comparison, and update ``comparison.json`` after each.
+
+    Raises:
+        RunFailed: If a run failed; the other runs are done first.
+    """
     failed = []
     for method, seed, folder in run_folders(config, out):
         try:
@@ -183,7 +213,7 @@ def _compare(config: Config, out: Path, watcher: MakeCallback, executor: Executo
 
 
 def _in_order(config: Config, out: Path) -> list[Path]:
-    """The summaries that are there, method by method."""
+    """Return the paths of the summaries of finished runs, ordered by method."""
     runs = sorted(run_folders(config, out), key=lambda run: config.methods.index(run[0]))
     return [folder / SUMMARY for _, _, folder in runs if (folder / SUMMARY).is_file()]
 
@@ -197,10 +227,10 @@ def _run_the_rest(config: Config, out: Path, watcher: MakeCallback, executor: Ex
 
 
 def check_config(config: Config, out: Path) -> None:
-    """Refuse a config that is not the one with which the run in a folder was done.
+    """Refuse a config other than the one with which the run in a folder was done.
 
     Raises:
-        InputError: If its own file, or its last checkpoint, says something else; the message names the field.
+        InputError: If the run's config file or its last checkpoint has another value; the message names the field.
     """
     if (out / CONFIG).is_file():
         now = {name: getattr(config, name) for name in EXECUTION}
@@ -216,17 +246,17 @@ def check_config(config: Config, out: Path) -> None:
 
 
 def _tell_target(config: Config, out: Path) -> None:
-    """Look a finished run's rounds up again where it was asked for another target, or none."""
+    """Update the rounds to the target in a finished run's summary if the config has another target accuracy."""
     summary = read_json_object(out / SUMMARY)
     told = target_reached(config, RunFolder(out).lines("metrics.jsonl"))
     if summary.get("rounds_to_target") != told:
         write_whole(out / SUMMARY, json.dumps(summary | {"rounds_to_target": told}, indent=1) + "\n")
-        begun = Config.read(out / CONFIG, config.objects, sources=config.sources)  # the rest stays as it was
+        begun = Config.read(out / CONFIG, config.objects, sources=config.sources)  # all other fields keep their values
         write_whole(out / CONFIG, begun.model_copy(update={"target_acc": config.target_acc}).toml())
 
 
 def folder_of(config: Config, out: Path) -> RunFolder:
-    """The folder of a run of one method, whose checkpoints must be of this config."""
+    """Return the folder of a run of one method; it refuses checkpoints that were made with another config."""
     (method,) = config.methods
     return RunFolder(
         out,
@@ -236,7 +266,7 @@ def folder_of(config: Config, out: Path) -> RunFolder:
 
 
 def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: MakeCallback, executor: Executor) -> None:
-    """All rounds that are still to do, then the summary."""
+    """Do the remaining rounds of a run, and write its summary."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / CONFIG).is_file():
         write_whole(out / CONFIG, config.toml())
@@ -257,11 +287,15 @@ def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: MakeCallbac
 
 @contextlib.contextmanager
 def _executor(config: Config, given: Executor | None = None) -> Iterator[Executor]:
-    """The executor of a run, or of all runs of a comparison; one that is given is left open.
+    """Context manager that gives the executor of a run, or of all runs of a comparison.
+
+    Args:
+        config: Config with the number of worker processes.
+        given: Executor to use, which is left open at the end; None to make one, which is closed.
 
     Raises:
-        InputError: If the model is a function that they cannot import.
-        WorkersFailed: If they cannot be started.
+        InputError: If the model is a function that worker processes cannot import.
+        WorkersFailed: If worker processes cannot be started.
     """
     clear_left_behind()
     if given is not None:

@@ -25,7 +25,7 @@ Lines = Sequence[dict[str, Any]]
 
 @dataclass
 class SoFar:
-    """A tracker that writes ``so_far.json``: the summary up to the last evaluated round.
+    """A tracker (`Tracker`) that writes ``so_far.json``: the summary up to the last evaluated round.
 
     The file is deleted when the run is finished, and kept if the run is stopped or fails.
 

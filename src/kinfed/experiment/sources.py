@@ -1,4 +1,8 @@
-"""Training of source models, and the pool that they are written to (specification E.4, E.5)."""
+"""Training of source models, and the pool that they are written to (specification E.4, E.5).
+
+A source model is trained on a data set other than the clients' own; FedVote can transfer its body to the clients. A
+pool is a folder of source models.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ def train_source(
         seed: Seed of the random streams.
         purpose: Name of the random streams; the initial weights and the order of samples follow from seed and name.
         device: Device to train on.
-        watch: Observer of every epoch.
+        watch: Observer of every step and epoch; None for no observer.
 
     Returns:
         The model, on the CPU and in evaluation mode, and its accuracy on the test set, in [0, 1].
@@ -80,10 +84,12 @@ def train_source(
 
 
 def _telling(watch: Callback, steps: int, epochs: int) -> AfterStep:
-    """Return a hook that reports every step, and every epoch but the last, which is reported with the accuracy.
+    """Return a hook that reports each step and each finished epoch except the last to an observer.
+
+    The caller reports the last epoch, together with the accuracy.
 
     Args:
-        watch: Observer that is told.
+        watch: Observer that gets the reports.
         steps: Training steps per epoch.
         epochs: Number of epochs.
     """
@@ -185,7 +191,7 @@ def save_source(path: Path, model: Model, dataset: Dataset, accuracy: float, tol
 
 
 def is_there(path: Path, settings: dict[str, Any]) -> bool:
-    """Return True if a source is complete and undamaged.
+    """Return True if a pool holds a source model of this path that is complete and undamaged.
 
     Args:
         path: Path of the source's safetensors file.

@@ -1,4 +1,4 @@
-"""The summary of a run: accuracies at the last round, costs, and what was refused or left out."""
+"""The summary of a run: accuracies after the last round, costs, and counts of refused uploads and skipped samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
 
 
 def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lines) -> dict[str, Any]:
-    """``summary.json``, version 1: accuracies at the last round; best-on-test stands beside them, never for them."""
+    """Return the contents of ``summary.json``, version 1: the accuracies after the last round, and costs.
+
+    The best test accuracy over all rounds is a separate entry, since to select a round by it would use test labels.
+
+    Args:
+        config: Config of the run.
+        runtime: Runtime of the run.
+        lines: Lines of ``metrics.jsonl``, one per round.
+        seconds: Lines of ``seconds.jsonl``, one per round.
+    """
     (method,) = config.methods
     federation = runtime.federation
     never = [] if runtime.method.trains == "pooled" else never_trained(lines, len(federation))
@@ -69,7 +78,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
 
 
 def _metrics(runtime: ClientRuntime, lines: Lines, never: Sequence[int]) -> dict[str, float | None]:
-    """Return the accuracies of a summary; ``never`` are the clients that took no part."""
+    """Return the accuracies of a summary by name; ``never`` are the numbers of the clients that never trained."""
     always = [f"{name}_{quantity}" for name in ("personal", "fine_tuned") for quantity in SPREAD]
     spreads = {name: value for name, value in lines[-1].items() if name.endswith(SPREAD)}
     metrics: dict[str, float | None] = dict.fromkeys(always) | spreads
@@ -85,7 +94,10 @@ def _metrics(runtime: ClientRuntime, lines: Lines, never: Sequence[int]) -> dict
 
 
 def target_reached(config: Config, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of the global model; None if no target was asked for."""
+    """Return the first round in which the global model reached the target accuracy, and the target.
+
+    None if the config has no target; the round is None if it was not reached.
+    """
     if config.target_acc is None:
         return None
     return {
@@ -97,7 +109,7 @@ def target_reached(config: Config, lines: Sequence[dict[str, Any]]) -> dict[str,
 def _by_architecture(
     runtime: ClientRuntime, accuracies: Mapping[str, Sequence[float | None]]
 ) -> dict[str, float | None]:
-    """``linear_global_acc_mean_of_cnn4`` and the like: plain means over the clients of one of several architectures."""
+    """Compute mean accuracies over the clients of each architecture, such as ``linear_global_acc_mean_of_cnn4``."""
     if len(runtime.models) < 2:
         return {}
     of_clients = [runtime.architecture(id) for id in range(len(runtime.federation))]
@@ -112,7 +124,15 @@ def _by_architecture(
 
 
 def _told(lines: Sequence[dict[str, Any]], what: str) -> list[dict[str, Any]]:
-    """Each reason that stands in the metrics: how often, and where first."""
+    """Count each reason in an entry of the metrics.
+
+    Args:
+        lines: Lines of ``metrics.jsonl``.
+        what: Name of the entry, which has reasons by client: ``refused`` or ``untested``.
+
+    Returns:
+        Each reason with the number of its occurrences, and the round and client of the first one.
+    """
     told: dict[str, dict[str, Any]] = {}
     for line in lines:
         for client, reason in line[what].items():

@@ -1,4 +1,7 @@
-"""Rounds until a target accuracy is reached, and the speed-up by a transfer (specification E.3)."""
+"""Rounds until a target accuracy is reached, and the speed-up by a transfer (specification E.3).
+
+A transfer is FedVote's: the body of a pre-trained source model replaces that of the server's model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A vote for a source model by the clients of a run, with the scores that a server would not see (specification E)."""
+"""A vote for a source model by the clients of a run, with the scores that a server would not see (specification E).
+
+A source (model) is a pre-trained model; a pool is a folder of them. A client's score for a source is the similarity of
+their activations on the client's images; its ballot names the sources with the highest scores.
+"""
 
 from __future__ import annotations
 
