@@ -342,7 +342,8 @@ def train_sources(
 ) -> Path:
     """Train a source model on each of several data sets, and write them to a pool.
 
-    A pool is a folder of source models, which `kinfed.models.open_pool` opens.
+    A source model is a trained model from which `FedVote` can transfer the body to the clients. A pool is a folder of
+    source models, which `kinfed.models.open_pool` opens.
 
     Args:
         data: Names or paths of data sets. Each source gets the name of its data set.
@@ -391,7 +392,8 @@ def vote(
 ) -> Ballots:
     """Let the clients of a run vote for a source model, as in `FedVote` but without a transfer.
 
-    Each client compares the model that it trained in the last round with every source, and names the most similar ones.
+    A source (model) is a pre-trained model in the folder ``sources``. Each client compares the model that it trained in
+    the last round with every source, and names the most similar ones.
 
     Args:
         run: Folder of a run with ``save_local=True``. If it is not given, FedAvg is run first, for 5 rounds unless
@@ -496,7 +498,7 @@ def _truths(**flags: Any) -> None:
 
 @contextlib.contextmanager
 def result_folder(out: str | Path | None, name: str) -> Iterator[Path]:
-    """Give a folder for results: ``out``, or a new folder ``runs/TIME-NAME`` that no other process uses."""
+    """Context manager that gives a folder for results: ``out``, or a new folder ``runs/TIME-NAME`` of this process."""
     if out is not None:
         yield _path("out", out)
         return

@@ -42,7 +42,7 @@ def check_fields(thing: Any) -> None:
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """Type of each field of a dataclass by name, with its limits (``Annotated``)."""
+    """Return the type of each field of a dataclass by name, with its limits (``Annotated``)."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in fields(kind)}
 
@@ -76,16 +76,21 @@ def one_line(error: ValidationError, where: str = "") -> str:
 
 
 def short(value: Any) -> str:
-    """Representation of a value for a message, cut to 60 characters."""
+    """Return the representation (``repr``) of a value for a message, cut to 60 characters."""
     told = repr(value)
     return told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…"
 
 
 def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
-    """A field's value before it is checked: a path is text, and text is what can be written.
+    """Return the value of a config's field with a path converted to text, before other checks.
+
+    Args:
+        kind: Class of the config.
+        value: Given value.
+        info: Name of the field, from pydantic.
 
     Raises:
-        InputError: If a text cannot be written, or a number or a text is given as true or false.
+        InputError: If a text cannot be encoded as UTF-8, or a field that is no bool gets true or false.
     """
     name = str(info.field_name)
     if isinstance(value, bool) and kind.model_fields[name].annotation not in (bool, bool | None):
@@ -97,7 +102,7 @@ def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
 
 
 def is_text(value: str) -> bool:
-    """Whether a text can be written; the names of some files cannot."""
+    """Return True if a text can be encoded as UTF-8; the names of some files cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:

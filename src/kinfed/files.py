@@ -49,7 +49,7 @@ class NotSaved(OSError):
 
 @contextlib.contextmanager
 def saving(path: Path) -> Iterator[None]:
-    """Turn any failure to write a file in the block into a NotSaved that names the file.
+    """Context manager that turns a failure to write a file in its block into a NotSaved that names the file.
 
     Raises:
         NotSaved: If the file cannot be written, for instance because the disk is full or the folder is gone.
@@ -98,7 +98,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def output(path: Path) -> Iterator[None]:
-    """Turn any failure to write results to the user's path in the block into an InputError that names the path.
+    """Context manager that turns a failure to write results to the user's path into an InputError.
 
     Raises:
         InputError: If something below ``path`` cannot be written.
@@ -111,7 +111,7 @@ def output(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claimed(folder: Path, field: str = "out") -> Iterator[None]:
-    """Lock a folder for this process during the block; create it if missing.
+    """Context manager that locks a folder for this process, and creates it if missing.
 
     If the block writes nothing, the lock file and the created folders are removed. Blocks of one process may be nested.
 
@@ -144,7 +144,7 @@ def claimed(folder: Path, field: str = "out") -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[None]:
-    """Lock a new folder during the block like `claimed`; it must be missing or empty.
+    """Context manager that locks a folder like `claimed`; it must be missing or empty.
 
     Raises:
         InputError: If the folder is not empty, cannot be created or written, or another process has locked it.
@@ -170,7 +170,7 @@ def _names(folder: Path) -> set[str]:
 
 @contextlib.contextmanager
 def own_folder(path: Path) -> Iterator[Path]:
-    """Create a folder of this process alone, with a number after its name if the name is taken.
+    """Context manager that creates a folder of this process alone, with a number after its name if that is taken.
 
     If it is empty after the block, it is removed, with the parents created for it.
 

@@ -130,7 +130,7 @@ _ASKED: ContextVar[tuple[Collection[str], str] | None] = ContextVar("asked", def
 
 @contextlib.contextmanager
 def nothing_from_files(asked: Collection[str], file: object, *, allow: bool = False) -> Iterator[None]:
-    """Refuse, during the block, to import a ``package.module:Name`` that only a file names, so that files run no code.
+    """Context manager that refuses to import a ``package.module:Name`` that only a file names: files run no code.
 
     Args:
         asked: Names that the user gave in this call; these are imported.

@@ -19,7 +19,7 @@ Setting = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # read function, 
 
 @contextlib.contextmanager
 def untouched() -> Iterator[None]:
-    """Restore the environment variables, Python's random generator and the warning filters after a block.
+    """Context manager that restores environment variables, Python's random generator and warning filters at its end.
 
     Some libraries change them when they are imported.
     """
@@ -36,7 +36,7 @@ def untouched() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_settings(threads: int | None = 1) -> Iterator[None]:
-    """Run a block, or a decorated function, with fixed settings, so that its numbers do not depend on the program.
+    """Context manager and decorator that fixes the settings on which the numbers of a block or function depend.
 
     Afterwards all settings are restored: threads, precision, default types and devices, gradients and autocast of
     torch, NumPy's error handling, the global random generators, and everything that `untouched` restores.

@@ -32,7 +32,7 @@ def _digest(seed: int, address: tuple[str | int, ...]) -> bytes:
 
 
 def numpy_stream(seed: int, *address: str | int) -> np.random.Generator:
-    """NumPy generator for one purpose.
+    """Make the NumPy generator for one purpose.
 
     Args:
         seed: Seed of the run, any integer.
@@ -45,7 +45,7 @@ def numpy_stream(seed: int, *address: str | int) -> np.random.Generator:
 
 
 def torch_stream(seed: int, *address: str | int) -> torch.Generator:
-    """Torch generator for one purpose, on the CPU, so that draws do not depend on the device; see `numpy_stream`."""
+    """Make the torch generator for one purpose (see `numpy_stream`), on the CPU, whatever the device of the work."""
     import torch
 
     return torch.Generator().manual_seed(int.from_bytes(_digest(seed, address)[:8], "little", signed=True))
@@ -53,7 +53,7 @@ def torch_stream(seed: int, *address: str | int) -> torch.Generator:
 
 @contextlib.contextmanager
 def without_draws() -> Iterator[None]:
-    """Declare that a block draws nothing from the global generators, so that threads need not wait for each other.
+    """Context manager in whose block nothing draws from the global generators, so that threads need not wait.
 
     In such a block, `seeded_globals` with ``certain=False`` does nothing. With ``certain=True`` it seeds and locks the
     generators as usual.
@@ -69,7 +69,7 @@ def without_draws() -> Iterator[None]:
 def seeded_globals(
     stream: torch.Generator, device: torch.device | None = None, *, certain: bool = True
 ) -> Iterator[None]:
-    """Seed the global generators from a stream during a block, and restore them afterwards.
+    """Context manager that seeds the global generators from a stream, and restores them at the end.
 
     They are those of torch, Python and NumPy's legacy functions. The constructors of `torch.nn` and dropout accept no
     generator, and a user's own module may draw from any of them. Only one thread at a time runs such a block.

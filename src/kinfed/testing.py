@@ -92,7 +92,7 @@ def check_method(method: Method | type[Method]) -> None:
 
 
 def on_trial(method: type[Method]) -> Method:
-    """Make a method with the fields of its ``trial`` and defaults for the others.
+    """Instantiate a method for testing: default settings, overridden by the ``trial`` of the class and its bases.
 
     >>> on_trial(FedAvg)
     FedAvg()
@@ -101,7 +101,7 @@ def on_trial(method: type[Method]) -> Method:
 
 
 def trial_fields(method: type[Method]) -> dict[str, Any]:
-    """Fields that a method and its base classes declare for a trial.
+    """Return the settings for a short test run (``trial``) that a method and its base classes declare.
 
     >>> from kinfed.methods.moon import MOON
     >>> trial_fields(MOON)
@@ -122,7 +122,7 @@ def _demand(holds: bool, rule: str, said: str) -> None:
 
 
 def small_dataset(train: int = 240, test: int = 120) -> Dataset:
-    """First samples of scikit-learn's digits.
+    """Return a data set of the first samples of scikit-learn's digits: 8×8 grey images, ten classes.
 
     Args:
         train: Number of training samples.
@@ -133,7 +133,7 @@ def small_dataset(train: int = 240, test: int = 120) -> Dataset:
 
 
 def small_federation(clients: int = 4, probe: int = 24, data: Dataset | None = None, new: int = 0) -> Federation:
-    """Federation of clients of different sizes, about n/N samples each.
+    """Make a federation of N clients of different sizes, on average 1/N of the samples each.
 
     Args:
         clients: Number N of clients that take part in training.
@@ -157,7 +157,7 @@ def small_federation(clients: int = 4, probe: int = 24, data: Dataset | None = N
 def untrained_sources(
     data: Dataset, seeds: Iterable[int] = (11, 12, 13), model: str = "tiny_cnn"
 ) -> tuple[Source, ...]:
-    """Source models with initial weights, named by their seeds.
+    """Make source models (models from which `Vote` transfers) with initial weights, named by their seeds.
 
     Args:
         data: Data set that gives shape and classes of the models.
@@ -416,11 +416,14 @@ def _snapshot(message: NamedTensors) -> NamedTensors:
 # -- the checks -------------------------------------------------------------------------------------------------------
 
 Check = Callable[[Method, Path], str | None]
-"""Check of a method, which may write into an empty folder; it returns None, or the reason why it does not apply."""
+"""Check of a method: a function of the method and an empty folder, to which the check may write test runs.
+
+It raises `ContractError` if the method breaks the rule; it returns None, or the reason why the rule does not apply.
+"""
 
 
 def check_same_bits_again(method: Method, folder: Path) -> None:
-    """Demand the same bits from two runs with the same config."""
+    """Check that two runs with the same config give the same bits."""
     first, again = (_run(_runtime(method, participation=PARTIAL), folder / which) for which in "ab")
     kept, kept_again = first.memories, again.memories
     bits = same(first.state, again.state) and kept.keys() == kept_again.keys()
@@ -433,14 +436,17 @@ def check_same_bits_again(method: Method, folder: Path) -> None:
 
 
 def check_seed_matters(method: Method, folder: Path) -> None:
-    """Demand different losses from different seeds."""
+    """Check that runs with different seeds have different losses."""
     losses = [_run(_runtime(method, seed=seed), folder / str(seed)).lines[-1]["train_loss"] for seed in (0, 1)]
     said = f"{type(method).__name__} comes to the loss {losses[0]} with each of two seeds"
     _demand(losses[0] != losses[1], "the same bits", said)
 
 
 def check_no_global_generator(method: Method, folder: Path) -> None:
-    """Demand that no function draws from a global random generator."""
+    """Check that a method leaves the global generators of Python, NumPy and PyTorch untouched.
+
+    Two rounds are run in memory; nothing is written to ``folder``.
+    """
     del folder
     runtime = _runtime(method)
     before = _generators()
@@ -473,7 +479,7 @@ class _Backwards(SerialExecutor):
 
 
 def check_order_does_not_matter(method: Method, folder: Path) -> None:
-    """Demand results that do not depend on the order in which clients finish."""
+    """Check that the results do not depend on the order in which clients finish."""
     runtime = _runtime(method)
     forwards = _run(runtime, folder / "a")
     backwards = _run(runtime, folder / "b", _Backwards())
@@ -490,7 +496,7 @@ class _Stopped(Exception):
 
 
 def check_resumes(method: Method, folder: Path) -> None:
-    """Demand the same bits from a resumed run as from one that was not interrupted."""
+    """Check that a resumed run gives the same bits as one that was not interrupted."""
     given: dict[str, Any] = {"rounds": 6, "participation": PARTIAL, "seed": 1, "lr_schedule": "step:0.5"}
     straight = _run(_runtime(method, **given), folder / "a")
 
@@ -518,7 +524,7 @@ def check_resumes(method: Method, folder: Path) -> None:
 
 
 def check_others_are_left_alone(method: Method, folder: Path) -> str | None:
-    """Demand that the state of a client does not change in rounds in which it takes no part."""
+    """Check that the state of a client does not change in rounds in which it takes no part."""
     if method.trains != "sampled":
         return "everybody trains in every round"
     outcomes = {
@@ -539,7 +545,7 @@ def check_others_are_left_alone(method: Method, folder: Path) -> str | None:
 
 
 def check_changes_no_argument(method: Method, folder: Path) -> None:
-    """Demand that no function changes the messages and states that it receives."""
+    """Check that no function changes the messages and states that it receives."""
     del folder
     runtime = _runtime(method)
     given = _second_round(runtime)
@@ -566,7 +572,7 @@ def check_changes_no_argument(method: Method, folder: Path) -> None:
 
 
 def check_messages_are_plain(method: Method, folder: Path) -> None:
-    """Demand that messages and states hold plain tensors on the CPU and plain numbers."""
+    """Check that messages and states hold plain tensors on the CPU and plain numbers."""
     del folder
     name, rule = type(method).__name__, "messages"
     for message in _second_round(_runtime(method)):
@@ -585,7 +591,7 @@ def check_messages_are_plain(method: Method, folder: Path) -> None:
 
 
 def check_uploads_are_as_said(method: Method, folder: Path) -> None:
-    """Demand uploads that agree with ``upload_like`` and have the numbers of samples and steps."""
+    """Check that uploads agree with ``upload_like`` and have the numbers of samples and steps."""
     del folder
     runtime, name = _runtime(method), type(method).__name__
     for id, upload in _second_round(runtime).uploads.items():
@@ -598,7 +604,7 @@ def check_uploads_are_as_said(method: Method, folder: Path) -> None:
 
 
 def check_loss_is_told(method: Method, folder: Path) -> None:
-    """Demand the loss and its parts in uploads, and their means by samples in the line of the round."""
+    """Check that uploads contain the loss and its parts, and the round's metrics their means weighted by samples."""
     runtime, name, rule = _runtime(method), type(method).__name__, "the loss in its parts"
     uploads = _second_round(runtime).uploads
     for numbers in (upload.numbers for upload in uploads.values()):
@@ -626,7 +632,7 @@ def check_loss_is_told(method: Method, folder: Path) -> None:
 
 
 def check_one_client(method: Method, folder: Path) -> None:
-    """Demand that a run with one client works."""
+    """Check that a run with one client works."""
     runtime = _runtime(method, small_federation(clients=1))
     assert len(_run(runtime, folder / "out").lines) == runtime.settings.rounds
 
@@ -670,7 +676,7 @@ def uneven_round(method: Method, folder: Path, model: str) -> dict[str, Any]:
 
 
 def check_uneven_clients(method: Method, folder: Path) -> None:
-    """Demand that clients with one, two or many samples, or without test samples, work; with BatchNorm and without."""
+    """Check that clients with one, two or many samples, or without test samples, work; with BatchNorm and without."""
     for model in ("tiny_cnn", "cnn4"):
         uneven_round(method, folder, model)
 
@@ -686,7 +692,7 @@ class _Forbidden(Samples):
 
 
 def check_reads_no_test_data(method: Method, folder: Path) -> None:
-    """Demand that training, aggregation and the making of the tested models read no test samples."""
+    """Check that training, aggregation and the making of the tested models read no test samples."""
     del folder
     fed = small_federation()
     test = fed.dataset.test
@@ -700,7 +706,7 @@ def check_reads_no_test_data(method: Method, folder: Path) -> None:
 
 
 def check_test_data_change_no_model(method: Method, folder: Path) -> None:
-    """Demand that other test labels change the accuracies and nothing else."""
+    """Check that other test labels change the accuracies and nothing else."""
     fed, name = small_federation(), type(method).__name__
     assert fed.dataset.test.labels is not None
     flipped = replace(fed.dataset.test, labels=fed.dataset.test.labels.flip(0))
@@ -716,7 +722,7 @@ def check_test_data_change_no_model(method: Method, folder: Path) -> None:
 
 
 def check_holds_hyper_parameters_only(method: Method, folder: Path) -> None:
-    """Demand that a method is frozen and holds only hyper-parameters."""
+    """Check that a method is frozen and holds only hyper-parameters."""
     del folder
     name, rule = type(method).__name__, "no memory of its own"
     try:
@@ -733,7 +739,7 @@ def check_holds_hyper_parameters_only(method: Method, folder: Path) -> None:
 
 
 def check_learns(method: Method, folder: Path) -> None:
-    """Demand that the loss falls and that the accuracy of a supervised method exceeds chance."""
+    """Check that the loss falls and that the accuracy of a supervised method exceeds chance."""
     sgd, name = LocalTraining(lr=0.1, momentum=0.5, batch_size=8, epochs=6), type(method).__name__
     if method.supervised:
         lines = _run(_runtime(method, rounds=12, sgd=sgd), folder / "out").lines
@@ -756,7 +762,7 @@ WANTED = np.linspace(-3.0, 7.0, 16).tolist()  # optimal weights of sixteen clien
 
 
 def check_one_weight(method: Method, folder: Path) -> str | None:
-    """Demand that one weight converges to the mean of the optima of sixteen clients, one of which trains in a round.
+    """Check that one weight converges to the mean of the optima of sixteen clients, one of which trains in a round.
 
     A server that divides a sum over the participants by their number, where the number of all clients is due, makes
     too large steps.
@@ -787,7 +793,7 @@ def check_one_weight(method: Method, folder: Path) -> str | None:
 
 
 def _path_of_one_weight(method: Method, rounds: int) -> NDArray[np.float64] | None:
-    """Global weight after each round; None without a global model."""
+    """Return the global weight after each round, T numbers; None if the method has no global model."""
     share = 1 / len(WANTED)
     sgd = LocalTraining(lr=0.5, epochs=3, momentum=0.0)
     runtime = parabolas(method, WANTED, sgd=sgd, rounds=rounds, participation=share)
@@ -807,7 +813,7 @@ def _path_of_one_weight(method: Method, rounds: int) -> NDArray[np.float64] | No
 
 
 def check_models_are_saved(method: Method, folder: Path) -> None:
-    """Demand that the saved models are complete and have the recorded accuracies."""
+    """Check that the saved models are complete and have the recorded accuracies."""
     runtime, name = _runtime(method), type(method).__name__
     outcome = _run(runtime, folder / "out")
     saved = {path.stem: _tensors(path) for path in (folder / "out" / "models").glob("*.safetensors")}
@@ -833,7 +839,7 @@ def check_models_are_saved(method: Method, folder: Path) -> None:
 
 
 def check_serves(method: Method, folder: Path) -> None:
-    """Demand that ``serves`` agrees with the models that ``global_model`` and ``evaluated`` return."""
+    """Check that ``serves`` agrees with the models that ``global_model`` and ``evaluated`` return."""
     del folder
     runtime, name = _runtime(method), type(method).__name__
     given = _second_round(runtime)
