@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-slow test-instructions lint
+.PHONY: demo test test-fast test-slow test-instructions lint
 
 demo: $(VENV)/installed
 	$(BIN)/kinfed compare fedavg fedper fedbabu fedshibu local --data digits --clients 20 --partition shards --shards 2 \
@@ -11,6 +11,12 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/pytest -n 2 -m "not slow"
+
+# For the inner loop: rules of the code, measures, configs, golden traces and exact reductions, in under a minute.
+FAST = tests/test_floors.py tests/test_docs.py tests/test_registry.py tests/test_files.py tests/similarity/test_similarity_values.py \
+    tests/experiment/test_config.py tests/methods/test_golden.py tests/methods/test_reductions.py tests/data/test_partition_recipes.py
+test-fast: $(VENV)/installed
+	$(BIN)/pytest -n 2 -m "not slow" $(FAST)
 
 # What takes long: processes that die, fuzzing, many runs.
 test-slow: $(VENV)/installed
