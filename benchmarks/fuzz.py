@@ -186,7 +186,10 @@ def _load_cached(folder: Path) -> object:
 
 def _report(folder: Path) -> object:
     from kinfed.report.folders import read_runs
-    from kinfed.report.table import notes, setting, table, verdict
+    from kinfed.report.notes import notes
+    from kinfed.report.rows import setting
+    from kinfed.report.table import table
+    from kinfed.report.verdict import verdict
 
     runs = read_runs([folder / "run"])
     return table(runs).rich(), setting(runs), verdict(runs), notes(runs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -102,12 +101,7 @@ def test_probes_are_the_same_bit_for_bit_in_worker_processes(name: str, tmp_path
     here = run(runtime, tmp_path / "here")
     workers = ProcessExecutor(2)
     try:
-
-        def there(inline: Any) -> ProcessExecutor:
-            workers.take_on(Again(name), inline)
-            return workers
-
-        elsewhere = run(runtime, tmp_path / "there", there)
+        elsewhere = run(runtime, tmp_path / "there", workers, Again(name))
     finally:
         workers.close()
     assert elsewhere.lines == here.lines
