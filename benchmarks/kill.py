@@ -28,14 +28,8 @@ from kinfed.methods import METHODS
 
 # Files that tell the time, or, as the config, which sources other methods of the comparison had.
 TELL_THE_TIME = (
-    "config.toml",
-    "seconds.jsonl",
-    "summary.json",
-    "comparison.json",
-    "report.html",
-    "report.png",
-    ".lock",
-)
+    "config.toml", "seconds.jsonl", "summary.json", "comparison.json", "report.html", "report.png", ".lock",
+)  # fmt: skip
 SETTING = [
     "--clients", "8", "--partition", "iid", "--rounds", "6", "--participation", "0.5",
     "--checkpoint-every", "2", "--ft-epochs", "1", "--knn-every", "0",

@@ -75,5 +75,5 @@ def test_trace(name: str, tmp_path: Path) -> None:
     if machine() in golden:
         assert trace == golden[machine()]
     for of, rows in golden.items():  # another release of torch may compute late rounds otherwise
-        rounds = len(trace) if of.startswith(f"torch {torch.__version__},") else 1
+        rounds = len(trace) if of.startswith(f"torch {torch.__version__.partition('+')[0]}") else 1
         assert within_rounding(trace[:rounds], rows[:rounds], supervised)
