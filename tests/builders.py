@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from kinfed import testing
+from kinfed import registry, testing
 from kinfed.data import Federation, Normalisation, Partition, Samples
 from kinfed.engine import ClientRuntime, RunFolder, SerialExecutor, TaskRunner
 from kinfed.methods import Method, fedavg, make_method
@@ -85,3 +87,25 @@ def parabolas(method: Method, centres: list[float], monkeypatch: pytest.MonkeyPa
     """The model is one weight; client i has one sample, and its loss is (w − m_i)²/2 whatever the method says."""
     monkeypatch.setattr(fedavg, "train", testing.parabola_training)
     return testing.parabolas(method, centres, **given)
+
+
+def write_package(folder: Path, name: str, version: str, entry_points: str) -> None:
+    """What pip leaves of an installed package: its name, its version and its entry points."""
+    about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (about / "entry_points.txt").write_text(entry_points)
+
+
+@contextlib.contextmanager
+def installed_package(
+    folder: Path, name: str, version: str, entry_points: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A package that is installed in a folder meanwhile."""
+    write_package(folder, name, version, entry_points)
+    monkeypatch.syspath_prepend(str(folder))
+    registry._entry_points.cache_clear()
+    try:
+        yield
+    finally:
+        registry._entry_points.cache_clear()

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from kinfed import registry
 from kinfed.errors import InputError
 from kinfed.models import (
     ALL,
@@ -26,6 +25,7 @@ from kinfed.models import (
     select,
     set_batchnorm,
 )
+from tests.builders import installed_package
 
 LARGER = dict.fromkeys(("resnet34", "resnet50", "vgg16", "vgg16_bn"), (3, 32, 32)) | {"mcmahan_cnn": (1, 28, 28)}
 SHAPES = LARGER | {
@@ -113,6 +113,7 @@ class Adds(nn.Module):
 
 def test_a_module_that_stands_twice_runs_twice() -> None:  # case 321
     relu, first, second = nn.ReLU(), nn.Linear(2, 2), nn.Linear(2, 2)
+    nn.init.constant_(second.bias, -1)  # so that the second ReLU has something to do, whatever the weights
     model = Model({"fc1": first, "act1": relu, "fc2": second, "act2": relu}, nn.Linear(2, 2), ["act1", "fc2", "act2"])
     x = noise(50, 2)
     with torch.no_grad():
@@ -477,20 +478,13 @@ def test_what_makes_no_module_is_refused(given: Any) -> None:
 
 
 def test_an_installed_package_adds_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "kinfed_plain-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: kinfed-plain\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(f"[kinfed.models]\nplain = {__name__}:Plain\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    registry._entry_points.cache_clear()
-    try:
+    points = f"[kinfed.models]\nplain = {__name__}:Plain\n"
+    with installed_package(tmp_path, "kinfed-plain", "1.0", points, monkeypatch):
         assert ARCHITECTURES["plain"].summary == "A flat one."
         model = build("plain", (1, 8, 8), 10, 0)
         about = {**model.recipe, "shape": [1, 8, 8], "classes": [*"0123456789"]}
         path = saved(tmp_path / "m.safetensors", model.tensors(), about)
         assert torch.equal(open_saved(path)[0].head.weight, model.head.weight)  # an installed package may be imported
-    finally:
-        registry._entry_points.cache_clear()
 
 
 @pytest.mark.parametrize("architecture", [f"{__name__}:Plain", "<Plain>"])

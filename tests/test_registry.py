@@ -11,7 +11,8 @@ import pytest
 from kinfed.errors import InputError
 from kinfed.methods import METHODS
 from kinfed.methods.fedprox import FedProx
-from kinfed.registry import _entry_points, import_path, imported, nothing_from_files
+from kinfed.registry import import_path, imported, nothing_from_files
+from tests.builders import installed_package
 
 MODULE = '''
 from dataclasses import dataclass
@@ -30,17 +31,12 @@ number = 3
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An installed package with entry points: a method, one that is none, one that cannot be imported, a known name."""
     (tmp_path / "kinfed_mine.py").write_text(MODULE)
-    about = tmp_path / "kinfed_mine-1.2.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: kinfed-mine\nVersion: 1.2\n")
-    (about / "entry_points.txt").write_text(
+    points = (
         "[kinfed.methods]\nmine = kinfed_mine:Mine\nnumber = kinfed_mine:number\ngone = kinfed_gone:Gone\n"
         "fedavg = kinfed_mine:Mine\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    _entry_points.cache_clear()
-    yield tmp_path
-    _entry_points.cache_clear()
+    with installed_package(tmp_path, "kinfed-mine", "1.2", points, monkeypatch):
+        yield tmp_path
     sys.modules.pop("kinfed_mine", None)
 
 

@@ -342,7 +342,7 @@ def train_sources(
 ) -> Path:
     """Train a source model on each of several data sets, and write them to a pool.
 
-    A source model is a trained model from which `FedVote` can transfer the body to the clients. A pool is a folder of
+    A source model is a trained model from which `Vote` can transfer the body to the clients. A pool is a folder of
     source models, which `kinfed.models.open_pool` opens.
 
     Args:
@@ -390,7 +390,7 @@ def vote(
     allow_code: bool = False,
     **fields: Unpack[Fields],
 ) -> Ballots:
-    """Let the clients of a run vote for a source model, as in `FedVote` but without a transfer.
+    """Let the clients of a run vote for a source model, as in `Vote` but without a transfer.
 
     A source (model) is a pre-trained model in the folder ``sources``. Each client compares the model that it trained in
     the last round with every source, and names the most similar ones.
@@ -405,7 +405,7 @@ def vote(
         measure: Similarity measure: one of `kinfed.similarity.MEASURES` that needs no labels, or
             ``package.module:function``.
         ballot: Number of sources that each client names.
-        taps: Layers that are compared, such as ``body`` (the representation) or ``conv1,conv2``; see `FedVote`.
+        taps: Layers that are compared, such as ``body`` (the representation) or ``conv1,conv2``; see `Vote`.
         images: Largest number of training images that each client compares on.
         allow_code: Let the run's files or a ``config`` file name code (``package.module:Name``), which is then imported
             and run.
@@ -445,7 +445,7 @@ def vote(
         if of_new_run is not None:
             raise InputError(f"{of_new_run}: is of a new run, and {str(run)!r} is there; leave one of them out")
         folder = _path("run", run if out is None else out)
-        with nothing_from_files((), run, allow=allow_code):
+        with nothing_from_files({measure}, run, allow=allow_code):
             held = hold_vote(_path("run", run), sources, rule, folder)
     else:
         uses = {name: use for name, use in (OF_CLIENTS | OF_METHODS).items() if name != "sources"}

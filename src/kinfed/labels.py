@@ -16,11 +16,11 @@ def parse_label(text: str) -> tuple[str, dict[str, str]]:
     ('fedprox', {'mu': '0.1'})
     >>> parse_label("package.module:Mine:beta=2,taps=conv1,conv2")
     ('package.module:Mine', {'beta': '2', 'taps': 'conv1,conv2'})
+    >>> parse_label("fedvote:measure=package.module:rv2")
+    ('fedvote', {'measure': 'package.module:rv2'})
     """
-    name, colon, given = text.rpartition(":")
-    if not colon or "=" not in given:
-        return text, {}
-    pairs = [part.partition("=") for part in re.split(r",(?=\w+=)", given)]
+    name, *given = re.split(r":(?=\w+=)", text, maxsplit=1)
+    pairs = [part.partition("=") for part in re.split(r",(?=\w+=)", given[0])] if given else []
     return name, {field: value for field, _, value in pairs}
 
 
@@ -37,6 +37,8 @@ def label(name: str, fields: Mapping[str, Any]) -> str:
 def labels_of(methods: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Labels of several methods, each given as a name and all fields; variants of a method show the fields that differ.
 
+    A field that is None is not shown, since no text stands for it.
+
     >>> labels_of([("fedavg", {}), ("fedprox", {"mu": 0.1}), ("fedprox", {"mu": 1.0})])
     ['fedavg', 'fedprox:mu=0.1', 'fedprox:mu=1.0']
     """
@@ -44,7 +46,7 @@ def labels_of(methods: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     for name, fields in methods:
         variants = [other for of, other in methods if of == name]
         differ = [field for field in fields if any(other[field] != fields[field] for other in variants)]
-        labels.append(label(name, {field: fields[field] for field in differ}))
+        labels.append(label(name, {field: fields[field] for field in differ if fields[field] is not None}))
     return labels
 
 
@@ -67,4 +69,4 @@ def slug(method: str) -> str:
 
 
 def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfed import registry
 from kinfed.data import FORMATS, as_dataset, load, make_federation
 from kinfed.data.loading import find
 from kinfed.errors import InputError
+from tests.builders import installed_package
 from tests.data.test_loading import grey, write
 from tests.test_cli import kinfed as command  # noqa: F401 - the fixture
 
@@ -88,14 +88,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def installed(module: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same as a package with an entry point."""
-    about = tmp_path / "own_leaf-0.3.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-leaf\nVersion: 0.3\n")
-    (about / "entry_points.txt").write_text("[kinfed.formats]\nleaf = own_leaf:Leaf\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    registry._entry_points.cache_clear()
-    yield
-    registry._entry_points.cache_clear()
+    with installed_package(tmp_path, "own-leaf", "0.3", "[kinfed.formats]\nleaf = own_leaf:Leaf\n", monkeypatch):
+        yield
 
 
 @pytest.mark.usefixtures("module")

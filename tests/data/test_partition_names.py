@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import kinfed.data
-from kinfed import registry
 from kinfed.data import (
     IID,
     PARTITIONS,
@@ -36,7 +35,7 @@ from kinfed.data.partitions import as_partition, partition_options
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.configure import configure
-from tests.builders import dataset
+from tests.builders import dataset, installed_package
 from tests.data.test_partition import assert_cover, balanced, rng
 from tests.data.test_partition_recipes import digest
 from tests.test_cli import kinfed as command  # noqa: F401 - the fixture
@@ -90,14 +89,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.fixture
 def installed(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same, as a package with an entry point."""
-    about = elsewhere / "own_sizes-1.2.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-sizes\nVersion: 1.2\n")
-    (about / "entry_points.txt").write_text("[kinfed.partitions]\nlog_normal = own_sizes:LogNormal\n")
-    monkeypatch.syspath_prepend(str(elsewhere))
-    registry._entry_points.cache_clear()
-    yield
-    registry._entry_points.cache_clear()
+    points = "[kinfed.partitions]\nlog_normal = own_sizes:LogNormal\n"
+    with installed_package(elsewhere, "own-sizes", "1.2", points, monkeypatch):
+        yield
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,13 @@ def test_sources_of_any_width_are_ranked(held: tuple[Path, Any], tmp_path: Path)
     assert [row[at] for row in vote.scores] == pytest.approx([row[0] for row in alone.scores], abs=1e-9)
 
 
+def test_a_measure_that_is_named_in_the_call_is_imported_though_the_runs_files_name_no_code(
+    held: tuple[Path, Any], pool: Path, tmp_path: Path
+) -> None:
+    vote = kinfed.vote(held[0], sources=pool, measure="tests.outside.rv2:rv2", out=tmp_path / "o", quiet=True)
+    assert {*vote.ranking} == {*"abcd"}
+
+
 def test_a_vote_on_a_run_is_the_same_each_time_and_from_the_command_line(
     held: tuple[Path, Any], pool: Path, call: Call, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import kinfed
+from tests.builders import write_package
 
 FILE = Path(__file__).with_name("feddyn.py")
 FIELDS = ["--clients", "5", "--rounds", "3", "--train-images", "200", "--ft-epochs", "0", "--probe", "0"]
@@ -40,10 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with the method in a file of its own, which is also installed as a package's entry point."""
     folder = tmp_path_factory.mktemp("place")
     shutil.copy(FILE, folder / "mymod.py")
-    about = folder / "site" / "kinfed_feddyn-0.1.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: kinfed-feddyn\nVersion: 0.1\n")
-    (about / "entry_points.txt").write_text("[kinfed.methods]\nfeddyn = mymod:FedDyn\n")
+    write_package(folder / "site", "kinfed-feddyn", "0.1", "[kinfed.methods]\nfeddyn = mymod:FedDyn\n")
     return folder
 
 

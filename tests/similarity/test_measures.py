@@ -11,13 +11,12 @@ import pytest
 import torch
 
 import kinfed.similarity as s
-from kinfed import registry
 from kinfed.errors import InputError
 from kinfed.methods.fedcka import FedCKA
 from kinfed.methods.fedvote import Vote
 from kinfed.methods.voting import Seen, ballot, scores
 from kinfed.similarity import MEASURES, Measure
-from tests.builders import build_runtime, run
+from tests.builders import build_runtime, installed_package, run
 from tests.outside.rv2 import rv2
 
 RV2 = "tests.outside.rv2:rv2"
@@ -173,14 +172,9 @@ alike = Measure.of(lambda x, y: torch.cosine_similarity(x.flatten(), y.flatten()
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package with two entry points, one of them broken."""
-    package = tmp_path / "kinfed_rv-1.2.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: kinfed-rv\nVersion: 1.2\n")
-    (package / "entry_points.txt").write_text(f"[kinfed.measures]\nrv2 = {RV2}\nbroken = no_such_module:rv\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    registry._entry_points.cache_clear()
-    yield
-    registry._entry_points.cache_clear()
+    points = f"[kinfed.measures]\nrv2 = {RV2}\nbroken = no_such_module:rv\n"
+    with installed_package(tmp_path, "kinfed-rv", "1.2", points, monkeypatch):
+        yield
 
 
 @pytest.mark.usefixtures("installed")

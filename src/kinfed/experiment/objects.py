@@ -116,7 +116,8 @@ def of_folder(folder: Path, *, methods: Any = (), **others: Any) -> tuple[Object
 
 def names_in(fields: Mapping[str, Any]) -> set[str]:
     """Return the import paths among the values of given fields. Their code may be imported, since the caller asks."""
-    labels = [parse_label(name)[0] for name in as_tuple(fields.get("methods", ())) if isinstance(name, str)]
+    methods = [parse_label(name) for name in as_tuple(fields.get("methods", ())) if isinstance(name, str)]
+    labels = [text for name, own in methods for text in (name, *own.values())]
     shares = [name.rpartition(":")[0] for name in str(fields.get("models") or "").split(",")]
     others = [parse_label(str(fields.get(name)))[0] for name in ("model", "partition")]
     others.append(":".join(str(fields.get("data")).split(":")[:2]))  # package.module:Format:PATH
