@@ -33,7 +33,7 @@ class Scale:
 
     model: str
     samples: Samples
-    sgd: LocalTraining
+    training: LocalTraining
 
 
 def methods() -> dict[str, Method]:
@@ -54,8 +54,8 @@ def methods() -> dict[str, Method]:
 
 def cifar(images: int) -> Scale:
     """FedCKA's experiment."""
-    sgd = LocalTraining(lr=0.01, epochs=10, batch_size=128, weight_decay=1e-5)
-    return Scale("small_cnn", stored("cifar10", images, (3, 32, 32)), sgd)
+    training = LocalTraining(lr=0.01, epochs=10, batch_size=128, weight_decay=1e-5)
+    return Scale("small_cnn", stored("cifar10", images, (3, 32, 32)), training)
 
 
 def resnet() -> Scale:
@@ -84,13 +84,13 @@ def measured(scale: Scale, compared: dict[str, Method], repeats: int) -> dict[st
     model = build(scale.model, shape, 10, 0)
     model.prefer_channels_last()
     initial = model.tensors()
-    client = Client(model=model, seed=0, round=2, rounds=10, id=0, train=scale.samples, sgd=scale.sgd)
+    client = Client(model=model, seed=0, round=2, rounds=10, id=0, train=scale.samples, training=scale.training)
     received, kept = {}, {}
     for name, method in compared.items():
         model.load(initial)
         server = Server(model=model, seed=0, round=0, rounds=10, clients=10, probe=None)
         received[name] = method.download(method.init(server), 0)
-        earlier = replace(client, round=1, sgd=replace(scale.sgd, epochs=1))
+        earlier = replace(client, round=1, training=replace(scale.training, epochs=1))
         _, kept[name] = method.update(earlier, received[name], ClientState())
     seconds: dict[str, list[float]] = {name: [] for name in compared}
     for _ in range(repeats):

@@ -202,7 +202,7 @@ def runtime(clients: int, rounds: int) -> ClientRuntime:
         (build("small_cnn", federation.dataset.shape, 10, seed=0),),
         RoundSettings(
             rounds=rounds,
-            sgd=LocalTraining(lr=LR, epochs=1, batch_size=BATCH, momentum=MOMENTUM),
+            training=LocalTraining(lr=LR, epochs=1, batch_size=BATCH, momentum=MOMENTUM),
             lr_schedule="constant",
             participation=1.0,
             seed=0,

@@ -67,7 +67,7 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
         Federation(data, cut, np.arange(0)),
         (build("small_cnn", (3, 32, 32), 10, 0),),
         RoundSettings(
-            rounds=rounds, sgd=LocalTraining(lr=0.01, batch_size=16), lr_schedule="constant", participation=0.01,
+            rounds=rounds, training=LocalTraining(lr=0.01, batch_size=16), lr_schedule="constant", participation=0.01,
             seed=0,
             checkpoint_every=5, evaluate_every=rounds + 1,
         ),
@@ -89,7 +89,7 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
         run_rounds(shop, executor, folder, Timed())
         files = [p.stat().st_size for p in folder.memories.folder.rglob("*.safetensors")]
     trained = {"peak": peak(), "before": before, "client seconds": statistics.median(seconds[:-1])}
-    return {"clients": clients, **trained, "memories": len(files), "memory bytes": sum(files)}
+    return {"clients": clients, **trained, "client states": len(files), "memory bytes": sum(files)}
 
 
 def mixing(bodies: int) -> dict[str, Any]:
@@ -141,12 +141,14 @@ def main() -> None:
         print(json.dumps(mixing(given.mixing)))
         return
     few, many, bodies = (100, 1_000, 10) if given.quick else (100, 10_000, 100)
-    print(f"{'clients':>8}{'before, MiB':>13}{'peak, MiB':>12}{'ms a client':>13}{'memories':>10}{'on disk, MiB':>14}")
+    print(
+        f"{'clients':>8}{'before, MiB':>13}{'peak, MiB':>12}{'ms a client':>13}{'client states':>10}{'on disk, MiB':>14}"
+    )
     runs = [alone("--federation", str(clients)) for clients in (few, many)]
     for run in runs:
         print(
             f"{run['clients']:>8}{run['before']:>13.0f}{run['peak']:>12.0f}{1000 * run['client seconds']:>13.1f}"
-            f"{run['memories']:>10}{run['memory bytes'] / MIB:>14.1f}"
+            f"{run['client states']:>10}{run['memory bytes'] / MIB:>14.1f}"
         )
     print(f"peak memory of {many} clients: {runs[1]['peak'] / runs[0]['peak']:.3f} times that of {few}\n")
     m = alone("--mixing", str(bodies))

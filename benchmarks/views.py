@@ -41,8 +41,8 @@ def step_of(hidden: int, out: int, model: str = "cnn4") -> Callable[[], object]:
     encoder.prefer_channels_last()
     online = Siamese(encoder, 0, hidden=hidden, out=out)
     target, samples, stream = Target(online), noise(BATCH), torch.Generator().manual_seed(0)
-    sgd = LocalTraining(lr=0.032, batch_size=BATCH, weight_decay=5e-4)
-    return lambda: train_siamese(online, target, samples, sgd, stream)
+    training = LocalTraining(lr=0.032, batch_size=BATCH, weight_decay=5e-4)
+    return lambda: train_siamese(online, target, samples, training, stream)
 
 
 def supervised_step(model: str = "cnn4") -> Callable[[], object]:

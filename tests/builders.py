@@ -69,7 +69,7 @@ def build_runtime(
 def serial(runtime: ClientRuntime, folder: RunFolder) -> SerialExecutor:
     """A serial executor that is started."""
     executor = SerialExecutor()
-    executor.start(lambda: runtime, TaskRunner(runtime, folder.memories))
+    executor.start(lambda: runtime, TaskRunner(runtime, folder.client_states))
     return executor
 
 

@@ -55,19 +55,19 @@ def gradient_of(values: list[float]) -> tuple[Samples, object]:
 
 
 def test_momentum_starts_anew_with_every_training() -> None:  # case 60
-    sgd = LocalTraining(lr=0.1, momentum=0.9, batch_size=1)
+    training = LocalTraining(lr=0.1, momentum=0.9, batch_size=1)
     model = linear()
-    train(model, *_with(gradient_of([1.0, 1.0, 1.0]), sgd))
+    train(model, *_with(gradient_of([1.0, 1.0, 1.0]), training))
     assert model.head.weight.item() == pytest.approx(-0.1 * (1 + 1.9 + 2.71))
     with torch.no_grad():
         model.head.weight.zero_()
-    train(model, *_with(gradient_of([2.0]), sgd))
+    train(model, *_with(gradient_of([2.0]), training))
     assert model.head.weight.item() == pytest.approx(-0.2)
 
 
-def _with(data: tuple[Samples, object], sgd: LocalTraining) -> tuple:  # type: ignore[type-arg]
+def _with(data: tuple[Samples, object], training: LocalTraining) -> tuple:  # type: ignore[type-arg]
     samples, objective = data
-    return samples, Phase(), sgd, order(), objective
+    return samples, Phase(), training, order(), objective
 
 
 def test_the_training_loss_weighs_samples_not_batches() -> None:  # case 58
@@ -137,11 +137,11 @@ def test_a_weight_that_is_frozen_after_a_step_with_momentum_stays_where_it_was()
     for layer in (body, head):
         nn.init.ones_(layer.weight)
     model, (samples, objective) = Model({"scale": body}, head, []), gradient_of([1.0])
-    sgd = LocalTraining(lr=0.1, momentum=0.9, weight_decay=0.01)
-    train(model, samples, Phase(train=BODY), sgd, order(), objective)  # type: ignore[arg-type]
+    training = LocalTraining(lr=0.1, momentum=0.9, weight_decay=0.01)
+    train(model, samples, Phase(train=BODY), training, order(), objective)  # type: ignore[arg-type]
     before = body.weight.detach().clone()
     assert before.item() == pytest.approx(0.899)
-    train(model, samples, Phase(train=HEAD), sgd, order(), objective)  # type: ignore[arg-type]
+    train(model, samples, Phase(train=HEAD), training, order(), objective)  # type: ignore[arg-type]
     assert torch.equal(body.weight, before)
     assert head.weight.item() == pytest.approx(1 - 0.1 * (0.899 + 0.01))
 
@@ -149,8 +149,8 @@ def test_a_weight_that_is_frozen_after_a_step_with_momentum_stays_where_it_was()
 def test_a_head_trained_on_stored_features_is_the_head_trained_through_the_frozen_body() -> None:
     samples = dataset(48).train
     stored, through = (build("tiny_cnn", (1, 8, 8), 10, 0) for _ in range(2))
-    sgd = LocalTraining(lr=0.1, batch_size=16, epochs=3)
-    train(stored, samples, Phase(train=HEAD), sgd, order())
+    training = LocalTraining(lr=0.1, batch_size=16, epochs=3)
+    train(stored, samples, Phase(train=HEAD), training, order())
     optimiser = torch.optim.SGD(through.head.parameters(), lr=0.1, momentum=0.9)
     through.eval()
     shuffle = order()
@@ -234,8 +234,10 @@ def test_hooks_get_the_weights_that_have_a_gradient_by_name(part: Part, names: l
         for weight in weights.values():
             weight.add_(0.5)
 
-    sgd = LocalTraining(lr=0.1, batch_size=48, momentum=0.0)
-    train(model, dataset(48).train, Phase(train=part), sgd, order(), before_step=before_step, after_step=after_step)
+    training = LocalTraining(lr=0.1, batch_size=48, momentum=0.0)
+    train(
+        model, dataset(48).train, Phase(train=part), training, order(), before_step=before_step, after_step=after_step
+    )
     assert told == [names, names]
     after = model.tensors()
     assert all(torch.allclose(after[n], before[n] - 0.1 + 0.5) for n in names)
@@ -410,8 +412,8 @@ def test_with_augmentation_a_frozen_body_runs_on_every_batch() -> None:
     model, runs = build("tiny_cnn", (1, 8, 8), 10, 0), []
     model.body.conv1.register_forward_hook(lambda *_: runs.append(1))
     before = model.tensors(BODY)
-    sgd = LocalTraining(lr=0.1, batch_size=16, epochs=2, augment="crop_flip")
-    train(model, dataset(48).train, Phase(train=HEAD), sgd, order())
+    training = LocalTraining(lr=0.1, batch_size=16, epochs=2, augment="crop_flip")
+    train(model, dataset(48).train, Phase(train=HEAD), training, order())
     assert len(runs) == 6
     assert same(before, model.tensors(BODY))
 
@@ -422,8 +424,8 @@ def test_dropout_belongs_to_the_clients_stream(global_generators: None) -> None:
         head = nn.Linear(64, 10)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        sgd = LocalTraining(lr=0.1, batch_size=48)  # one whole batch, whose order does not matter
-        train(Model(body, head, []), dataset(48).train, Phase(), sgd, order(seed))
+        training = LocalTraining(lr=0.1, batch_size=48)  # one whole batch, whose order does not matter
+        train(Model(body, head, []), dataset(48).train, Phase(), training, order(seed))
         return head.weight
 
     with torch.random.fork_rng(devices=[]):
@@ -464,8 +466,8 @@ def test_training_in_channels_last_is_training() -> None:
 
 def test_training_is_plain_sgd_with_momentum() -> None:
     model, other = (build("tiny_cnn", (1, 8, 8), 10, 0) for _ in range(2))
-    samples, sgd = dataset(48).train, LocalTraining(lr=0.1, batch_size=16, weight_decay=1e-2)
-    train(model, samples, Phase(), sgd, order())
+    samples, training = dataset(48).train, LocalTraining(lr=0.1, batch_size=16, weight_decay=1e-2)
+    train(model, samples, Phase(), training, order())
     optimiser = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2, foreach=False)
     for rows in torch.randperm(48, generator=order()).split(16):
         optimiser.zero_grad()

@@ -69,9 +69,9 @@ def test_an_encoder_that_returns_a_constant_is_seen_in_training(with_target: boo
     for part in (online.projector, online.predictor):
         nn.init.zeros_(part[3].weight)
         nn.init.ones_(part[3].bias)
-    sgd = LocalTraining(lr=1e-12, batch_size=16)
+    training = LocalTraining(lr=1e-12, batch_size=16)
     target = Target(online) if with_target else None
-    tally, found = train_siamese(online, target, dataset(48).train, sgd, stream())
+    tally, found = train_siamese(online, target, dataset(48).train, training, stream())
     assert found < 1e-6
     assert tally.loss == pytest.approx(0.0 if with_target else -1.0, abs=1e-5)
 
@@ -139,18 +139,18 @@ def test_the_target_follows_in_its_parameters_and_keeps_its_own_buffers() -> Non
 # -- local training ---------------------------------------------------------------------------------------------------
 
 
-def by_hand(online: Siamese, samples: Samples, sgd: LocalTraining, byol: bool) -> list[Tensor]:
+def by_hand(online: Siamese, samples: Samples, training: LocalTraining, byol: bool) -> list[Tensor]:
     """BYOL or SimSiam as one would write it for this alone."""
     target = copy.deepcopy(online)
     parameters = [p for name, p in online.named_parameters() if name.startswith(ONLINE)]
-    optimiser = torch.optim.SGD(parameters, sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+    optimiser = torch.optim.SGD(parameters, training.lr, momentum=training.momentum, weight_decay=training.weight_decay)
     order = stream()
     cos = lambda a, b: nn.functional.cosine_similarity(a, b, dim=1).mean()  # noqa: E731
     online.train()
     target.train()
-    for _ in range(sgd.epochs):
-        for rows in torch.randperm(len(samples), generator=order).split(sgd.batch_size):
-            if len(rows) < sgd.batch_size:
+    for _ in range(training.epochs):
+        for rows in torch.randperm(len(samples), generator=order).split(training.batch_size):
+            if len(rows) < training.batch_size:
                 continue
             v, w = two_views(samples.inputs[rows], order)
             z, y = online.projector(online.body(v)), online.projector(online.body(w))
@@ -171,12 +171,12 @@ def by_hand(online: Siamese, samples: Samples, sgd: LocalTraining, byol: bool) -
 
 @pytest.mark.parametrize("byol", [True, False])
 def test_local_training_is_the_plain_loop(byol: bool) -> None:
-    samples, sgd = dataset(40).train, LocalTraining(lr=0.05, batch_size=16, epochs=2, weight_decay=5e-4)
+    samples, training = dataset(40).train, LocalTraining(lr=0.05, batch_size=16, epochs=2, weight_decay=5e-4)
     online, other = siamese(), siamese()
     target = Target(online)
-    tally, _ = train_siamese(online, target if byol else None, samples, sgd, stream())
+    tally, _ = train_siamese(online, target if byol else None, samples, training, stream())
     found = [*online.parameters(), *target.parameters()]
-    expected = by_hand(other, samples, sgd, byol)
+    expected = by_hand(other, samples, training, byol)
     assert tally.steps == 4
     assert tally.skipped == 16  # 8 of 40 in each epoch
     compared = len(found) if byol else len([*online.parameters()])
@@ -188,11 +188,11 @@ def test_local_training_is_the_plain_loop(byol: bool) -> None:
 def test_the_head_and_the_labels_have_no_part_in_it(global_generators: None) -> None:
     train = dataset(40).train
     assert train.labels is not None
-    sgd = LocalTraining(lr=0.05, batch_size=16)
+    training = LocalTraining(lr=0.05, batch_size=16)
     trained = []
     for labels in (train.labels, train.labels.flip(0), None):
         online = siamese()
-        train_siamese(online, Target(online), Samples(train.inputs, labels, train.normalise), sgd, stream())
+        train_siamese(online, Target(online), Samples(train.inputs, labels, train.normalise), training, stream())
         trained.append(online)
     assert same(trained[0].tensors(ONLINE), trained[1].tensors(ONLINE))
     assert same(trained[0].tensors(ONLINE), trained[2].tensors(ONLINE))
@@ -222,13 +222,13 @@ def test_images_are_seen_in_the_unit_range_whatever_their_normalisation() -> Non
 
 def test_what_is_added_to_the_loss_is_trained_too() -> None:
     online, without = siamese(), siamese()
-    sgd = LocalTraining(lr=0.05, batch_size=16)
-    train_siamese(online, None, dataset(32).train, sgd, stream(), term=lambda: online.head.weight.sum() * 0 + 3.0)
-    tally, _ = train_siamese(without, None, dataset(32).train, sgd, stream(), term=lambda: None)
+    training = LocalTraining(lr=0.05, batch_size=16)
+    train_siamese(online, None, dataset(32).train, training, stream(), term=lambda: online.head.weight.sum() * 0 + 3.0)
+    tally, _ = train_siamese(without, None, dataset(32).train, training, stream(), term=lambda: None)
     assert same(online.tensors(ONLINE), without.tensors(ONLINE))
     pulled = siamese()
     heavier, _ = train_siamese(
-        pulled, None, dataset(32).train, sgd, stream(), term=lambda: pulled.projector[0].weight.square().sum()
+        pulled, None, dataset(32).train, training, stream(), term=lambda: pulled.projector[0].weight.square().sum()
     )
     assert heavier.loss > tally.loss
     assert pulled.projector[0].weight.norm() < without.projector[0].weight.norm()
@@ -236,11 +236,11 @@ def test_what_is_added_to_the_loss_is_trained_too() -> None:
 
 def test_training_makes_two_views_alike() -> None:
     online = siamese(hidden=64, out=32)
-    sgd = LocalTraining(lr=0.1, batch_size=32, epochs=8)
+    training = LocalTraining(lr=0.1, batch_size=32, epochs=8)
     target = Target(online)
     order = stream()
     first, _ = train_siamese(online, target, dataset(240).train, LocalTraining(lr=1e-12, batch_size=32), order)
-    train_siamese(online, target, dataset(240).train, sgd, order)
+    train_siamese(online, target, dataset(240).train, training, order)
     last, found = train_siamese(online, target, dataset(240).train, LocalTraining(lr=1e-12, batch_size=32), order)
     assert last.loss < 0.8 * first.loss
     assert found > COLLAPSED

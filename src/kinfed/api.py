@@ -150,8 +150,8 @@ def run(
     if "methods" in fields:
         raise InputError("methods: run takes one method, the first argument; compare takes several")
     config = _config({**fields, "methods": method}, allow_code=allow_code)
-    with result_folder(out, config.methods[0]) as path, _watching(quiet) as watcher:
-        run_config(config, path, watcher, overwrite=overwrite, executor=executor)
+    with result_folder(out, config.methods[0]) as path, _display(quiet) as make_callback:
+        run_config(config, path, make_callback, overwrite=overwrite, executor=executor)
     return Result(path)
 
 
@@ -202,8 +202,8 @@ def compare(
     _truths(overwrite=overwrite, quiet=quiet, allow_code=allow_code)
     asked = {**fields} if methods is None else {**fields, "methods": methods}
     config = _config(asked, alone=True, allow_code=allow_code)
-    with result_folder(out, "compare") as path, _watching(quiet) as watcher:
-        compare_config(config, path, watcher, overwrite=overwrite, executor=executor)
+    with result_folder(out, "compare") as path, _display(quiet) as make_callback:
+        compare_config(config, path, make_callback, overwrite=overwrite, executor=executor)
     return Result(path)
 
 
@@ -260,8 +260,8 @@ def resume(
     with nothing_from_files(names, folder, allow=allow_code):
         if rounds is not None:
             extend(folder, rounds, device=device, objects=objects)
-        with _watching(quiet) as watcher:
-            resume_folder(folder, watcher, device=device, objects=objects, executor=executor)
+        with _display(quiet) as make_callback:
+            resume_folder(folder, make_callback, device=device, objects=objects, executor=executor)
     return Result(folder)
 
 
@@ -298,8 +298,8 @@ def reproduce(
 
     _truths(quiet=quiet)
     path = Path("runs") / f"{table}-{scale}" if out is None else _path("out", out)
-    with _watching(quiet) as watcher:
-        return reproduce_table(table, scale, path, fields, watcher)
+    with _display(quiet) as make_callback:
+        return reproduce_table(table, scale, path, fields, make_callback)
 
 
 def open_result(path: str | Path) -> Result:
@@ -452,8 +452,8 @@ def vote(
         usual = {name: value for name, value in {"rounds": 5, "ft_epochs": 0}.items() if name not in there}
         new = {**usual, **fields, "methods": "fedavg", "save_local": True}
         config = _config(new, uses=uses, allow_code=allow_code)
-        with result_folder(out, "vote") as folder, _watching(quiet) as watcher:
-            held = train_and_vote(config, sources, rule, folder, watcher, overwrite=overwrite)
+        with result_folder(out, "vote") as folder, _display(quiet) as make_callback:
+            held = train_and_vote(config, sources, rule, folder, make_callback, overwrite=overwrite)
     save_picture(held, folder / "vote.png")
     return held
 
@@ -508,7 +508,7 @@ def result_folder(out: str | Path | None, name: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _watching(quiet: bool) -> Iterator[MakeCallback]:
+def _display(quiet: bool) -> Iterator[MakeCallback]:
     from kinfed.experiment.run import nobody
 
     if quiet:

@@ -189,7 +189,7 @@ def small_runtime(
     rounds: int = 3,
     participation: float = 1.0,
     seed: int = 0,
-    sgd: LocalTraining | None = None,
+    training: LocalTraining | None = None,
     model: str = "tiny_cnn",
     wrap: Callable[[Model], Model] = lambda m: m,
     sources: tuple[Source, ...] | None = None,
@@ -203,7 +203,7 @@ def small_runtime(
         rounds: Number T of rounds.
         participation: Fraction of the clients that train in a round.
         seed: Seed of the run.
-        sgd: Settings of local training; None for learning rate 0.05 and batches of 16.
+        training: Settings of local training; None for learning rate 0.05 and batches of 16.
         model: Architecture of the model.
         wrap: Function that replaces the model by another one.
         sources: Source models; None for `untrained_sources` if the method requires sources.
@@ -223,7 +223,7 @@ def small_runtime(
         (wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),),
         RoundSettings(
             rounds=rounds,
-            sgd=sgd or LocalTraining(lr=0.05, batch_size=16),
+            training=training or LocalTraining(lr=0.05, batch_size=16),
             participation=participation,
             seed=seed,
             **settings,
@@ -252,9 +252,9 @@ class Outcome:
         return self.last.state
 
     @property
-    def memories(self) -> dict[int, ClientState]:
+    def client_states(self) -> dict[int, ClientState]:
         """State of each client that has one, after the last round."""
-        return {id: self.folder.memories.read(id, round) for id, round in self.last.kept.items()}
+        return {id: self.folder.client_states.read(id, round) for id, round in self.last.stored.items()}
 
 
 def complete_run(
@@ -275,7 +275,7 @@ def complete_run(
     path.mkdir(exist_ok=True)
     executor = executor or SerialExecutor()
     with own_settings():
-        executor.start(build or (lambda: runtime), TaskRunner(runtime, folder.memories))
+        executor.start(build or (lambda: runtime), TaskRunner(runtime, folder.client_states))
         run_rounds(runtime, executor, folder, NoCallback())
     last = folder.last_checkpoint()
     assert last is not None
@@ -304,11 +304,11 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def parabolas(
-    method: Method, centres: Sequence[float], *, start: float = 0.0, sgd: LocalTraining, **plan: Any
+    method: Method, centres: Sequence[float], *, start: float = 0.0, training: LocalTraining, **plan: Any
 ) -> ClientRuntime:
     """Runtime of clients with one sample m_i each and a model of one weight w, for `parabola_training`.
 
-    >>> runtime = parabolas(FedAvg(), [-1.0, 1.0], start=0.5, sgd=LocalTraining(lr=0.1))
+    >>> runtime = parabolas(FedAvg(), [-1.0, 1.0], start=0.5, training=LocalTraining(lr=0.1))
     >>> runtime.initial[0]
     {'head.weight': tensor([[0.5000]])}
 
@@ -316,7 +316,7 @@ def parabolas(
         method: Method to run.
         centres: Centres m_i of the clients' losses (w − m_i)²/2.
         start: Initial weight.
-        sgd: Settings of local training.
+        training: Settings of local training.
         **plan: Other arguments of `small_runtime`.
     """
     inputs = torch.tensor(centres)[:, None]
@@ -325,7 +325,7 @@ def parabolas(
     fed = Federation(Dataset("parabolas", samples, samples, ("0", "1")), Partition(own, own), np.arange(0))
     model = Model({"same": nn.Identity()}, nn.utils.skip_init(nn.Linear, 1, 1, bias=False), [])
     nn.init.constant_(model.head.weight, start)
-    return small_runtime(method, fed, sgd=sgd, model="mlp", wrap=lambda _: model, **plan)
+    return small_runtime(method, fed, training=training, model="mlp", wrap=lambda _: model, **plan)
 
 
 def parabola_training(*given: Any, **hooks: Any) -> Tally:
@@ -339,8 +339,8 @@ def parabola_training(*given: Any, **hooks: Any) -> Tally:
     def parabola(model: Model, batch: Batch) -> Tensor:
         return ((model.head.weight - batch.inputs) ** 2 / 2).mean()
 
-    model, samples, phase, sgd, stream, *_ = given
-    return train(model, samples, phase, sgd, stream, parabola, **hooks)
+    model, samples, phase, training, stream, *_ = given
+    return train(model, samples, phase, training, stream, parabola, **hooks)
 
 
 # -- runs and rounds for the checks -----------------------------------------------------------------------------------
@@ -379,34 +379,34 @@ class _Round:
         state: State of the server before the round.
         messages: Message to each client.
         uploads: Upload of each client.
-        memories: State of each client before the round.
+        client_states: State of each client before the round.
     """
 
     state: ServerState
     messages: dict[ClientId, Message]
     uploads: dict[ClientId, Message]
-    memories: dict[ClientId, ClientState]
+    client_states: dict[ClientId, ClientState]
 
     def __iter__(self) -> Iterator[NamedTensors]:
-        every = (self.messages, self.uploads, self.memories)
+        every = (self.messages, self.uploads, self.client_states)
         return iter([self.state, *(message for of in every for message in of.values())])
 
 
 def _second_round(runtime: ClientRuntime) -> _Round:
     method, ids = runtime.method, range(len(runtime.trained))
     try:
-        state, memories = method.init(runtime.server(0)), {id: ClientState() for id in ids}
+        state, client_states = method.init(runtime.server(0)), {id: ClientState() for id in ids}
         messages = {id: method.download(state, id) for id in ids}
-        answers = {id: runtime.update(id, 1, messages[id], memories[id]) for id in ids}
+        answers = {id: runtime.update(id, 1, messages[id], client_states[id]) for id in ids}
         state = method.aggregate(runtime.server(1), state, {id: upload for id, (upload, _) in answers.items()})
-        memories = {id: memory for id, (_, memory) in answers.items()}
+        client_states = {id: kept for id, (_, kept) in answers.items()}
         messages = {id: method.download(state, id) for id in ids}
-        uploads = {id: runtime.update(id, 2, messages[id], memories[id])[0] for id in ids}
+        uploads = {id: runtime.update(id, 2, messages[id], client_states[id])[0] for id in ids}
     except ContractError:
         raise
     except Exception as error:
         raise ContractError(f"a round of {type(method).__name__} ended in {type(error).__name__}: {error}") from error
-    return _Round(state, messages, uploads, memories)
+    return _Round(state, messages, uploads, client_states)
 
 
 def _snapshot(message: NamedTensors) -> NamedTensors:
@@ -425,9 +425,9 @@ It raises `ContractError` if the method breaks the rule; it returns None, or the
 def check_same_bits_again(method: Method, folder: Path) -> None:
     """Check that two runs with the same config give the same bits."""
     first, again = (_run(_runtime(method, participation=PARTIAL), folder / which) for which in "ab")
-    kept, kept_again = first.memories, again.memories
+    kept, kept_again = first.client_states, again.client_states
     bits = same(first.state, again.state) and kept.keys() == kept_again.keys()
-    bits = bits and all(same(memory, kept_again[id]) for id, memory in kept.items())
+    bits = bits and all(same(state, kept_again[id]) for id, state in kept.items())
     _demand(
         bits and first.lines == again.lines,
         "the same bits",
@@ -514,12 +514,12 @@ def check_resumes(method: Method, folder: Path) -> None:
     else:
         raise AssertionError("the run was not stopped")
     resumed = _run(runtime, folder / "b")
-    kept, kept_straight = resumed.memories, straight.memories
-    bits = same(resumed.state, straight.state) and all(same(kept[id], memory) for id, memory in kept_straight.items())
+    kept, kept_straight = resumed.client_states, straight.client_states
+    bits = same(resumed.state, straight.state) and all(same(kept[id], state) for id, state in kept_straight.items())
     _demand(
         bits and resumed.lines == straight.lines,
-        "no memory of its own",
-        f"{type(method).__name__} ends elsewhere when it is resumed: what it knows must be in State and Memory",
+        "no state of its own",
+        f"{type(method).__name__} ends elsewhere when it is resumed: what it knows must be in ServerState and ClientState",
     )
 
 
@@ -533,12 +533,12 @@ def check_others_are_left_alone(method: Method, folder: Path) -> str | None:
     }
     for rounds in (2, 3):
         (took_part,) = sampled(len(small_federation().partition.train), 0.25, 0, rounds)
-        before, after = outcomes[rounds - 1].memories, outcomes[rounds].memories
+        before, after = outcomes[rounds - 1].client_states, outcomes[rounds].client_states
         for id in before:
             _demand(
                 id == took_part or same(before[id], after[id]),
                 "who takes no part",
-                f"{type(method).__name__} changes the memory of client {id} in round {rounds}, in which it has no part",
+                f"{type(method).__name__} changes the state of client {id} in round {rounds}, in which it has no part",
             )
         assert after.keys() <= before.keys() | {took_part}
     return None
@@ -553,14 +553,14 @@ def check_changes_no_argument(method: Method, folder: Path) -> None:
 
     def unchanged(function: str) -> None:
         for one, other in zip(before, given, strict=True):
-            said = f"{type(method).__name__}.{function} changes a message, memory or state that it is given"
+            said = f"{type(method).__name__}.{function} changes a message or state that it is given"
             _demand(same(one, other), "arguments stay as they are", said)
 
     for id in given.messages:
-        runtime.update(id, 2, given.messages[id], given.memories[id])
+        runtime.update(id, 2, given.messages[id], given.client_states[id])
         unchanged("update")
         Evaluator(runtime).evaluate(
-            id, last, given.messages[id], given.memories[id]
+            id, last, given.messages[id], given.client_states[id]
         )  # in the last round costly models are made, too
         unchanged("evaluated")
     runtime.method.aggregate(runtime.server(2), given.state, given.uploads)
@@ -702,7 +702,9 @@ def check_reads_no_test_data(method: Method, folder: Path) -> None:
     runtime = _runtime(method, replace(fed, dataset=hidden))
     runtime.method.aggregate(runtime.server(2), given.state, given.uploads)
     for id in given.messages:
-        runtime.method.evaluated(runtime.client(id, runtime.settings.rounds), given.messages[id], given.memories[id])
+        runtime.method.evaluated(
+            runtime.client(id, runtime.settings.rounds), given.messages[id], given.client_states[id]
+        )
 
 
 def check_test_data_change_no_model(method: Method, folder: Path) -> None:
@@ -724,7 +726,7 @@ def check_test_data_change_no_model(method: Method, folder: Path) -> None:
 def check_holds_hyper_parameters_only(method: Method, folder: Path) -> None:
     """Check that a method is frozen and holds only hyper-parameters."""
     del folder
-    name, rule = type(method).__name__, "no memory of its own"
+    name, rule = type(method).__name__, "no state of its own"
     try:
         method.anything = 1  # type: ignore[attr-defined]
     except AttributeError:
@@ -740,9 +742,9 @@ def check_holds_hyper_parameters_only(method: Method, folder: Path) -> None:
 
 def check_learns(method: Method, folder: Path) -> None:
     """Check that the loss falls and that the accuracy of a supervised method exceeds chance."""
-    sgd, name = LocalTraining(lr=0.1, momentum=0.5, batch_size=8, epochs=6), type(method).__name__
+    training, name = LocalTraining(lr=0.1, momentum=0.5, batch_size=8, epochs=6), type(method).__name__
     if method.supervised:
-        lines = _run(_runtime(method, rounds=12, sgd=sgd), folder / "out").lines
+        lines = _run(_runtime(method, rounds=12, training=training), folder / "out").lines
         before, after = lines[0]["train_loss"], lines[-1]["train_loss"]
         _demand(
             after < 0.8 * before, "learning", f"{name}: the loss was {before:.3f} and is {after:.3f} after 12 rounds"
@@ -751,8 +753,8 @@ def check_learns(method: Method, folder: Path) -> None:
         said = f"{name}: the accuracy on ten digits is {accuracy:.3f} after 12 rounds, hardly more than guessing"
         _demand(accuracy > 2 * 0.1, "learning", said)
     else:  # the loss falls fast in local training, but averaging raises it, since the target networks lag behind
-        lines = _run(_runtime(method, rounds=8, sgd=sgd), folder / "out").lines
-        untrained = _run(_runtime(method, rounds=1, sgd=replace(sgd, lr=1e-9)), folder / "untrained").lines[0]
+        lines = _run(_runtime(method, rounds=8, training=training), folder / "out").lines
+        untrained = _run(_runtime(method, rounds=1, training=replace(training, lr=1e-9)), folder / "untrained").lines[0]
         before, after = untrained["train_loss"], lines[-1]["train_loss"]
         said = f"{name}: the loss was {before:.3f} and is {after:.3f} after 8 rounds"
         _demand(after < min(0.5 * before, before - 0.5), "learning", said)
@@ -795,15 +797,15 @@ def check_one_weight(method: Method, folder: Path) -> str | None:
 def _path_of_one_weight(method: Method, rounds: int) -> NDArray[np.float64] | None:
     """Return the global weight after each round, T numbers; None if the method has no global model."""
     share = 1 / len(WANTED)
-    sgd = LocalTraining(lr=0.5, epochs=3, momentum=0.0)
-    runtime = parabolas(method, WANTED, sgd=sgd, rounds=rounds, participation=share)
+    training = LocalTraining(lr=0.5, epochs=3, momentum=0.0)
+    runtime = parabolas(method, WANTED, training=training, rounds=rounds, participation=share)
     state, path = method.init(runtime.server(0)), []
-    memories: dict[ClientId, ClientState] = {}
+    client_states: dict[ClientId, ClientState] = {}
     for round in range(1, rounds + 1):
         uploads = {}
         for id in sampled(len(runtime.trained), 1 if method.trains == "pooled" else share, 0, round):
             message = method.download(state, id)
-            uploads[id], memories[id] = runtime.update(id, round, message, memories.get(id, ClientState()))
+            uploads[id], client_states[id] = runtime.update(id, round, message, client_states.get(id, ClientState()))
         state = method.aggregate(runtime.server(round), state, uploads)
         served = method.global_model(runtime.server(round), state)
         if served is None:
@@ -847,7 +849,9 @@ def check_serves(method: Method, folder: Path) -> None:
     said = f"{name} says that it serves {method.serves!r}, and global_model gives {'one' if shared else 'none'}"
     _demand(shared == (method.serves != "private"), "who is served", said)
     last = runtime.settings.rounds
-    own = [method.evaluated(runtime.client(id, last), given.messages[id], given.memories[id]) for id in given.messages]
+    own = [
+        method.evaluated(runtime.client(id, last), given.messages[id], given.client_states[id]) for id in given.messages
+    ]
     said = (
         f"{name} says that it serves {method.serves!r}, and evaluated gives {sum(map(bool, own))} of {len(own)} models"
     )

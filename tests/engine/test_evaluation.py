@@ -55,14 +55,14 @@ def test_every_method_tells_its_primary_accuracy_before_and_after_fine_tuning(na
 
 
 def test_the_global_model_is_fine_tuned_as_by_hand_and_not_saved(tmp_path: Path) -> None:
-    tuning, sgd = Phase(epochs=2, lr=0.03), LocalTraining(lr=0.05, batch_size=16)
-    runtime = build_runtime("fedavg", rounds=2, fine_tuning=tuning, sgd=sgd)
+    tuning, training = Phase(epochs=2, lr=0.03), LocalTraining(lr=0.05, batch_size=16)
+    runtime = build_runtime("fedavg", rounds=2, fine_tuning=tuning, training=training)
     outcome = run(runtime, tmp_path / "out")
     expected = []
     for id in range(4):
         model = runtime.client(id, 1).model
         model.load(outcome.state.tensors)
-        train(model, runtime.federation.train(id), tuning, sgd, torch_stream(0, "fine-tuning", id, 2))
+        train(model, runtime.federation.train(id), tuning, training, torch_stream(0, "fine-tuning", id, 2))
         expected.append(correct(model, runtime.federation.test(id)).double().mean().item())
     assert outcome.lines[-1]["client_acc"]["fine_tuned"] == expected
     assert not [*(tmp_path / "out" / "models").glob("client-*")]
@@ -124,7 +124,7 @@ class Given(FedPer):
 
     heads: tuple[float, ...]
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         return {"stale": one_weight(2.0, self.heads[client.id]).tensors()}
 
 
@@ -174,14 +174,14 @@ def test_the_head_of_a_new_client_is_fitted_on_a_frozen_body_from_the_initial_he
         trained.append(model.tensors())
 
     monkeypatch.setattr("kinfed.engine.evaluator.train", recorded)
-    sgd = LocalTraining(lr=0.05, batch_size=8)
-    runtime = build_runtime("fedavg", federation(new=2), sgd=sgd, lr_schedule="step:0.5")
+    training = LocalTraining(lr=0.05, batch_size=8)
+    runtime = build_runtime("fedavg", federation(new=2), training=training, lr_schedule="step:0.5")
     given = build("tiny_cnn", (1, 8, 8), 10, 7).tensors()
     results = {result.name: result for result in Evaluator(runtime).evaluate_new_client(5, 3, given)}
     model, own = runtime.client(0, 3).model, runtime.federation.train(5)
     model.load(select(given, BODY))  # under the run's initial head
     order = torch_stream(0, "new head", 5, 3)
-    train(model, own, Phase(train=HEAD, epochs=10, lr=0.05), sgd, order)  # at the rate of the first round
+    train(model, own, Phase(train=HEAD, epochs=10, lr=0.05), training, order)  # at the rate of the first round
     assert same(model.tensors(BODY), select(given, BODY))
     assert same(trained[0], model.tensors())
     assert torch.equal(results["new_head"].correct, correct(model, runtime.federation.test(5)))
@@ -213,10 +213,10 @@ def test_there_is_no_global_model_of_different_architectures(tmp_path: Path) -> 
 class Forgetful(FedPer):
     """The own model of client 1 cannot be had."""
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         if client.id == 1:
             raise ValueError("no model")
-        return super().evaluated(client, message, memory)
+        return super().evaluated(client, message, state)
 
 
 def test_a_client_without_a_model_is_not_fine_tuned_and_not_in_the_mean(tmp_path: Path) -> None:
@@ -308,8 +308,8 @@ class Spoilt(FedPer):
     number: float
     who: tuple[int, ...] = (1,)
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
-        tested = super().evaluated(client, message, memory)
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
+        tested = super().evaluated(client, message, state)
         if client.id in self.who:
             tested["stale"]["head.weight"].fill_(self.number)
         return tested
@@ -337,7 +337,7 @@ def test_a_model_that_is_not_finite_has_no_accuracy_and_is_not_saved(
 
 
 def test_a_run_fails_if_no_client_has_a_model_that_can_be_tested(tmp_path: Path) -> None:
-    runtime = build_runtime(Spoilt(number=3e38, who=(0, 1, 2, 3)), sgd=LocalTraining(lr=0.05, batch_size=16))
+    runtime = build_runtime(Spoilt(number=3e38, who=(0, 1, 2, 3)), training=LocalTraining(lr=0.05, batch_size=16))
     for _ in range(2):  # and when it is resumed
         with pytest.raises(
             RunFailed, match=r"^no model can be tested; .*: its outputs are not finite; try .* lr \(0\.05"
@@ -378,9 +378,9 @@ def test_a_fine_tuned_copy_that_diverged_has_no_accuracy_and_is_not_saved(name: 
 class SpoiltBody(LocalSSL):
     """The own network of client 1 cannot be tested."""
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         return {name: {n: t * (torch.inf if client.id == 1 else 1) for n, t in tensors.items()}
-                for name, tensors in super().evaluated(client, message, memory).items()}  # fmt: skip
+                for name, tensors in super().evaluated(client, message, state).items()}  # fmt: skip
 
 
 def test_no_linear_probe_is_fitted_to_what_is_not_finite(tmp_path: Path) -> None:

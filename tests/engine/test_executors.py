@@ -37,18 +37,18 @@ AUGMENTED = LocalTraining(lr=0.05, batch_size=16, augment="crop_flip")
 class Broken(FedPer):
     """FedPer whose client 2 fails in round 2."""
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         if (client.id, client.round) == (2, 2):
             raise OSError("no space left on this client")
-        return super().update(client, message, memory)
+        return super().update(client, message, state)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diverging(FedPer):
     """FedPer of which client 1 cannot be tested, nor, in the end, any fine-tuned copy."""
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, dict[str, torch.Tensor]]:
-        tested = super().evaluated(client, message, memory)
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, dict[str, torch.Tensor]]:
+        tested = super().evaluated(client, message, state)
         tested["stale"]["head.bias"] /= client.id != 1
         return tested
 
@@ -61,7 +61,7 @@ def untested() -> Federation:
 
 WORLDS: dict[str, Callable[[], ClientRuntime]] = {
     **{name: functools.partial(build_runtime, name, federation(new=2), participation=0.75) for name in METHODS},
-    "augmented": functools.partial(build_runtime, "fedavg", sgd=AUGMENTED),
+    "augmented": functools.partial(build_runtime, "fedavg", training=AUGMENTED),
     "untested": functools.partial(build_runtime, "fedavg", untested()),
     "broken": functools.partial(build_runtime, Broken()),
     "diverging": functools.partial(build_runtime, Diverging(), fine_tuning=Phase(epochs=1, lr=1e30)),
@@ -108,8 +108,8 @@ def test_worker_processes_give_the_same_bits_as_this_one(  # cases 53, 55
     assert any(line["refused"] for line in inside.lines) == (name == "broken")
     assert any(line["untested"] for line in inside.lines) == (name in ("diverging", "untested"))
     assert same(outside.state, inside.state)
-    assert outside.memories.keys() == inside.memories.keys()
-    assert all(same(outside.memories[id], inside.memories[id]) for id in inside.memories)
+    assert outside.client_states.keys() == inside.client_states.keys()
+    assert all(same(outside.client_states[id], inside.client_states[id]) for id in inside.client_states)
     for kind in ("models", "pictures", "memories"):
         saved = [
             {path.name: path.read_bytes() for path in (tmp_path / where / kind).rglob("*.*")}
@@ -141,24 +141,24 @@ def test_the_number_of_threads_is_one_inside_and_restored_after() -> None:
 class Deadly(FedAvg):
     """FedAvg whose client 1 hangs in round 1, whose client 2 kills its process in round 2, and client 0 leaves in 3."""
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         if (client.id, client.round) == (1, 1):
             time.sleep(600)
         if (client.id, client.round) == (2, 2):
             os.kill(os.getpid(), signal.SIGKILL)
         if (client.id, client.round) == (0, 3):
             os._exit(3)
-        return super().update(client, message, memory)
+        return super().update(client, message, state)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Absent(FedAvg):
     """FedAvg to which the same clients do not come."""
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         if (client.id, client.round) in ((1, 1), (2, 2), (0, 3)):
             raise OSError
-        return super().update(client, message, memory)
+        return super().update(client, message, state)
 
 
 def of(method: Method, **fields: Any) -> ClientRuntime:
@@ -278,7 +278,7 @@ def test_many_clients_pile_up_neither_memory_nor_processes(
 class Hopeless(FedAvg):
     """Nobody's work ever ends well."""
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         raise ZeroDivisionError("client %d divides by nought" % client.id)  # noqa: UP031
 
 
@@ -307,10 +307,10 @@ def test_the_first_traceback_of_each_reason_is_kept(tmp_path: Path) -> None:  # 
 class Untestable(FedPer):
     """The own model of client 1 cannot be had."""
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, dict[str, torch.Tensor]]:
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, dict[str, torch.Tensor]]:
         if client.id == 1:
             raise ValueError("no model")
-        return super().evaluated(client, message, memory)
+        return super().evaluated(client, message, state)
 
 
 def test_a_test_that_fails_leaves_out_one_accuracy_and_nothing_else(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def checkpoint(round: int) -> Checkpoint:
 
 def save(folder: RunFolder, *rounds: int) -> None:
     """Rounds with a line of metrics and a checkpoint each; client 3 took part in the first one."""
-    folder.memories.write(3, 1, MEMORY)
+    folder.client_states.write(3, 1, MEMORY)
     for round in range(1, max(rounds) + 1):
         if round not in {line["round"] for line in folder.lines("metrics.jsonl")}:
             folder.append("metrics.jsonl", {"round": round})
@@ -46,10 +46,10 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, {"lr": 0.1, "betas": (1, 2)})
     read = folder.last_checkpoint()
     assert read is not None
-    assert (read.round, read.kept) == (7, {3: 1})
+    assert (read.round, read.stored) == (7, {3: 1})
     assert same(read.state, checkpoint(7).state)
-    assert same(folder.memories.read(3, 1), MEMORY)
-    assert same(folder.memories.read(12, None), ClientState())
+    assert same(folder.client_states.read(3, 1), MEMORY)
+    assert same(folder.client_states.read(12, None), ClientState())
 
 
 def test_tensors_that_share_memory_are_saved_whole(tmp_path: Path) -> None:
@@ -174,10 +174,10 @@ def test_a_checkpoint_whose_rounds_are_not_in_the_metrics_is_refused(tmp_path: P
 def test_a_checkpoint_with_a_damaged_memory_is_refused(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     folder = RunFolder(tmp_path)
     save(folder, 1, 2)
-    folder.memories.write(3, 2, MEMORY)
+    folder.client_states.write(3, 2, MEMORY)
     folder.save_checkpoint(Checkpoint(2, checkpoint(2).state, {3: 2}))
     damage(tmp_path / "memories" / "000" / "client-00003-round-000002.safetensors")
-    refused(folder, "the memory of client 3 of round 2 cannot be used")
+    refused(folder, "the state of client 3 of round 2 cannot be used")
 
 
 def test_checkpoints_none_of_which_can_be_used_end_the_run_with_the_reasons(tmp_path: Path) -> None:
@@ -190,23 +190,23 @@ def test_checkpoints_none_of_which_can_be_used_end_the_run_with_the_reasons(tmp_
 
 
 def test_a_memory_stays_as_long_as_a_checkpoint_needs_it_and_no_longer(tmp_path: Path) -> None:
-    memories = ClientStore(tmp_path / "memories")
-    there = lambda: sorted(int(path.stem[-6:]) for path in memories.folder.rglob("*.safetensors"))  # noqa: E731
-    ledger = StateLedger(memories, {}, {})
+    client_states = ClientStore(tmp_path / "memories")
+    there = lambda: sorted(int(path.stem[-6:]) for path in client_states.folder.rglob("*.safetensors"))  # noqa: E731
+    ledger = StateLedger(client_states, {}, {})
     for round in (1, 2, 3):
-        memories.write(5, round, MEMORY)
+        client_states.write(5, round, MEMORY)
         ledger.accept(5, round, keeps=True)
     assert there() == [3]
     ledger.saved(3, [3])
     for round in (4, 5):
-        memories.write(5, round, MEMORY)
+        client_states.write(5, round, MEMORY)
         ledger.accept(5, round, keeps=True)
     assert there() == [3, 5]
     ledger.saved(5, [5, 3])
-    memories.write(5, 6, MEMORY)
+    client_states.write(5, 6, MEMORY)
     ledger.refuse(5, 6)
     assert there() == [3, 5]
-    memories.write(5, 7, MEMORY)
+    client_states.write(5, 7, MEMORY)
     ledger.accept(5, 7, keeps=True)
     ledger.saved(7, [7, 5])
     assert there() == [5, 7]
@@ -216,9 +216,9 @@ def test_a_memory_stays_as_long_as_a_checkpoint_needs_it_and_no_longer(tmp_path:
 
 
 def test_a_client_may_give_up_its_memory_before_a_checkpoint(tmp_path: Path) -> None:
-    memories = ClientStore(tmp_path / "memories")
-    ledger = StateLedger(memories, {}, {})
-    memories.write(5, 1, MEMORY)
+    client_states = ClientStore(tmp_path / "memories")
+    ledger = StateLedger(client_states, {}, {})
+    client_states.write(5, 1, MEMORY)
     ledger.accept(5, 1, keeps=True)
     ledger.accept(5, 2, keeps=False)
     ledger.sync()  # there is nothing left to flush
@@ -226,11 +226,11 @@ def test_a_client_may_give_up_its_memory_before_a_checkpoint(tmp_path: Path) -> 
 
 
 def test_memories_that_no_checkpoint_needs_are_deleted_when_a_run_goes_on(tmp_path: Path) -> None:
-    memories = ClientStore(tmp_path / "memories")
+    client_states = ClientStore(tmp_path / "memories")
     for round in (1, 2, 3, 4):
-        memories.write(1234, round, MEMORY)
-    StateLedger(memories, {1234: 3}, {9: {1234: 3}, 2: {1234: 1}})
-    assert sorted(path.name for path in memories.folder.rglob("*.safetensors")) == [
+        client_states.write(1234, round, MEMORY)
+    StateLedger(client_states, {1234: 3}, {9: {1234: 3}, 2: {1234: 1}})
+    assert sorted(path.name for path in client_states.folder.rglob("*.safetensors")) == [
         "client-01234-round-000001.safetensors", "client-01234-round-000003.safetensors",
     ]  # fmt: skip
 

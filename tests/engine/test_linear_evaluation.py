@@ -91,7 +91,7 @@ def test_every_client_s_own_encoder_is_probed_and_saved_under_its_head(tmp_path:
         model.load(saved)
         assert told["linear_global"][id] == share(correct(model, unnormalised(fed.dataset.test)))
         assert told["personal"][id] == share(correct(model, unnormalised(fed.test(id))))
-        assert same(select(saved, BODY), select(outcome.memories[id].tensors, BODY))
+        assert same(select(saved, BODY), select(outcome.client_states[id].tensors, BODY))
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_probes_change_no_training_and_can_be_left_out(tmp_path: Path) -> None:
     fed = by_classes(*PAIRS)
     with_it = run(build_runtime("local_ssl", fed), tmp_path / "with")
     without = run(build_runtime("local_ssl", fed, linear_probe=False, knn_every=0), tmp_path / "without")
-    assert all(same(with_it.memories[id].tensors, without.memories[id].tensors) for id in range(4))
+    assert all(same(with_it.client_states[id].tensors, without.client_states[id].tensors) for id in range(4))
     last = without.lines[-1]
     assert last["personal_acc_mean"] is None
     assert "linear_global_acc_mean" not in last
@@ -217,10 +217,10 @@ def test_the_spread_of_every_client_s_outputs_is_told_each_round(tmp_path: Path)
 
 def test_the_server_s_images_are_counted_once_a_client_also_after_a_kill(tmp_path: Path) -> None:
     class Stops(HeteroSSFL):
-        def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+        def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
             if client.round == 4:
                 raise KeyboardInterrupt
-            return super().update(client, message, memory)
+            return super().update(client, message, state)
 
     own = {"hidden": 32, "out": 16}
     straight = run(build_runtime(HeteroSSFL(**own), rounds=6, participation=0.5), tmp_path / "a").lines

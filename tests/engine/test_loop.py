@@ -110,8 +110,8 @@ class Faulty(FedPer):
     when: tuple[int, ...]
     how: str = "raises"
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        upload, kept = super().update(client, message, memory)
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        upload, kept = super().update(client, message, state)
         if client.id not in self.who or client.round not in self.when:
             return upload, kept
         if self.how == "raises":
@@ -128,8 +128,8 @@ def test_a_round_goes_on_without_a_client_that_fails(how: str, reason: str, tmp_
     assert [line["refused"] for line in outcome.lines] == [{}, {"2": reason}, {}, {}, {}]
     one_round = run(build_runtime(FedPer(), rounds=1), tmp_path / "one")
     two = run(build_runtime(Faulty(who=(2,), when=(2,), how=how), rounds=2), tmp_path / "two")
-    assert same(two.memories[2], one_round.memories[2])  # what it kept is as if it had not taken part
-    assert not same(two.memories[1], one_round.memories[1])
+    assert same(two.client_states[2], one_round.client_states[2])  # what it kept is as if it had not taken part
+    assert not same(two.client_states[1], one_round.client_states[1])
     assert outcome.lines[1]["up_bytes"] == outcome.lines[0]["up_bytes"] * 3 // 4
 
 
@@ -154,7 +154,7 @@ class Sending(FedAvg):
     def upload_like(self, server: Server) -> Tensors:
         return {"w": torch.zeros(len(self.sends[0][0]))}  # type: ignore[index]
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         sent = self.sends[client.id]
         if sent is None:
             raise ConnectionError("it is gone")
@@ -188,7 +188,7 @@ def test_a_client_with_nothing_to_train_on_is_refused_and_changes_nothing(name: 
     outcome = run(build_runtime(name, replace(fed, partition=idle), rounds=2), tmp_path / "out")
     assert [[*line["refused"]] for line in outcome.lines] == [["0"]] * 2
     assert all(line["train_loss"] > 0 and line["zero_step_clients"] == 0 for line in outcome.lines)
-    known = [m for message in (outcome.state, *outcome.memories.values()) for m in message.tensors.items()]
+    known = [m for message in (outcome.state, *outcome.client_states.values()) for m in message.tensors.items()]
     unknown = ("crsm", "weights")  # of whom was not compared with anybody
     assert all(tensor.isfinite().all() for name, tensor in known if name not in unknown)
 
@@ -245,7 +245,7 @@ def test_rounds_in_which_nobody_made_a_step_end_in_a_failure(tmp_path: Path) -> 
     normed = Model({"flatten": nn.Flatten(), "norm": nn.BatchNorm1d(64)}, nn.Linear(64, 10), [])
     one = LocalTraining(lr=0.05, batch_size=1)
     with pytest.raises(RunFailed, match=r"^no client made a training step: every batch was too small; .* above 1$"):
-        run(build_runtime("fedavg", rounds=2, sgd=one, wrap=lambda _: normed), tmp_path / "out")
+        run(build_runtime("fedavg", rounds=2, training=one, wrap=lambda _: normed), tmp_path / "out")
     assert not (tmp_path / "out" / "models").exists()
 
 
@@ -259,9 +259,9 @@ class Keeping(FedPer):
     bad: frozenset[tuple[int, int]]
     what: str = "memory"
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        upload, kept = super().update(client, message, memory)
-        rounds = {**memory.numbers, str(client.round): 1}
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        upload, kept = super().update(client, message, state)
+        rounds = {**state.numbers, str(client.round): 1}
         bad = (client.id, client.round) in self.bad
         spoilt = {name: tensor * torch.nan for name, tensor in kept.tensors.items()}
         if bad and self.what == "upload":
@@ -281,8 +281,8 @@ def test_a_client_that_is_refused_goes_on_from_the_memory_that_was_accepted(what
         assert line["refused"] == {str(id): reason for id in range(4) if (id, line["round"]) in bad}
     for id in range(4):
         accepted = {str(round): 1 for round in range(1, 8) if (id, round) not in bad}
-        assert outcome.memories[id].numbers == accepted
-        assert all(tensor.isfinite().all() for tensor in outcome.memories[id].tensors.values())
+        assert outcome.client_states[id].numbers == accepted
+        assert all(tensor.isfinite().all() for tensor in outcome.client_states[id].tensors.values())
 
 
 def test_with_its_memory_a_clients_upload_is_refused(tmp_path: Path) -> None:  # case 306
@@ -308,7 +308,10 @@ def test_a_run_of_which_nothing_is_finite_fails_and_says_what_to_try(
     method: Method, lr: float, told: str, tmp_path: Path
 ) -> None:  # case 306
     with pytest.raises(RunFailed, match=f"{told}$"):
-        run(build_runtime(method, sgd=LocalTraining(lr=lr, batch_size=16, momentum=0.0), rounds=2), tmp_path / "out")
+        run(
+            build_runtime(method, training=LocalTraining(lr=lr, batch_size=16, momentum=0.0), rounds=2),
+            tmp_path / "out",
+        )
     assert not (tmp_path / "out" / "models").exists()
 
 
@@ -368,12 +371,12 @@ class Impatient(NoCallback):
 
 
 def test_ctrl_c_ends_the_run_after_the_present_round_and_resuming_equals_never_having_stopped(tmp_path: Path) -> None:
-    runtime, watch = build_runtime("fedper", rounds=4), Impatient()
+    runtime, callback = build_runtime("fedper", rounds=4), Impatient()
     (tmp_path / "out").mkdir()
     folder = RunFolder(tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
-        run_rounds(runtime, serial(runtime, folder), folder, watch)
-    assert (watch.pressed, watch.told, watch.done) == ([1], [2], 2)
+        run_rounds(runtime, serial(runtime, folder), folder, callback)
+    assert (callback.pressed, callback.told, callback.done) == ([1], [2], 2)
     assert folder.last_checkpoint().round == 2  # type: ignore[union-attr]
     resumed, straight = run(runtime, tmp_path / "out"), run(build_runtime("fedper", rounds=4), tmp_path / "straight")
     assert resumed.lines == straight.lines
@@ -434,8 +437,8 @@ def test_a_run_that_goes_on_after_round_4_has_the_learning_rate_of_round_5(tmp_p
                     raise InterruptedError
                 yield from super().update([task])
 
-    sgd = LocalTraining(lr=0.1, batch_size=16)
-    runtime = build_runtime("fedavg", rounds=8, sgd=sgd, lr_schedule="step:0.25,0.5", checkpoint_every=4)
+    training = LocalTraining(lr=0.1, batch_size=16)
+    runtime = build_runtime("fedavg", rounds=8, training=training, lr_schedule="step:0.25,0.5", checkpoint_every=4)
     with pytest.raises(InterruptedError):
         run(runtime, tmp_path / "out", Stops())
     lines = run(runtime, tmp_path / "out").lines
@@ -447,8 +450,8 @@ def test_a_run_that_goes_on_after_round_4_has_the_learning_rate_of_round_5(tmp_p
 class OfNumPy(FedPer):
     """FedPer that takes NumPy's and torch's numbers for numbers."""
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        upload, kept = super().update(client, message, memory)
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        upload, kept = super().update(client, message, state)
         told = {"loss": np.float32(1.5), "steps": torch.tensor(2), "skipped": np.int64(3)}
         return Message(upload.tensors, {**upload.numbers, **told}), ClientState(kept.tensors, {"best": np.float32(0.5)})
 
@@ -463,7 +466,7 @@ def test_numbers_of_numpy_and_torch_are_saved_as_the_numbers_that_they_are(tmp_p
         ({}, 1.5, 12)
     ] * 3
     assert outcome.state.numbers == {"best": 0.9, "gap": 0.25, "count": 4, "mu": 0.5}
-    assert [memory.numbers for memory in outcome.memories.values()] == [{"best": 0.5}] * 4
+    assert [state.numbers for state in outcome.client_states.values()] == [{"best": 0.5}] * 4
 
 
 def test_clients_without_test_samples_are_null_in_the_metrics(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def threads() -> Iterator[ThreadExecutor]:
 def assert_same(one: Outcome, other: Outcome) -> None:
     assert one.lines == other.lines
     assert same(one.state, other.state)
-    assert one.memories.keys() == other.memories.keys()
-    assert all(same(one.memories[id], other.memories[id]) for id in one.memories)
+    assert one.client_states.keys() == other.client_states.keys()
+    assert all(same(one.client_states[id], other.client_states[id]) for id in one.client_states)
     assert files(one) == files(other)
 
 
@@ -110,8 +110,8 @@ def test_modules_that_draw_take_turns(threads: ThreadExecutor, tmp_path: Path) -
 class Noisy(FedAvg):
     """FedAvg whose clients draw from torch's global generator."""
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        upload, kept = super().update(client, message, memory)
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        upload, kept = super().update(client, message, state)
         return Message({n: t + 1e-3 * torch.randn(()) for n, t in upload.tensors.items()}, upload.numbers), kept
 
 

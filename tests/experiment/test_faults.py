@@ -82,8 +82,8 @@ def test_a_run_whose_folder_is_deleted_ends_and_does_not_make_it_again(method: s
 class Diverging(FedAvg):
     """Its loss is no number."""
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        upload, kept = super().update(client, message, memory)
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        upload, kept = super().update(client, message, state)
         return Message(upload.tensors, {**upload.numbers, "loss": float("nan")}), kept
 
 
@@ -127,15 +127,15 @@ def normed(shape: tuple[int, ...], classes: int) -> Model:
 class Unreliable(FedPer):
     """Client 3 is refused whenever it takes part, and client 4 cannot be tested."""
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        upload, kept = super().update(client, message, memory)
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        upload, kept = super().update(client, message, state)
         count = -1 if client.id == 3 else upload.numbers["samples"]
         return Message(upload.tensors, {**upload.numbers, "samples": count}), kept
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Any]:
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Any]:
         if client.id == 4:
             raise MemoryError("no room for the model")
-        return super().evaluated(client, message, memory)
+        return super().evaluated(client, message, state)
 
 
 @pytest.mark.slow

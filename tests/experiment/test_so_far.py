@@ -30,12 +30,12 @@ def stopped(out: Path, after: int, look: Any = None, **fields: Any) -> None:
                     look()
                 raise KeyboardInterrupt
 
-    def watch(method: str, seed: int, rounds: int) -> Callback:
+    def callback(method: str, seed: int, rounds: int) -> Callback:
         return Looks()
 
     config = {"methods": ("fedavg",), "clients": 5, "rounds": ROUNDS, **fields}
     with pytest.raises(KeyboardInterrupt):
-        run(Config.checked(config), out, watch)
+        run(Config.checked(config), out, callback)
 
 
 def test_a_page_of_a_run_that_is_going_shows_the_rounds_that_are_done_and_says_so(tmp_path: Path) -> None:

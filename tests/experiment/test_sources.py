@@ -108,7 +108,7 @@ class Told:
 def test_every_step_and_epoch_is_told() -> None:
     told, dataset = Told(), load("digits")
     dataset = replace(dataset, train=dataset.train.take(range(101)))
-    train_source(dataset, "tiny_cnn", LocalTraining(lr=0.1, epochs=2), seed=0, purpose=("x",), watch=told)
+    train_source(dataset, "tiny_cnn", LocalTraining(lr=0.1, epochs=2), seed=0, purpose=("x",), callback=told)
     assert told.lines == [0, (1, 3), (2, 3), 1, (3, 3), (1, 3), (2, 3), (3, 3), 2]
 
 

@@ -70,8 +70,8 @@ class ForgetfulFedAvg(FedAvg):
 
 
 class Restless(FedAvg):
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        upload, kept = super().update(client, message, memory)
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        upload, kept = super().update(client, message, state)
         upload.tensors["head.weight"] += torch.rand(()) * 1e-3
         return upload, kept
 
@@ -96,33 +96,33 @@ class Changeable(FedAvg):
 
 
 class Live(FedAvg):
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        upload, kept = super().update(client, message, memory)
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        upload, kept = super().update(client, message, state)
         return replace(
             upload, tensors={n: t.requires_grad_(t.is_floating_point()) for n, t in upload.tensors.items()}
         ), kept
 
 
 class Boastful(FedAvg):
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        upload, kept = super().update(client, message, memory)
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        upload, kept = super().update(client, message, state)
         return replace(upload, numbers={**upload.numbers, "samples": 3}), kept
 
 
 class Short(FedAvg):
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        upload, kept = super().update(client, message, memory)
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        upload, kept = super().update(client, message, state)
         return replace(upload, tensors={n: t for n, t in upload.tensors.items() if n != "head.bias"}), kept
 
 
 class Silent(FedAvg):
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        upload, kept = super().update(client, message, memory)
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        upload, kept = super().update(client, message, state)
         return replace(upload, numbers={n: v for n, v in upload.numbers.items() if n != "cross_entropy"}), kept
 
 
 class Broken(FedAvg):
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         raise ZeroDivisionError("by nothing")
 
 
@@ -144,11 +144,11 @@ FAULTS: list[tuple[Method, Any, str]] = [
     (WrongFedDyn(), testing.check_one_weight, "WrongFedDyn brings one weight to"),
     (ForgetfulFedAvg(), testing.check_one_weight, "where its clients' mean is 2.00"),
     (Restless(), testing.check_no_global_generator, "Restless draws from torch's global generator"),
-    (Meddling(), testing.check_changes_no_argument, "Meddling.aggregate changes a message, memory or state that it is"),
+    (Meddling(), testing.check_changes_no_argument, "Meddling.aggregate changes a message or state that it is"),
     (
         Counting(),
         testing.check_holds_hyper_parameters_only,
-        "Counting has changed its own fields: rounds_seen .*no mem",
+        "Counting has changed its own fields: rounds_seen .*no state",
     ),
     (
         Changeable(),
@@ -185,10 +185,10 @@ def test_a_fault_is_told_in_one_sentence(method: Method, check: Any, message: st
 def test_a_step_of_feddyn_is_that_of_the_bent_loss() -> None:
     """One step of gradient descent a round, against autograd on the loss of equation 1, written out."""
     method, eta = FedDyn(alpha=0.3), 0.5
-    sgd = LocalTraining(lr=eta, batch_size=1000, epochs=1, momentum=0.0)
-    runtime = testing.small_runtime(method, sgd=sgd, model="mlp")
+    training = LocalTraining(lr=eta, batch_size=1000, epochs=1, momentum=0.0)
+    runtime = testing.small_runtime(method, training=training, model="mlp")
     ids, m = range(4), 4
-    state, memories = method.init(runtime.server(0)), {id: ClientState() for id in ids}
+    state, client_states = method.init(runtime.server(0)), {id: ClientState() for id in ids}
     theta = {n: t.double() for n, t in state.tensors.items() if not n.startswith("h.")}
     h = {n: torch.zeros_like(t) for n, t in theta.items()}
     g = {id: {n: torch.zeros_like(t) for n, t in theta.items()} for id in ids}
@@ -196,7 +196,7 @@ def test_a_step_of_feddyn_is_that_of_the_bent_loss() -> None:
         uploads = {}
         took_part = ids if round == 1 else [0, 2]
         for id in took_part:
-            uploads[id], memories[id] = runtime.update(id, round, method.download(state, id), memories[id])
+            uploads[id], client_states[id] = runtime.update(id, round, method.download(state, id), client_states[id])
         state = method.aggregate(runtime.server(round), state, uploads)
 
         ends = {}

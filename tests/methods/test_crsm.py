@@ -82,7 +82,7 @@ class LocalBody(FedBABU, Local):
     """Each client trains a body of its own under the initial head, alone."""
 
     shared: ClassVar[Part] = ()
-    kept: ClassVar[Part] = BODY
+    private: ClassVar[Part] = BODY
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_similarity_to_oneself_alone_is_isolated_training(
     with_similarity(monkeypatch, torch.eye(4, dtype=torch.float64))
     mixed, local = (run(build_runtime(m), tmp_path / n) for m, n in ((mixing(norm=norm), "m"), (alone(), "l")))
     for id in range(4):
-        assert same(mixture(mixed.state, id), local.memories[id].tensors)
+        assert same(mixture(mixed.state, id), local.client_states[id].tensors)
 
 
 def test_permuting_the_clients_permutes_the_mixtures_only() -> None:
@@ -155,7 +155,7 @@ def test_fedavg_crsm_may_start_from_the_initial_head_as_printed() -> None:
 
 def gap(method: CRSMMixing, seed: int) -> float:
     """Similarity within the two groups less that across, after three rounds."""
-    runtime = build_runtime(method, two_groups(), seed=seed, sgd=LocalTraining(lr=0.1, batch_size=16, epochs=2))
+    runtime = build_runtime(method, two_groups(), seed=seed, training=LocalTraining(lr=0.1, batch_size=16, epochs=2))
     state = method.init(runtime.server(0))
     for round in (1, 2, 3):
         uploads = {id: runtime.update(id, round, method.download(state, id), ClientState())[0] for id in range(4)}

@@ -182,10 +182,10 @@ def test_the_vote_waits_for_a_round_in_which_somebodys_work_can_be_used(tmp_path
     runtime = build_runtime("fedvote", rounds=4)
 
     class Failing(type(runtime.method)):  # type: ignore[misc]
-        def update(self, client: Any, message: Any, memory: Any) -> Any:
+        def update(self, client: Any, message: Any, state: Any) -> Any:
             if client.round == 2:
                 raise RuntimeError("no")
-            return super().update(client, message, memory)
+            return super().update(client, message, state)
 
     lines = run(replace(runtime, method=Failing(round=2, ballot=2)), tmp_path / "a").lines
     assert [line["round"] for line in lines if "ballots" in line] == [3]

@@ -94,7 +94,7 @@ def test_the_term_pulls_a_client_towards_the_mean() -> None:
     found = []
     for mu in (0.0, 0.5, 2.0):
         runtime = shop_of(
-            HeteroSSFL(mu=mu, **NARROW), sgd=LocalTraining(lr=0.02, momentum=0.5, batch_size=16, epochs=6)
+            HeteroSSFL(mu=mu, **NARROW), training=LocalTraining(lr=0.02, momentum=0.5, batch_size=16, epochs=6)
         )
         upload, _ = runtime.update(3, 1, Message({"factors": wanted}), ClientState())
         found.append(cka(upload.tensors["representation"], wanted).item())
@@ -155,26 +155,26 @@ def test_weights_never_leave_a_client(sizes: dict[str, int]) -> None:
         online = Siamese(runtime.client(id, 1).model, 0, **sizes)
         names |= {*online.state_dict(), *Target(online).state_dict()}
         shapes |= {tuple(t.shape) for t in online.state_dict().values()}
-    state, memories = runtime.method.init(runtime.server(0)), {}
+    state, client_states = runtime.method.init(runtime.server(0)), {}
     seen = [state]
     for round in (1, 2, 3):
         messages = {id: runtime.method.download(state, id) for id in range(4)}
-        answers = {id: runtime.update(id, round, messages[id], memories.get(id, ClientState())) for id in range(4)}
+        answers = {id: runtime.update(id, round, messages[id], client_states.get(id, ClientState())) for id in range(4)}
         uploads = {id: upload for id, (upload, _) in answers.items()}
-        memories = {id: memory for id, (_, memory) in answers.items()}
+        client_states = {id: kept for id, (_, kept) in answers.items()}
         state = runtime.method.aggregate(runtime.server(round), state, uploads)
         seen += [*messages.values(), *uploads.values(), state]
     assert {name for message in seen for name in message.tensors} <= {"factors", "gram", "representation", "clients"}
     assert not names & {name for message in seen for name in message.tensors}
     assert not shapes & {tuple(t.shape) for message in seen for t in message.tensors.values()}
     assert all(len(t) == PROBE for message in seen for name, t in message.tensors.items() if name != "clients")
-    assert memories[0].tensors.keys() >= select(memories[0].tensors, ONLINE).keys() != set()
+    assert client_states[0].tensors.keys() >= select(client_states[0].tensors, ONLINE).keys() != set()
 
 
 def test_clients_of_different_architectures_learn_from_one_another(tmp_path: Path) -> None:
     outcome = run(mixed(HeteroSSFL(**WIDE)), tmp_path / "out")
     assert not any(line["refused"] for line in outcome.lines)
-    kept = {id: {n for n in memory.tensors if n.startswith("body.")} for id, memory in outcome.memories.items()}
+    kept = {id: {n for n in state.tensors if n.startswith("body.")} for id, state in outcome.client_states.items()}
     assert kept[0] == kept[1] != kept[2] == kept[3]
     assert (tmp_path / "out" / "models" / "client-00003-personal.safetensors").is_file()
 
@@ -189,12 +189,12 @@ def test_the_bytes_are_those_of_the_smaller_form(tmp_path: Path) -> None:
 
 def test_what_a_client_sends_is_what_its_network_says_of_the_probe_in_evaluation() -> None:
     runtime = shop_of(HeteroSSFL(**NARROW))
-    upload, memory = runtime.update(
+    upload, state = runtime.update(
         3, 1, runtime.method.download(runtime.method.init(runtime.server(0)), 0), ClientState()
     )
     model = build("tiny_cnn", (1, 8, 8), 10, 0)
     online = Siamese(model, 0, **NARROW)
-    online.load(select(memory.tensors, ONLINE))
+    online.load(select(state.tensors, ONLINE))
     online.eval()
     probe = runtime.federation.probe
     assert probe is not None
@@ -274,8 +274,8 @@ def test_without_the_term_it_is_local_ssl_bit_for_bit(ssl: str, tmp_path: Path) 
         run(shop_of(m), tmp_path / n)
         for m, n in ((HeteroSSFL(mu=0.0, ssl=ssl, **NARROW), "h"), (LocalSSL(ssl=ssl, **NARROW), "l"))  # type: ignore[arg-type]
     )
-    assert ours.memories.keys() == local.memories.keys()
-    assert all(same(ours.memories[id], local.memories[id]) for id in local.memories)
+    assert ours.client_states.keys() == local.client_states.keys()
+    assert all(same(ours.client_states[id], local.client_states[id]) for id in local.client_states)
     assert [line["train_loss"] for line in ours.lines] == [line["train_loss"] for line in local.lines]
 
 

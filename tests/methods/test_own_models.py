@@ -55,14 +55,14 @@ def own_model(_: Model | None = None) -> Model:
 
 def everything(outcome: Outcome) -> list[tuple[str, torch.Tensor]]:
     """All tensors that the server, the clients or the models folder has after the last round."""
-    messages = [outcome.state.tensors, *(memory.tensors for memory in outcome.memories.values())]
+    messages = [outcome.state.tensors, *(state.tensors for state in outcome.client_states.values())]
     saved = [load_file(path) for path in (outcome.folder.path / "models").glob("*.safetensors")]
     return [(name, tensor) for tensors in (*messages, *saved) for name, tensor in tensors.items()]
 
 
 def trained_by(method: Method | str, path: Path, wrap: Any = own_model, **fields: Any) -> Outcome:
     runtime = build_runtime(
-        method, federation(new=1), wrap=wrap, rounds=2, sgd=LocalTraining(lr=0.05, batch_size=16), **fields
+        method, federation(new=1), wrap=wrap, rounds=2, training=LocalTraining(lr=0.05, batch_size=16), **fields
     )
     outcome = run(runtime, path)
     assert not any(line["refused"] or line["untested"] for line in outcome.lines)

@@ -62,7 +62,7 @@ def test_what_is_shared_is_averaged_and_what_is_kept_is_left(
     for id, (body, head) in enumerate(((1.0, 10.0), (3.0, 20.0))):
         tensors = one_weight(body, head).tensors()
         uploads[id] = Message(select(tensors, method.shared), {"samples": 5})
-        kept[id] = ClientState(select(tensors, method.kept))
+        kept[id] = ClientState(select(tensors, method.private))
     assert [u.nbytes for u in uploads.values()] == [4, 4]  # one float32: what is shared alone
     state = method.aggregate(None, None, uploads)  # type: ignore[arg-type]
     assert {n: t.item() for n, t in state.tensors.items()} == averaged
@@ -74,7 +74,7 @@ def test_what_is_shared_is_averaged_and_what_is_kept_is_left(
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "lg_fedavg"])
 def test_with_no_training_only_what_is_shared_travels(name: str, tmp_path: Path) -> None:  # case 74
-    outcome = run(build_runtime(name, sgd=LocalTraining(lr=1e-30, batch_size=16)), tmp_path / "out")
+    outcome = run(build_runtime(name, training=LocalTraining(lr=1e-30, batch_size=16)), tmp_path / "out")
     shared = select(initial(), METHODS[name].shared)  # type: ignore[attr-defined]
     assert close(outcome.state.tensors, shared)
     sent = 4 * sum(t.nbytes for t in shared.values())
@@ -85,11 +85,11 @@ def test_with_no_training_only_what_is_shared_travels(name: str, tmp_path: Path)
 def test_everybody_has_the_same_body_and_who_never_took_part_the_initial_head(name: str, tmp_path: Path) -> None:
     runtime = build_runtime(name, participation=0.25, rounds=1)
     outcome = run(runtime, tmp_path / "out")
-    (trained,) = outcome.memories
+    (trained,) = outcome.client_states
     for id in range(4):
         message = runtime.method.download(outcome.state, id)
-        memory = outcome.memories.get(id, ClientState())
-        personal = runtime.method.evaluated(runtime.client(id, 1), message, memory)["stale"]
+        state = outcome.client_states.get(id, ClientState())
+        personal = runtime.method.evaluated(runtime.client(id, 1), message, state)["stale"]
         assert same(select(personal, BODY), select(outcome.state.tensors, BODY))
         assert same(select(personal, HEAD), select(initial(), HEAD)) == (id != trained)
 
@@ -99,9 +99,9 @@ def test_who_never_took_part_has_the_initial_model(name: str, tmp_path: Path) ->
     runtime = build_runtime(name, participation=0.25, rounds=1)
     outcome = run(runtime, tmp_path / "out")
     for id in range(4):
-        memory = outcome.memories.get(id, ClientState())
-        own = runtime.method.evaluated(runtime.client(id, 1), runtime.method.download(outcome.state, id), memory)["own"]
-        assert same(own, initial()) == (id not in outcome.memories)
+        state = outcome.client_states.get(id, ClientState())
+        own = runtime.method.evaluated(runtime.client(id, 1), runtime.method.download(outcome.state, id), state)["own"]
+        assert same(own, initial()) == (id not in outcome.client_states)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -110,7 +110,7 @@ def test_what_a_client_keeps_is_there_when_it_takes_part_again(name: str) -> Non
     runtime = build_runtime(name, rounds=5)
     method = runtime.method
     state, started = method.init(runtime.server(0)), []
-    memories: dict[int, ClientState] = {}
+    client_states: dict[int, ClientState] = {}
 
     def watched(model: Model, *given: Any, **hooks: Any) -> Any:
         started.append(model.tensors())
@@ -119,11 +119,11 @@ def test_what_a_client_keeps_is_there_when_it_takes_part_again(name: str) -> Non
     for round, id in enumerate((2, 0, 1, 3, 2), start=1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fedavg, "train", watched)
-            message, kept = method.download(state, id), memories.get(id, ClientState())
-            upload, memories[id] = runtime.update(id, round, message, kept)
+            message, kept = method.download(state, id), client_states.get(id, ClientState())
+            upload, client_states[id] = runtime.update(id, round, message, kept)
         if round == 5:
-            assert method.kept  # type: ignore[attr-defined]
-            assert kept.tensors.keys() == select(initial(), method.kept).keys()  # type: ignore[attr-defined]
+            assert method.private  # type: ignore[attr-defined]
+            assert kept.tensors.keys() == select(initial(), method.private).keys()  # type: ignore[attr-defined]
             expected = {**message.tensors, **(kept.tensors if name != "fedcrc" else {})}  # there h_i comes second
             began = started[-2 if name in ("ditto", "fedrep") else -1]
             assert same(began, {n: t for n, t in expected.items() if n in began})
@@ -135,7 +135,7 @@ def test_what_a_client_keeps_is_there_when_it_takes_part_again(name: str) -> Non
 def test_with_one_client_what_is_shared_and_what_is_kept_is_fedavg(name: str, tmp_path: Path) -> None:
     fed = federation(clients=1)
     own, whole = (run(build_runtime(n, fed), tmp_path / n) for n in (name, "fedavg"))
-    assert same({**own.state.tensors, **own.memories[0].tensors}, whole.state.tensors)
+    assert same({**own.state.tensors, **own.client_states[0].tensors}, whole.state.tensors)
 
 
 def opposite_labels() -> Federation:
@@ -154,7 +154,7 @@ def opposite_labels() -> Federation:
 def test_clients_with_opposite_labels_need_something_of_their_own(method: Method, tmp_path: Path) -> None:  # case 77
     def outcome(method: Method | str, out: str) -> dict:  # type: ignore[type-arg]
         runtime = build_runtime(
-            method, opposite_labels(), rounds=40, model="mlp", sgd=LocalTraining(lr=0.1, batch_size=40, epochs=5)
+            method, opposite_labels(), rounds=40, model="mlp", training=LocalTraining(lr=0.1, batch_size=40, epochs=5)
         )
         return run(runtime, tmp_path / out).lines[-1]
 
@@ -174,10 +174,10 @@ def test_heads_are_refreshed_after_the_last_round_only_and_not_written_back(name
     runtime = build_runtime(name)
     outcome = run(runtime, tmp_path / "out")
     assert ["refreshed" in line["client_acc"] for line in outcome.lines] == [False, False, True]
-    for id, memory in outcome.memories.items():
+    for id, state in outcome.client_states.items():
         message = runtime.method.download(outcome.state, id)
-        heads = runtime.method.evaluated(runtime.client(id, 3), message, memory)
-        assert same(select(heads["stale"], HEAD), memory.tensors)
+        heads = runtime.method.evaluated(runtime.client(id, 3), message, state)
+        assert same(select(heads["stale"], HEAD), state.tensors)
         assert same(select(heads["stale"], BODY), select(heads["refreshed"], BODY))
         assert not same(select(heads["stale"], HEAD), select(heads["refreshed"], HEAD))
 
@@ -195,13 +195,13 @@ def plainly(model: Model, parameters: Any, loss: Callable[[Tensor, Tensor], Tens
 
 @pytest.mark.parametrize(("name", "epochs"), [("fedper", 3), ("fedrep", 5), ("fedcrc", 3)])
 def test_a_refreshed_head_is_the_stale_one_trained_on_the_latest_body(name: str, epochs: int, tmp_path: Path) -> None:
-    runtime = build_runtime(name, rounds=2, sgd=LocalTraining(lr=0.05, batch_size=16, epochs=3))
+    runtime = build_runtime(name, rounds=2, training=LocalTraining(lr=0.05, batch_size=16, epochs=3))
     outcome = run(runtime, tmp_path / "out")
-    message, memory = runtime.method.download(outcome.state, 1), outcome.memories[1]
+    message, state = runtime.method.download(outcome.state, 1), outcome.client_states[1]
     client = runtime.client(1, 2)
-    refreshed = runtime.method.evaluated(client, message, memory)["refreshed"]
+    refreshed = runtime.method.evaluated(client, message, state)["refreshed"]
     model = build("tiny_cnn", (1, 8, 8), 10, 7)
-    model.load({**message.tensors, **memory.tensors})
+    model.load({**message.tensors, **state.tensors})
     data = (client.train, client.stream("refreshed head"))
     plainly(model, model.head.parameters(), lambda x, y: functional.cross_entropy(model(x), y), data, epochs)
     assert close(refreshed, model.tensors())
@@ -230,16 +230,18 @@ def test_fedrep_trains_the_head_on_a_frozen_body_and_then_the_body_under_it(monk
 
 @pytest.mark.independent("fedrep")
 def test_fedrep_is_the_plain_loop_of_the_paper() -> None:
-    runtime = build_runtime(FedRep(head_epochs=3, body_epochs=2), sgd=LocalTraining(lr=0.05, batch_size=16, epochs=9))
+    runtime = build_runtime(
+        FedRep(head_epochs=3, body_epochs=2), training=LocalTraining(lr=0.05, batch_size=16, epochs=9)
+    )
     client, model = runtime.client(2, 1), build("tiny_cnn", (1, 8, 8), 10, 0)
-    upload, memory = runtime.update(2, 1, Message(model.tensors(BODY)), ClientState())
+    upload, state = runtime.update(2, 1, Message(model.tensors(BODY)), ClientState())
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(model(x), y)
 
     plainly(model, model.head.parameters(), loss, (client.train, client.stream("batches 0")), 3)
     plainly(model, model.body.parameters(), loss, (client.train, client.stream("batches 1")), 2)
-    assert close({**upload.tensors, **memory.tensors}, model.tensors())
+    assert close({**upload.tensors, **state.tensors}, model.tensors())
 
 
 # -- FedCRC -----------------------------------------------------------------------------------------------------------
@@ -247,10 +249,13 @@ def test_fedrep_is_the_plain_loop_of_the_paper() -> None:
 
 @pytest.mark.slow
 def test_fedcrc_whose_head_never_moves_is_fedbabu(tmp_path: Path) -> None:  # J.3, case 76
-    sgd = LocalTraining(lr=0.05, batch_size=16, epochs=2, weight_decay=0.1)
+    training = LocalTraining(lr=0.05, batch_size=16, epochs=2, weight_decay=0.1)
     fed = larger(federation())
     crc, babu = (
-        run(build_runtime(m, fed, model="cnn4", sgd=sgd, rounds=4, participation=0.5), tmp_path / type(m).__name__)
+        run(
+            build_runtime(m, fed, model="cnn4", training=training, rounds=4, participation=0.5),
+            tmp_path / type(m).__name__,
+        )
         for m in (FedCRC(tau=1), FedBABU())
     )
     assert same(select(crc.state.tensors, BODY), babu.state.tensors)
@@ -259,7 +264,8 @@ def test_fedcrc_whose_head_never_moves_is_fedbabu(tmp_path: Path) -> None:  # J.
     for ours, theirs in zip(crc.lines, babu.lines, strict=True):
         assert (ours["global_acc"], ours["train_loss"]) == (theirs["global_acc"], theirs["train_loss"])
     moved = run(
-        build_runtime(FedCRC(tau=0.5), fed, model="cnn4", sgd=sgd, rounds=4, participation=0.5), tmp_path / "moved"
+        build_runtime(FedCRC(tau=0.5), fed, model="cnn4", training=training, rounds=4, participation=0.5),
+        tmp_path / "moved",
     )
     assert not same(select(moved.state.tensors, HEAD), initial_head)
     assert not same(select(moved.state.tensors, BODY), babu.state.tensors)
@@ -303,10 +309,10 @@ def test_the_global_head_learns_from_the_personal_one(kl: Any, expected: float) 
 @pytest.mark.parametrize("kl", ["forward", "reverse"])
 def test_fedcrc_is_the_plain_loop_of_the_paper(kl: Any) -> None:
     """Three models, three phases, and nothing stored; h_i and h_g come in different."""
-    runtime = build_runtime(FedCRC(kl=kl), sgd=LocalTraining(lr=0.05, batch_size=16, epochs=2))
+    runtime = build_runtime(FedCRC(kl=kl), training=LocalTraining(lr=0.05, batch_size=16, epochs=2))
     client = runtime.client(2, 3)
     received, own = (build("tiny_cnn", (1, 8, 8), 10, seed) for seed in (5, 6))
-    upload, memory = runtime.update(2, 3, Message(received.tensors()), ClientState(own.tensors(HEAD)))
+    upload, state = runtime.update(2, 3, Message(received.tensors()), ClientState(own.tensors(HEAD)))
 
     f, h_g, h_i = received.body, received.head, own.head
     entropy = functional.cross_entropy
@@ -322,7 +328,7 @@ def test_fedcrc_is_the_plain_loop_of_the_paper(kl: Any) -> None:
 
     plainly(received, h_g.parameters(), imitation, of("global head"), 1)
     assert close(upload.tensors, received.tensors())
-    assert close(memory.tensors, own.tensors(HEAD))
+    assert close(state.tensors, own.tensors(HEAD))
 
 
 def body_passes(runtime: Any) -> tuple[list[str], Message, ClientState]:
@@ -335,19 +341,21 @@ def body_passes(runtime: Any) -> tuple[list[str], Message, ClientState]:
 
 
 def test_fedcrcs_frozen_body_runs_once_for_both_heads() -> None:
-    sgd = LocalTraining(lr=0.05, batch_size=16, epochs=3)
-    runtime = build_runtime("fedcrc", sgd=sgd)
+    training = LocalTraining(lr=0.05, batch_size=16, epochs=3)
+    runtime = build_runtime("fedcrc", training=training)
     batches = math.ceil(len(runtime.trained.train(1)) / 16)
-    modes, upload, memory = body_passes(runtime)
+    modes, upload, state = body_passes(runtime)
     assert modes == ["train"] * 3 * batches + ["eval"]
     with pytest.warns(RuntimeWarning, match="feature_cache_mb"):
         modes, upload_without, memory_without = body_passes(
-            build_runtime("fedcrc", sgd=replace(sgd, feature_cache_mb=0))
+            build_runtime("fedcrc", training=replace(training, feature_cache_mb=0))
         )
     assert modes.count("eval") > 4 * batches
     assert close(upload.tensors, upload_without.tensors)
-    assert close(memory.tensors, memory_without.tensors)
-    modes, *_ = body_passes(build_runtime("fedcrc", sgd=replace(sgd, augment="crop_flip")))  # every batch is new
+    assert close(state.tensors, memory_without.tensors)
+    modes, *_ = body_passes(
+        build_runtime("fedcrc", training=replace(training, augment="crop_flip"))
+    )  # every batch is new
     assert modes == ["train"] * 3 * batches + ["eval"] * 4 * batches
 
 
@@ -359,10 +367,10 @@ def test_ditto_without_a_pull_is_training_alone_beside_fedavg(tmp_path: Path) ->
         run(build_runtime(m), tmp_path / n) for m, n in ((Ditto(lam=0), "d"), ("local", "l"), ("fedavg", "f"))
     )
     assert same(ditto.state, average.state)
-    assert all(same(ditto.memories[id], local.memories[id]) for id in range(4))
+    assert all(same(ditto.client_states[id], local.client_states[id]) for id in range(4))
     held = run(build_runtime(Ditto(lam=2)), tmp_path / "held")
     assert same(held.state, average.state)  # the personal models change nothing for the global one
-    assert not any(same(held.memories[id], local.memories[id]) for id in range(4))
+    assert not any(same(held.client_states[id], local.client_states[id]) for id in range(4))
 
 
 @pytest.mark.independent("ditto")
@@ -370,7 +378,7 @@ def test_dittos_models_are_held_near_what_came(tmp_path: Path, monkeypatch: pyte
     """By hand: a step of w is η(w − m), one of v is η(v − m) + ηλ(v − w of the round's start)."""
     centres, lr, lam, epochs = [1.0, 4.0], 0.1, 0.5, 2
     runtime = parabolas(
-        Ditto(lam=lam), centres, monkeypatch, sgd=LocalTraining(lr=lr, momentum=0, epochs=epochs), rounds=3
+        Ditto(lam=lam), centres, monkeypatch, training=LocalTraining(lr=lr, momentum=0, epochs=epochs), rounds=3
     )
     outcome = run(runtime, tmp_path / "out")
     w, v = 0.0, [0.0, 0.0]
@@ -384,7 +392,7 @@ def test_dittos_models_are_held_near_what_came(tmp_path: Path, monkeypatch: pyte
             trained.append(w_i)
         w = sum(trained) / 2
     assert outcome.state.tensors["head.weight"].item() == pytest.approx(w, rel=1e-5)
-    assert [outcome.memories[i].tensors["head.weight"].item() for i in (0, 1)] == pytest.approx(v, rel=1e-5)
+    assert [outcome.client_states[i].tensors["head.weight"].item() for i in (0, 1)] == pytest.approx(v, rel=1e-5)
 
 
 # -- FedProto ---------------------------------------------------------------------------------------------------------
@@ -395,11 +403,11 @@ def test_fedproto_without_prototypes_or_without_weight_is_training_alone(tmp_pat
         run(build_runtime(m, rounds=r), tmp_path / f"{n}{r}")
         for m, n, r in (("fedproto", "p", 1), ("local", "l", 1), (FedProto(lam=0), "u", 3), ("local", "l", 3))
     )
-    assert all(same(once.memories[id], alone.memories[id]) for id in range(4))
+    assert all(same(once.client_states[id], alone.client_states[id]) for id in range(4))
     assert once.lines[0]["train_loss"] == alone.lines[0]["train_loss"]
-    assert all(same(unweighted.memories[id], longer.memories[id]) for id in range(4))
+    assert all(same(unweighted.client_states[id], longer.client_states[id]) for id in range(4))
     pulled = run(build_runtime("fedproto", rounds=3), tmp_path / "pulled")
-    assert not any(same(pulled.memories[id], longer.memories[id]) for id in range(4))
+    assert not any(same(pulled.client_states[id], longer.client_states[id]) for id in range(4))
 
 
 def without_classes(gone: list[list[int]]) -> Federation:
@@ -424,9 +432,9 @@ def test_prototypes_are_the_class_means_of_the_trained_models_weighted_by_counts
     state = method.init(runtime.server(0))
     answers = {id: runtime.update(id, 1, method.download(state, id), ClientState()) for id in range(3)}
     sums: dict[int, list[tuple[int, Tensor]]] = {}
-    for id, (upload, memory) in answers.items():
+    for id, (upload, kept) in answers.items():
         model, samples = runtime.client(id, 1).model, runtime.trained.train(id)
-        model.load(memory.tensors)
+        model.load(kept.tensors)
         model.eval()
         assert samples.labels is not None
         z = model.body(samples.batch(slice(None))).detach().double()
@@ -471,13 +479,13 @@ def test_the_distance_counts_for_classes_with_a_prototype_only() -> None:
 
 def test_the_nearest_prototype_among_the_clients_classes_is_an_answer(tmp_path: Path) -> None:
     runtime = build_runtime(
-        "fedproto", without_classes([[3, 4], [], []]), rounds=3, sgd=LocalTraining(lr=0.1, epochs=3, batch_size=8)
+        "fedproto", without_classes([[3, 4], [], []]), rounds=3, training=LocalTraining(lr=0.1, epochs=3, batch_size=8)
     )
     outcome = run(runtime, tmp_path / "out")
     prototypes = outcome.state.tensors["prototypes"]
-    for id, memory in outcome.memories.items():
+    for id, kept in outcome.client_states.items():
         client = runtime.client(id, 3)
-        models = runtime.method.evaluated(client, runtime.method.download(outcome.state, id), memory)
+        models = runtime.method.evaluated(client, runtime.method.download(outcome.state, id), kept)
         model, test = client.model, runtime.federation.tested[0]
         model.load(models["prototype"])
         answered = features(model, test, "head").argmax(dim=1)
@@ -513,8 +521,8 @@ def test_prototypes_are_all_that_travels_between_models_of_different_architectur
     assert not any(line["refused"] or line["untested"] for line in outcome.lines)
     down, counts = 10 * 64 * 4, 10 * 8
     assert {(line["down_bytes"], line["up_bytes"]) for line in outcome.lines} == {(3 * down, 3 * (down + counts))}
-    for id, memory in outcome.memories.items():
-        assert memory.tensors.keys() == runtime.tensor_names(id)
+    for id, kept in outcome.client_states.items():
+        assert kept.tensors.keys() == runtime.tensor_names(id)
     assert outcome.lines[-1]["global_acc"] is None
 
 

@@ -63,8 +63,10 @@ def test_fedavg_of_clients_with_the_same_data_is_one_of_them(tmp_path: Path) -> 
         twice, Partition([np.arange(60), np.arange(60, 120)], [np.arange(10), np.arange(10, 20)]), np.arange(0)
     )
     alone = Federation(data, Partition([np.arange(60)], [np.arange(20)]), np.arange(0))
-    sgd = LocalTraining(lr=0.05, batch_size=60)  # whole batches, whose order does not matter
-    both, one = (run(build_runtime("fedavg", f, sgd=sgd), tmp_path / n) for f, n in ((fed, "both"), (alone, "one")))
+    training = LocalTraining(lr=0.05, batch_size=60)  # whole batches, whose order does not matter
+    both, one = (
+        run(build_runtime("fedavg", f, training=training), tmp_path / n) for f, n in ((fed, "both"), (alone, "one"))
+    )
     assert close(both.state.tensors, one.state.tensors)
 
 
@@ -82,7 +84,7 @@ def test_the_global_models_own_test_accuracies_add_up_to_its_accuracy(tmp_path: 
 def test_local_is_fedavg_with_one_client_for_each(tmp_path: Path) -> None:
     fed = federation(clients=1)
     local, fedavg = (run(build_runtime(name, fed), tmp_path / name) for name in ("local", "fedavg"))
-    assert same(local.memories[0].tensors, fedavg.state.tensors)
+    assert same(local.client_states[0].tensors, fedavg.state.tensors)
     assert not local.state.tensors
     assert local.lines[-1]["client_acc"] == fedavg.lines[-1]["client_acc"]
 
@@ -99,7 +101,7 @@ def test_one_clients_local_model_does_not_depend_on_the_others(tmp_path: Path) -
     whole, others_cut = (
         run(build_runtime("local", f), tmp_path / n) for f, n in ((fed, "a"), (replace(fed, partition=cut), "b"))
     )
-    assert same(whole.memories[0], others_cut.memories[0])
+    assert same(whole.client_states[0], others_cut.client_states[0])
 
 
 # -- FedBABU ----------------------------------------------------------------------------------------------------------
@@ -109,8 +111,10 @@ def test_one_clients_local_model_does_not_depend_on_the_others(tmp_path: Path) -
 def test_fedbabu_never_moves_the_head_and_fine_tuning_moves_what_it_should(tmp_path: Path) -> None:  # case 76
     initial = build("tiny_cnn", (1, 8, 8), 10, 0).tensors()
     for part, moved in (("head", HEAD), ("body", BODY), ("full", HEAD + BODY)):
-        sgd = LocalTraining(lr=0.05, batch_size=16, weight_decay=0.1)
-        runtime = build_runtime(FedBABU(), rounds=5, sgd=sgd, fine_tuning=Phase(train=moved, epochs=5, lr=0.1))
+        training = LocalTraining(lr=0.05, batch_size=16, weight_decay=0.1)
+        runtime = build_runtime(
+            FedBABU(), rounds=5, training=training, fine_tuning=Phase(train=moved, epochs=5, lr=0.1)
+        )
         state = run(runtime, tmp_path / part).state
         untouched = runtime.method.global_model(runtime.server(5), state)
         assert untouched is not None
@@ -125,4 +129,4 @@ def test_fedbabu_sends_the_body_alone_and_keeps_nothing(tmp_path: Path) -> None:
     outcome = run(build_runtime("fedbabu"), tmp_path / "out")
     body = sum(t.nbytes for t in build("tiny_cnn", (1, 8, 8), 10, 0).tensors(BODY).values())
     assert {(line["down_bytes"], line["up_bytes"]) for line in outcome.lines} == {(4 * body, 4 * body)}
-    assert not any(memory.tensors for memory in outcome.memories.values())
+    assert not any(state.tensors for state in outcome.client_states.values())

@@ -28,11 +28,11 @@ CONTRASTS: list[ContrastiveBase] = [MOON(mu=5.0), FedCKA(), *(FedCKA(metric=m, t
 ids = pytest.mark.parametrize("method", CONTRASTS, ids=lambda m: f"{type(m).__name__}-{getattr(m, 'metric', '')}")
 
 
-def a_client(samples: Samples, name: str = "tiny_cnn", round: int = 2, **sgd: Any) -> Client:
+def a_client(samples: Samples, name: str = "tiny_cnn", round: int = 2, **training: Any) -> Client:
     model = build(name, tuple(samples.inputs.shape[1:]), 10, 0)
     return Client(
         model=model, seed=0, round=round, rounds=9, id=1, train=samples,
-        sgd=LocalTraining(**{"lr": 0.05, "batch_size": 16, "epochs": 2, **sgd}),
+        training=LocalTraining(**{"lr": 0.05, "batch_size": 16, "epochs": 2, **training}),
     )  # fmt: skip
 
 
@@ -41,10 +41,10 @@ def other(client: Client, name: str = "tiny_cnn") -> Tensors:
     return build(name, tuple(client.train.inputs.shape[1:]), 10, 7).tensors()
 
 
-def trained(method: Method, samples: Samples, name: str = "tiny_cnn", **sgd: Any) -> Tensors:
-    client = a_client(samples, name, **sgd)
-    message, memory = Message(client.model.tensors()), ClientState(other(client, name))
-    return method.update(client, message, memory)[0].tensors
+def trained(method: Method, samples: Samples, name: str = "tiny_cnn", **training: Any) -> Tensors:
+    client = a_client(samples, name, **training)
+    message, state = Message(client.model.tensors()), ClientState(other(client, name))
+    return method.update(client, message, state)[0].tensors
 
 
 def close(a: Tensors, b: Tensors, atol: float = 1e-5) -> bool:
@@ -87,7 +87,7 @@ def test_a_random_previous_model_acts_in_the_first_round_and_belongs_to_the_clie
     def first(id: int) -> Tensors:
         client = replace(a_client(dataset(40).train, round=1), id=id)
         client = replace(
-            client, sgd=replace(client.sgd, batch_size=40, epochs=1)
+            client, training=replace(client.training, batch_size=40, epochs=1)
         )  # one batch, whose order is no matter
         message = Message(client.model.tensors())
         return kind(prev_init="random").update(client, message, ClientState())[0].tensors
@@ -99,8 +99,8 @@ def test_a_random_previous_model_acts_in_the_first_round_and_belongs_to_the_clie
 def test_the_memory_is_the_clients_own_local_model(tmp_path: Path) -> None:
     runtime = build_runtime("moon")
     state = runtime.method.init(runtime.server(0))
-    upload, memory = runtime.update(0, 1, runtime.method.download(state, 0), ClientState())
-    assert same(upload.tensors, memory.tensors)
+    upload, kept = runtime.update(0, 1, runtime.method.download(state, 0), ClientState())
+    assert same(upload.tensors, kept.tensors)
 
 
 # -- the terms --------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_a_term_is_told_apart_from_the_cross_entropy(method: ContrastiveBase) ->
 
 
 def with_hooks(
-    method: ContrastiveBase, samples: Samples, monkeypatch: pytest.MonkeyPatch, **sgd: Any
+    method: ContrastiveBase, samples: Samples, monkeypatch: pytest.MonkeyPatch, **training: Any
 ) -> dict[str, int]:
     """How many samples each stage of the frozen models saw."""
     from kinfed.methods import fedcka, moon
@@ -248,7 +248,7 @@ def with_hooks(
             return frozen
 
         monkeypatch.setattr(module, "frozen_copy", hooked)
-    trained(method, samples, **sgd)
+    trained(method, samples, **training)
     return seen
 
 
@@ -283,10 +283,10 @@ def test_no_buffer_changes_but_the_local_models(method: ContrastiveBase) -> None
     digits = dataset(40).train
     samples = replace(digits, inputs=digits.inputs.repeat_interleave(2, 2).repeat_interleave(2, 3))
     client = a_client(samples, "cnn4")
-    message, memory = Message(client.model.tensors()), ClientState(other(client, "cnn4"))
-    before = [{n: t.clone() for n, t in m.tensors.items()} for m in (message, memory)]
-    upload, _ = method.update(client, message, memory)
-    assert all(same(a, b.tensors) for a, b in zip(before, (message, memory), strict=True))
+    message, state = Message(client.model.tensors()), ClientState(other(client, "cnn4"))
+    before = [{n: t.clone() for n, t in m.tensors.items()} for m in (message, state)]
+    upload, _ = method.update(client, message, state)
+    assert all(same(a, b.tensors) for a, b in zip(before, (message, state), strict=True))
     assert upload.tensors["body.conv1.1.num_batches_tracked"] == 6  # 2 epochs of 3 batches, each seen once
     assert client.model.body.conv1.training
 

@@ -28,28 +28,30 @@ def numbers(message: Message) -> dict[str, float]:
 
 
 def a_round(
-    runtime: ClientRuntime, round: int, state: ServerState, memories: dict[int, ClientState], ids: list[int]
+    runtime: ClientRuntime, round: int, state: ServerState, client_states: dict[int, ClientState], ids: list[int]
 ) -> tuple[ServerState, dict[int, ClientState]]:
-    """The next state and the next memories, if these clients take part."""
+    """The next state and the next client states, if these clients take part."""
     method = runtime.method
-    answers = {id: runtime.update(id, round, method.download(state, id), memories.get(id, ClientState())) for id in ids}
+    answers = {
+        id: runtime.update(id, round, method.download(state, id), client_states.get(id, ClientState())) for id in ids
+    }
     state = method.aggregate(runtime.server(round), state, {id: upload for id, (upload, _) in answers.items()})
-    return state, {**memories, **{id: memory for id, (_, memory) in answers.items()}}
+    return state, {**client_states, **{id: kept for id, (_, kept) in answers.items()}}
 
 
 def by_hand(runtime: ClientRuntime, rounds: list[list[int]]) -> list[list[float]]:
     """After each round: x, c, and every c_i there is, in the order of the clients."""
-    state, memories, seen = runtime.method.init(runtime.server(0)), {}, []
+    state, client_states, seen = runtime.method.init(runtime.server(0)), {}, []
     for round, ids in enumerate(rounds, start=1):
-        state, memories = a_round(runtime, round, state, memories, ids)
-        of_clients = [memories[id].tensors[f"control.{WEIGHT}"] for id in sorted(memories)]
+        state, client_states = a_round(runtime, round, state, client_states, ids)
+        of_clients = [client_states[id].tensors[f"control.{WEIGHT}"] for id in sorted(client_states)]
         seen.append([t.item() for t in (state.tensors[WEIGHT], state.tensors[f"control.{WEIGHT}"], *of_clients)])
     return seen
 
 
 @pytest.mark.parametrize("mode", ["niid", "paper"])  # without momentum they are the same
 def test_two_rounds_by_hand(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:  # case 69
-    runtime = parabolas(SCAFFOLD(mode=mode), [1, 5], monkeypatch, sgd=PLAIN)  # type: ignore[arg-type]
+    runtime = parabolas(SCAFFOLD(mode=mode), [1, 5], monkeypatch, training=PLAIN)  # type: ignore[arg-type]
     first, second = by_hand(runtime, [[0, 1], [0, 1]])
     assert first == pytest.approx([0.57, -2.85, -0.95, -4.75])
     assert second == pytest.approx([1.0317, -2.3085, -0.3135, -4.3035])
@@ -57,20 +59,20 @@ def test_two_rounds_by_hand(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_partial_participation_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """C is a mean over all clients: who never took part counts with 0."""
-    runtime = parabolas(SCAFFOLD(), [1, 5], monkeypatch, sgd=PLAIN)
+    runtime = parabolas(SCAFFOLD(), [1, 5], monkeypatch, training=PLAIN)
     first, second = by_hand(runtime, [[0], [1]])
     assert first == pytest.approx([0.19, -0.475, -0.95])
     assert second == pytest.approx([1.19415, -2.747875, -0.95, -4.54575])
 
 
 def test_the_learning_rate_is_that_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = parabolas(SCAFFOLD(), [1, 5], monkeypatch, sgd=PLAIN, rounds=2, lr_schedule="step:0.5")
+    runtime = parabolas(SCAFFOLD(), [1, 5], monkeypatch, training=PLAIN, rounds=2, lr_schedule="step:0.5")
     _, second = by_hand(runtime, [[0, 1], [0, 1]])  # at 0.01
     assert second == pytest.approx([0.618357, -2.41785, -0.41835, -4.41735])
 
 
 def test_the_server_takes_a_share_of_the_mean_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = parabolas(SCAFFOLD(server_lr=0.5), [1, 5], monkeypatch, sgd=PLAIN)
+    runtime = parabolas(SCAFFOLD(server_lr=0.5), [1, 5], monkeypatch, training=PLAIN)
     assert by_hand(runtime, [[0, 1]])[0] == pytest.approx([0.285, -2.85, -0.95, -4.75])
 
 
@@ -85,12 +87,12 @@ def test_the_server_takes_a_share_of_the_mean_change(monkeypatch: pytest.MonkeyP
 )
 def test_momentum_by_hand(method: SCAFFOLD, x: float, own: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """One client with m = 1 at w = 0, told that c = 1."""
-    runtime = parabolas(method, [1], monkeypatch, sgd=LocalTraining(lr=0.1, momentum=0.5, epochs=2, batch_size=1))
+    runtime = parabolas(method, [1], monkeypatch, training=LocalTraining(lr=0.1, momentum=0.5, epochs=2, batch_size=1))
     initial = method.init(runtime.server(0))
     told = ServerState({**initial.tensors, f"control.{WEIGHT}": torch.ones(1, 1)})
-    state, memories = a_round(runtime, 1, told, {}, [0])
+    state, client_states = a_round(runtime, 1, told, {}, [0])
     assert numbers(state)[WEIGHT] == pytest.approx(x)
-    assert numbers(memories[0]) == pytest.approx({f"control.{WEIGHT}": own})
+    assert numbers(client_states[0]) == pytest.approx({f"control.{WEIGHT}": own})
 
 
 @pytest.mark.independent("scaffold")
@@ -148,7 +150,7 @@ def test_the_control_variate_is_the_mean_of_all_clients(participation: float, mo
         outcome = run(runtime, tmp_path / str(rounds))
         c = {name: tensor for name, tensor in outcome.state.tensors.items() if name.startswith("control.")}
         assert any(tensor.any() for tensor in c.values())
-        mean = {name: sum(own.tensors[name] for own in outcome.memories.values()) / 4 for name in c}
+        mean = {name: sum(own.tensors[name] for own in outcome.client_states.values()) / 4 for name in c}
         assert close(mean, c)  # type: ignore[arg-type]
 
 
@@ -156,12 +158,12 @@ def test_a_client_without_a_step_changes_nothing() -> None:
     """A batch of one, which BatchNorm cannot use."""
     cut = Partition([np.arange(24, 25), np.arange(25, 57)], [np.arange(0), np.arange(120)])
     runtime = build_runtime(SCAFFOLD(), larger(Federation(dataset(), cut, np.arange(24))), model="cnn4")
-    state, memories = a_round(runtime, 1, runtime.method.init(runtime.server(0)), {}, [0, 1])
-    assert not any(tensor.any() for tensor in memories[0].tensors.values())
-    upload, memory = runtime.update(0, 2, runtime.method.download(state, 0), memories[1])
+    state, client_states = a_round(runtime, 1, runtime.method.init(runtime.server(0)), {}, [0, 1])
+    assert not any(tensor.any() for tensor in client_states[0].tensors.values())
+    upload, kept = runtime.update(0, 2, runtime.method.download(state, 0), client_states[1])
     assert (upload.numbers["steps"], "loss" in upload.numbers) == (0, False)
     assert not any(t.any() for n, t in upload.tensors.items() if n.startswith(("change.", "control_change.")))
-    assert same(memory, memories[1])
+    assert same(kept, client_states[1])
 
 
 def test_batchnorm_statistics_are_averaged_and_have_no_control_variate(tmp_path: Path) -> None:

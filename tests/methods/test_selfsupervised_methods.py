@@ -57,25 +57,25 @@ def test_labels_are_not_read(name: str) -> None:
         runtime.method.update(replace(runtime.client(last, 1), train=train), message, ClientState())
         for train in (client.train, shuffled, client.train.without_labels())
     ]
-    for upload, memory in answers[1:]:
+    for upload, state in answers[1:]:
         assert same(upload, answers[0][0])
-        assert same(memory, answers[0][1])
+        assert same(state, answers[0][1])
 
 
 @pytest.mark.parametrize("name", UNLABELLED)
 def test_the_first_target_is_a_deep_copy_of_the_first_encoder(name: str) -> None:
     """With one object for both, the target would take whole steps; a copy takes a hundredth of one."""
-    sgd = LocalTraining(lr=0.1, momentum=0.0, batch_size=64)
-    runtime = build_runtime(name, sgd=sgd)
+    training = LocalTraining(lr=0.1, momentum=0.0, batch_size=64)
+    runtime = build_runtime(name, training=training)
     client = runtime.client(len(runtime.trained) - 1, 1)
     start = Siamese(client.model, 0, **SIZES).tensors(ONLINE)
     one_batch = replace(client, train=client.train.take(range(60)))
-    upload, memory = runtime.method.update(one_batch, first_message(runtime), ClientState())
-    kept = select(memory.tensors, TARGET)
+    upload, state = runtime.method.update(one_batch, first_message(runtime), ClientState())
+    kept = select(state.tensors, TARGET)
     if isinstance(runtime.method, FedSimSiam):
         assert not kept
         return
-    end = select({**memory.tensors, **upload.tensors}, ONLINE)
+    end = select({**state.tensors, **upload.tensors}, ONLINE)
     name = "body.conv1.0.weight"
     step = end[name] - start[name]
     assert step.abs().max() > 1e-5
@@ -94,11 +94,11 @@ def test_a_client_without_a_step_tells_no_spread_and_keeps_its_weights(name: str
     runtime = build_runtime(name)
     client = runtime.client(0, 1)
     start = Siamese(client.model, 0, **SIZES).tensors(ONLINE)
-    upload, memory = runtime.method.update(
+    upload, state = runtime.method.update(
         replace(client, train=client.train.take([0])), first_message(runtime), ClientState()
     )
     assert {*upload.numbers} == {"samples", "steps", "skipped"}
-    ends = select({**memory.tensors, **upload.tensors}, ONLINE)
+    ends = select({**state.tensors, **upload.tensors}, ONLINE)
     assert all(torch.equal(ends[n], start[n]) for n in ends)
 
 
@@ -138,20 +138,20 @@ def test_what_travels_is_the_online_network_and_what_stays_is_the_target(tmp_pat
     online = Siamese(runtime.server(0).model, 0, **SIZES)
     assert outcome.state.tensors.keys() == online.tensors(ONLINE).keys()
     assert not online.tensors(HEAD).keys() & outcome.state.tensors.keys()
-    kept = [memory.tensors for memory in outcome.memories.values()]
+    kept = [state.tensors for state in outcome.client_states.values()]
     assert len(kept) == 4
     assert all(tensors and all(name.startswith(TARGET) for name in tensors) for tensors in kept)
     simsiam = run(build_runtime("fedsimsiam", rounds=2), tmp_path / "simsiam")
-    assert not any(memory.tensors for memory in simsiam.memories.values())
+    assert not any(state.tensors for state in simsiam.client_states.values())
 
 
 @pytest.mark.parametrize("update_target", ["own", "both"])
 def test_a_target_goes_on_from_its_last_participation_or_starts_at_the_global_encoder(update_target: str) -> None:
     """With training that moves no weight, a target only follows the encoder, a hundredth of the way in each step."""
-    runtime = build_runtime(FedBYOL(update_target=update_target, **SIZES), sgd=STILL)  # type: ignore[arg-type]
+    runtime = build_runtime(FedBYOL(update_target=update_target, **SIZES), training=STILL)  # type: ignore[arg-type]
     message = first_message(runtime)
-    _, memory = runtime.update(3, 1, message, ClientState())
-    upload, later = runtime.update(3, 2, shifted(message, 1.0), memory)
+    _, state = runtime.update(3, 1, message, ClientState())
+    upload, later = runtime.update(3, 2, shifted(message, 1.0), state)
     name = "body.conv1.0.weight"
     followed = 1.0 if update_target == "both" else 1 - 0.99 ** upload.numbers["steps"]
     assert torch.allclose(later.tensors[f"target.{name}"], message.tensors[name] + followed, atol=1e-6)
@@ -195,10 +195,10 @@ def test_divergence_is_of_the_convolutions_or_else_of_the_linear_layers() -> Non
 @pytest.mark.parametrize(("threshold", "from_server"), [(0.4, True), (0.3, False), (0.2, False)])
 def test_a_predictor_comes_from_the_server_if_the_client_has_moved_little(threshold: float, from_server: bool) -> None:
     """Case 86: d = 0.3 and a threshold of 0.4: from the server; d < μ is strict."""
-    runtime = build_runtime(FedU(threshold=threshold, **SIZES), sgd=STILL)
+    runtime = build_runtime(FedU(threshold=threshold, **SIZES), training=STILL)
     message = first_message(runtime)
-    _, memory = runtime.update(3, 1, message, ClientState())
-    upload, _ = runtime.update(3, 2, shifted(message, 1.0), ClientState(memory.tensors, {"divergence": 0.3}))
+    _, state = runtime.update(3, 1, message, ClientState())
+    upload, _ = runtime.update(3, 2, shifted(message, 1.0), ClientState(state.tensors, {"divergence": 0.3}))
     for name in parameters_of(runtime):
         moved = from_server or not name.startswith(PREDICTOR)
         assert torch.allclose(upload.tensors[name], message.tensors[name] + float(moved), atol=1e-6)
@@ -213,23 +213,23 @@ def test_without_a_bound_the_predictor_is_always_global_and_that_is_fedbyol(tmp_
 
 def test_with_a_bound_of_zero_the_predictor_is_always_local() -> None:
     runtime = build_runtime(FedU(threshold=0.0, **SIZES))
-    message, memories = first_message(runtime), []
-    _, memory = runtime.update(3, 1, message, ClientState())
+    message, client_states = first_message(runtime), []
+    _, state = runtime.update(3, 1, message, ClientState())
     for other in (0.0, 5.0):  # whatever predictor comes
         sent = {n: t + other for n, t in select(message.tensors, PREDICTOR).items() if t.is_floating_point()}
-        memories.append(runtime.update(3, 2, Message({**message.tensors, **sent}), memory))
-    assert same(memories[0][0], memories[1][0])
-    assert same(memories[0][1], memories[1][1])
+        client_states.append(runtime.update(3, 2, Message({**message.tensors, **sent}), state))
+    assert same(client_states[0][0], client_states[1][0])
+    assert same(client_states[0][1], client_states[1][1])
 
 
 def test_the_divergence_is_that_of_the_clients_own_last_training() -> None:
     runtime = build_runtime("fedu")
     message = first_message(runtime)
-    upload, memory = runtime.update(3, 1, message, ClientState())
+    upload, state = runtime.update(3, 1, message, ClientState())
     names = [n for n in upload.tensors if n.startswith("body.conv") and n.endswith("weight")]
     norms = [(upload.tensors[n] - message.tensors[n]).norm().item() for n in names]
     assert len(norms) == 2
-    assert memory.numbers["divergence"] == pytest.approx(sum(norms) / 2, rel=1e-5)
+    assert state.numbers["divergence"] == pytest.approx(sum(norms) / 2, rel=1e-5)
 
 
 # -- FedEMA -----------------------------------------------------------------------------------------------------------
@@ -238,14 +238,14 @@ def test_the_divergence_is_that_of_the_clients_own_last_training() -> None:
 @pytest.mark.independent("fedema")
 @pytest.mark.parametrize(("scale", "expected"), [(0.1, [2.5, 3.0]), (0.04, [1.6, 1.8]), (9.0, [4.0, 5.0])])
 def test_the_share_of_the_own_network_is_lambda_times_d(scale: float, expected: list[float]) -> None:  # case 86
-    runtime = build_runtime(FedEMA(autoscale=False, scale=scale, **SIZES), sgd=STILL)
+    runtime = build_runtime(FedEMA(autoscale=False, scale=scale, **SIZES), training=STILL)
     message = first_message(runtime)
-    _, memory = runtime.update(3, 1, message, ClientState())
+    _, state = runtime.update(3, 1, message, ClientState())
 
     def with_bias(tensors: Tensors, values: list[float]) -> Tensors:
         return {**tensors, "predictor.3.bias": torch.tensor(values * 8), "body.fc64.0.bias": torch.tensor(values * 32)}
 
-    own = ClientState(with_bias(memory.tensors, [4.0, 5.0]), {**memory.numbers, "divergence": 5.0})
+    own = ClientState(with_bias(state.tensors, [4.0, 5.0]), {**state.numbers, "divergence": 5.0})
     upload, _ = runtime.update(3, 2, Message(with_bias(message.tensors, [1.0, 1.0])), own)
     for name in ("predictor.3.bias", "body.fc64.0.bias"):
         assert upload.tensors[name][:2].tolist() == pytest.approx(expected)
@@ -274,7 +274,7 @@ def test_lambda_is_fixed_by_the_first_divergence_so_that_mu_is_tau_at_first() ->
     _, second = runtime.update(3, 2, message, first)
     assert second.numbers["scale"] == first.numbers["scale"]
     assert second.numbers["divergence"] != first.numbers["divergence"]
-    still = build_runtime(FedEMA(tau=0.7, **SIZES), sgd=STILL)
+    still = build_runtime(FedEMA(tau=0.7, **SIZES), training=STILL)
     global_weights = shifted(message, 1.0)
     upload, _ = still.update(3, 2, global_weights, first)
     name = "body.conv1.0.weight"
@@ -287,8 +287,8 @@ def test_without_a_share_of_its_own_it_is_fedbyol(tmp_path: Path) -> None:
     ours, byol = (run(build_runtime(method, rounds=4), tmp_path / name) for name, method in compared.items())
     assert same(ours.state, byol.state)
     assert ours.lines == byol.lines
-    for id, memory in byol.memories.items():
-        assert same(memory.tensors, select(ours.memories[id].tensors, TARGET))
+    for id, state in byol.client_states.items():
+        assert same(state.tensors, select(ours.client_states[id].tensors, TARGET))
 
 
 def test_with_nothing_but_its_own_a_client_never_takes_global_weights() -> None:
@@ -304,27 +304,27 @@ def test_with_nothing_but_its_own_a_client_never_takes_global_weights() -> None:
 
 
 def test_who_missed_a_round_starts_from_the_global_network_target_included() -> None:
-    runtime = build_runtime(FedEMA(tau=0.7, **SIZES), sgd=STILL)
+    runtime = build_runtime(FedEMA(tau=0.7, **SIZES), training=STILL)
     message = first_message(runtime)
     moved = shifted(message, 1.0)
-    _, memory = build_runtime(FedEMA(tau=0.7, **SIZES)).update(3, 1, message, ClientState())
-    upload, later = runtime.update(3, 3, moved, memory)  # not in round 2
+    _, state = build_runtime(FedEMA(tau=0.7, **SIZES)).update(3, 1, message, ClientState())
+    upload, later = runtime.update(3, 3, moved, state)  # not in round 2
     for name in parameters_of(runtime):
         assert torch.allclose(upload.tensors[name], moved.tensors[name], atol=1e-6)
         if f"target.{name}" in later.tensors:
             assert torch.allclose(later.tensors[f"target.{name}"], moved.tensors[name], atol=1e-6)
-    assert later.numbers["scale"] == memory.numbers["scale"]
+    assert later.numbers["scale"] == state.numbers["scale"]
     assert later.numbers["round"] == 3
 
 
 def test_a_client_that_could_not_train_fixes_no_lambda() -> None:
     runtime = build_runtime("fedema")
     client = runtime.client(0, 1)
-    _, memory = runtime.method.update(
+    _, state = runtime.method.update(
         replace(client, train=client.train.take([0])), first_message(runtime), ClientState()
     )
-    assert memory.numbers == {"round": 1, "divergence": 0.0}
-    upload, later = runtime.update(0, 2, first_message(runtime), memory)
+    assert state.numbers == {"round": 1, "divergence": 0.0}
+    upload, later = runtime.update(0, 2, first_message(runtime), state)
     assert later.numbers["scale"] > 0
     assert all(t.isfinite().all() for t in upload.tensors.values())
 
@@ -345,17 +345,17 @@ def test_local_ssl_is_its_method_with_one_client_for_each(ssl: str, tmp_path: Pa
     twin: Method = FedBYOL(**SIZES) if ssl == "byol" else FedSimSiam(**SIZES)
     compared = {"local": LocalSSL(ssl=ssl, **SIZES), "twin": twin}  # type: ignore[arg-type]
     local, twins = (run(build_runtime(method, fed), tmp_path / name) for name, method in compared.items())
-    assert same(select(local.memories[0].tensors, ONLINE), twins.state.tensors)
-    kept = twins.memories.get(0, ClientState()).tensors  # SimSiam keeps none
-    assert same(select(local.memories[0].tensors, TARGET), kept)
+    assert same(select(local.client_states[0].tensors, ONLINE), twins.state.tensors)
+    kept = twins.client_states.get(0, ClientState()).tensors  # SimSiam keeps none
+    assert same(select(local.client_states[0].tensors, TARGET), kept)
 
 
 def test_the_own_model_is_the_trained_body_under_the_initial_head() -> None:
     runtime = build_runtime("local_ssl")
-    _, memory = runtime.update(3, 1, Message(), ClientState())
+    _, state = runtime.update(3, 1, Message(), ClientState())
     initial = build("tiny_cnn", (1, 8, 8), 10, 0)
-    own = runtime.method.evaluated(runtime.client(3, 1), Message(), memory)["own"]
-    assert same(select(own, BODY), select(memory.tensors, BODY))
+    own = runtime.method.evaluated(runtime.client(3, 1), Message(), state)["own"]
+    assert same(select(own, BODY), select(state.tensors, BODY))
     assert same(select(own, HEAD), initial.tensors(HEAD))
     untrained = runtime.method.evaluated(runtime.client(3, 1), Message(), ClientState())["own"]
     assert same(untrained, initial.tensors())
@@ -374,6 +374,6 @@ def test_flat_inputs_are_refused_with_a_reason() -> None:
 def test_a_model_of_other_layers_trains_too() -> None:
     """Whatever has a body: here one with no convolution and BatchNorm over features."""
     runtime = build_runtime("fedu", model="mlp")
-    upload, memory = runtime.update(3, 1, first_message(runtime), ClientState())
+    upload, state = runtime.update(3, 1, first_message(runtime), ClientState())
     assert upload.numbers["steps"] > 0
-    assert memory.numbers["divergence"] > 0
+    assert state.numbers["divergence"] > 0

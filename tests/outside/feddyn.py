@@ -39,13 +39,13 @@ class FedDyn(FedAvg):
         """Send θ; h stays at the server."""
         return Message(select(state.tensors, ALL))
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Minimise L_k(θ) − ⟨g_k, θ⟩ + (α/2)‖θ − θ^{t−1}‖² (eq. 1); then g_k ← g_k − α(θ_k − θ^{t−1})."""
         model, x = client.model, message.tensors
         model.load(x)
         start = {name: p.detach().clone() for name, p in model.named_parameters()}
         g = {name: torch.zeros_like(p) for name, p in start.items()}
-        for name, kept in memory.tensors.items():
+        for name, kept in state.tensors.items():
             g[name].copy_(kept)
 
         def bend(weights: Tensors, gradients: Tensors) -> None:

@@ -42,33 +42,33 @@ class ClientStore:
         try:
             tensors, about = read_tensors(self._path(id, round))
         except ValueError as error:
-            raise ValueError(f"the memory of client {id} of round {round} cannot be used: {error}") from error
+            raise ValueError(f"the state of client {id} of round {round} cannot be used: {error}") from error
         return ClientState(tensors, about["numbers"])
 
-    def write(self, id: ClientId, round: int, memory: ClientState) -> bool:
+    def write(self, id: ClientId, round: int, state: ClientState) -> bool:
         """Write the state of a client after a round; return False, without a file, if it is empty."""
-        if not (memory.tensors or memory.numbers):
+        if not (state.tensors or state.numbers):
             return False
         path = self._path(id, round)
         with saving(path):
             self.folder.mkdir(exist_ok=True)
-        save_tensors(path, memory.tensors, {"numbers": memory.numbers}, durable=False)
+        save_tensors(path, state.tensors, {"numbers": state.numbers}, durable=False)
         return True
 
     def forget(self, id: ClientId, round: int) -> None:
         """Delete the state of a client after a round."""
         delete([self._path(id, round)], self.folder, FILES)
 
-    def sync(self, kept: Mapping[ClientId, int]) -> None:
+    def sync(self, stored: Mapping[ClientId, int]) -> None:
         """Flush the given states to disk, so that they survive a loss of power."""
-        paths = [self._path(id, round) for id, round in kept.items()]
+        paths = [self._path(id, round) for id, round in stored.items()]
         for path in (*paths, *{path.parent for path in paths}):
             with saving(path):
                 sync(path)
 
     def forget_all_but(self, needed: Sequence[StoredRounds]) -> None:
         """Delete all files to which none of the given mappings refers."""
-        wanted = {self._path(id, round) for kept in needed for id, round in kept.items()}
+        wanted = {self._path(id, round) for stored in needed for id, round in stored.items()}
         delete((path for path in written(self.folder, FILES) if path not in wanted), self.folder, FILES)
 
     def _path(self, id: ClientId, round: int) -> Path:
@@ -79,16 +79,16 @@ class StateLedger:
     """Record of the client states that the run and its checkpoints need; a file that neither needs is deleted at once.
 
     Args:
-        memories: Files of the client states.
+        client_states: Files of the client states.
         now: States with which the run continues.
         checkpoints: States to which each checkpoint on disk refers, by the checkpoint's round.
     """
 
-    def __init__(self, memories: ClientStore, now: StoredRounds, checkpoints: Mapping[int, StoredRounds]) -> None:
-        self._memories, self.now = memories, dict(now)
+    def __init__(self, client_states: ClientStore, now: StoredRounds, checkpoints: Mapping[int, StoredRounds]) -> None:
+        self._client_states, self.now = client_states, dict(now)
         self._checkpoints = dict(checkpoints)
         self._unsynced: StoredRounds = {}
-        memories.forget_all_but(self._needed())  # rounds after the checkpoint may have written more
+        client_states.forget_all_but(self._needed())  # rounds after the checkpoint may have written more
 
     def accept(self, id: ClientId, round: int, keeps: bool) -> None:
         """Replace the client's state by that of this round, or by none if ``keeps`` is False."""
@@ -104,7 +104,7 @@ class StateLedger:
 
     def sync(self) -> None:
         """Flush the states that are new since the last call to disk, so that they survive a loss of power."""
-        self._memories.sync(self._unsynced)
+        self._client_states.sync(self._unsynced)
         self._unsynced = {}
 
     def saved(self, round: int, on_disk: Sequence[int]) -> None:
@@ -115,14 +115,14 @@ class StateLedger:
             on_disk: Rounds of all checkpoints on disk; the states of other checkpoints are given up.
         """
         before = self._checkpoints
-        self._checkpoints = {r: kept for r, kept in before.items() if r in on_disk} | {round: dict(self.now)}
-        for kept in before.values():
-            for id, of_round in kept.items():
+        self._checkpoints = {r: stored for r, stored in before.items() if r in on_disk} | {round: dict(self.now)}
+        for stored in before.values():
+            for id, of_round in stored.items():
                 self._forget_unless_needed(id, of_round)
 
     def _forget_unless_needed(self, id: ClientId, round: int | None) -> None:
-        if round is not None and all(kept.get(id) != round for kept in self._needed()):
-            self._memories.forget(id, round)
+        if round is not None and all(stored.get(id) != round for stored in self._needed()):
+            self._client_states.forget(id, round)
 
     def _needed(self) -> list[StoredRounds]:
         return [self.now, *self._checkpoints.values()]

@@ -78,7 +78,7 @@ class Evaluation:
     told: Callable[[str, int, int], None]
     untested: dict[str, str] = field(default_factory=dict)
 
-    def line(self, state: ServerState, kept: StoredRounds) -> Line:
+    def line(self, state: ServerState, stored: StoredRounds) -> Line:
         """Test the models, and return the accuracies for the round's line of ``metrics.jsonl``.
 
         A client without a model of its own uses the global model. After the last round the models are saved, each
@@ -87,7 +87,7 @@ class Evaluation:
 
         Args:
             state: State of the server after the round.
-            kept: Round of each client's state.
+            stored: Round of each client's state.
         """
         method, federation, settings = self.runtime.method, self.runtime.federation, self.runtime.settings
         last = self.round == settings.rounds
@@ -101,7 +101,7 @@ class Evaluation:
         if model is not None:
             model, global_acc, served = self._global(model, own)
         if method.serves != "global":
-            tasks = (Task(id, self.round, method.download(state, id), kept.get(id)) for id in range(len(federation)))
+            tasks = (Task(id, self.round, method.download(state, id), stored.get(id)) for id in range(len(federation)))
             served = self._own(tasks, own) or served
         if last and method.adapts and method.trains != "pooled" and settings.fine_tuning is not None:
             self._fine_tuned(served, own)

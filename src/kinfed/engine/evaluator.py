@@ -57,14 +57,14 @@ class Evaluator:
 
     runtime: ClientRuntime
 
-    def evaluate(self, id: ClientId, round: int, message: Message, memory: ClientState) -> list[TestResult]:
+    def evaluate(self, id: ClientId, round: int, message: Message, state: ClientState) -> list[TestResult]:
         """Test a client's own models on its own test samples; without own models the result is empty."""
         method = self.runtime.method
         if method.trains == "pooled":
             return []
         client = self.runtime.client(id, round)
         results: dict[str, TestResult] = {}
-        for name, tensors in method.evaluated(client, message, memory).items():
+        for name, tensors in method.evaluated(client, message, state).items():
             if fault := not_finite(tensors):
                 results[name] = TestResult(name, fault=fault)
                 continue
@@ -180,8 +180,8 @@ class Evaluator:
         if not self.runtime.method.adapts:
             return results
         client.model.load(select(self.runtime.initial[0], HEAD))
-        head = Phase(train=HEAD, epochs=NEW_HEAD_EPOCHS, lr=settings.sgd.lr)
-        train(client.model, client.train, head, client.sgd, client.stream("new head"))
+        head = Phase(train=HEAD, epochs=NEW_HEAD_EPOCHS, lr=settings.training.lr)
+        train(client.model, client.train, head, client.training, client.stream("new head"))
         results.append(self._tested("new_head", client))
         if settings.fine_tuning is not None:
             self._fine_tune(client, tensors)
@@ -193,7 +193,7 @@ class Evaluator:
         tuning = self.runtime.settings.fine_tuning
         assert tuning is not None
         client.model.load(tensors)
-        train(client.model, client.train, tuning, client.sgd, client.stream("fine-tuning"))
+        train(client.model, client.train, tuning, client.training, client.stream("fine-tuning"))
 
     def _tested(self, name: str, client: Client, saved: Tensors | None = None) -> TestResult:
         """Test the client's present model on its test samples; the result contains the tensors to be saved."""

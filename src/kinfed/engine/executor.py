@@ -35,14 +35,14 @@ class Task:
         id: Number of the client.
         round: Number of the round.
         message: Message to the client; in all tests except ``own models``, the tensors of a whole model.
-        kept: Round in which the client's state was written; None if it has none.
+        stored: Round in which the client's state was written; None if it has none.
         test: Kind of test, if the task is one.
     """
 
     id: ClientId
     round: int
     message: Message
-    kept: int | None = None
+    stored: int | None = None
     test: Test = "own models"
 
 
@@ -84,24 +84,24 @@ class TaskRunner:
 
     Args:
         runtime: Runtime with method, data and models.
-        memories: Files of the client states.
+        client_states: Files of the client states.
     """
 
-    def __init__(self, runtime: ClientRuntime, memories: ClientStore) -> None:
-        self.runtime, self.memories = runtime, memories
+    def __init__(self, runtime: ClientRuntime, client_states: ClientStore) -> None:
+        self.runtime, self.client_states = runtime, client_states
         self.evaluator = Evaluator(runtime)
 
     def update(self, task: Task) -> Done | Failure:
         """Run local training at a client, and write the client's new state."""
         try:
-            memory = self.memories.read(task.id, task.kept)
+            state = self.client_states.read(task.id, task.stored)
             with self._drawing("update", task.id, task.round):
-                upload, kept = self.runtime.update(task.id, task.round, task.message, memory)
+                upload, kept = self.runtime.update(task.id, task.round, task.message, state)
             if reason := unsound(upload):
                 return Failure(reason)
             if reason := unsound(kept) or not_finite(kept.tensors):
                 return Failure(f"what it keeps: {reason}")
-            return Done(upload, self.memories.write(task.id, task.round, kept))
+            return Done(upload, self.client_states.write(task.id, task.round, kept))
         except Exception as error:  # no error of one client may end the run of the others
             return Failure.of(error)
 
@@ -116,8 +116,8 @@ class TaskRunner:
                     return evaluator.evaluate_new_client(task.id, task.round, tensors)
                 if task.test == "global representation":
                     return evaluator.evaluate_representation(task.round, tensors)
-                memory = self.memories.read(task.id, task.kept)
-                return evaluator.evaluate(task.id, task.round, task.message, memory)
+                state = self.client_states.read(task.id, task.stored)
+                return evaluator.evaluate(task.id, task.round, task.message, state)
         except Exception as error:
             return Failure.of(error)
 
@@ -149,7 +149,7 @@ class Executor(Protocol):
     """Executor of clients' tasks; results come in order of completion, and tasks are taken when they are needed.
 
     Any number of threads and processes may run the tasks. Each process has a `TaskRunner` on a runtime that it builds.
-    Client states (`Task.kept`) are in files that all processes must be able to read and write.
+    Client states (`Task.stored`) are in files that all processes must be able to read and write.
     """
 
     def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:

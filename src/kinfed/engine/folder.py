@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinfed.engine.client_store import FILES as MEMORY_FILES
+from kinfed.engine.client_store import FILES as CLIENT_STATES
 from kinfed.engine.client_store import ClientStore, StoredRounds
 from kinfed.engine.executor import Failure
 from kinfed.errors import InputError
@@ -28,7 +28,7 @@ METRICS, SECONDS, ERRORS = "metrics.jsonl", "seconds.jsonl", "errors.log"
 # Paths of the files that a run writes into its folder; no other file there is ever deleted.
 RUN_FILES = re.compile(
     r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|(?:summary|so_far)\.json|mlflow_run_id"
-    rf"|(?:checkpoints|pictures)/round-\d+\.safetensors|memories/{MEMORY_FILES.pattern}"
+    rf"|(?:checkpoints|pictures)/round-\d+\.safetensors|memories/{CLIENT_STATES.pattern}"
     r"|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)|tensorboard/events\.out\.tfevents\.[^/]+"
     r"|vote\.(?:json|png)|report(?:-(?:kinship|vote)-[^/]+)?\.(?:html|png)"
     r"|(?:checkpoints|pictures|models|memories/\d+)/\.tmp\w+"  # names of safetensors files while they are written
@@ -44,12 +44,12 @@ class Checkpoint:
     Attributes:
         round: Number of the last finished round.
         state: State of the server.
-        kept: Round of each client's state; the states are in files of their own.
+        stored: Round of each client's state; the states are in files of their own.
     """
 
     round: int
     state: ServerState
-    kept: StoredRounds
+    stored: StoredRounds
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RunFolder:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def memories(self) -> ClientStore:
+    def client_states(self) -> ClientStore:
         """Files of the client states."""
         return ClientStore(self.path / "memories")
 
@@ -140,7 +140,7 @@ class RunFolder:
             "identity": dict(self.identity),
             "round": checkpoint.round,
             "numbers": checkpoint.state.numbers,
-            "kept": {str(id): round for id, round in checkpoint.kept.items()},
+            "kept": {str(id): round for id, round in checkpoint.stored.items()},
         }
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
         save_tensors(path, checkpoint.state.tensors, about)
@@ -188,7 +188,7 @@ class RunFolder:
         found = {}
         for path in self._checkpoints():
             try:
-                found[_round_of(path)] = _kept(told_in(path))
+                found[_round_of(path)] = _stored_rounds(told_in(path))
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # a damaged checkpoint needs no states
         return found
@@ -199,15 +199,15 @@ class RunFolder:
             raise ValueError(f"it has the version {about.get('version')}, not {CHECKPOINT_VERSION}")
         try:
             self._check_identity(about["identity"])
-            checkpoint = Checkpoint(about["round"], ServerState(tensors, about["numbers"]), _kept(about))
+            checkpoint = Checkpoint(about["round"], ServerState(tensors, about["numbers"]), _stored_rounds(about))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it is no checkpoint: {error}") from error
         if checkpoint.round != _round_of(path):
             raise ValueError(f"it is of round {checkpoint.round}")
         if {*range(1, checkpoint.round + 1)} - {line["round"] for line in self.lines(METRICS)}:
             raise ValueError(f"{METRICS} does not hold all of its rounds")
-        for id, round in checkpoint.kept.items():
-            self.memories.read(id, round)
+        for id, round in checkpoint.stored.items():
+            self.client_states.read(id, round)
         return checkpoint
 
     def _check_identity(self, theirs: Mapping[str, Any]) -> None:
@@ -281,5 +281,5 @@ def _round_of(path: Path) -> int:
     return int(path.stem.removeprefix("round-"))
 
 
-def _kept(about: Mapping[str, Any]) -> StoredRounds:
+def _stored_rounds(about: Mapping[str, Any]) -> StoredRounds:
     return {int(id): round for id, round in about["kept"].items()}

@@ -45,7 +45,7 @@ def sampled(clients: int, participation: float, seed: int, round: int) -> list[C
     return sorted(int(id) for id in chosen)
 
 
-def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, watch: Callback) -> None:
+def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, callback: Callback) -> None:
     """Run the remaining rounds of a run, from its last checkpoint or from the start.
 
     The first Ctrl-C, SIGTERM or SIGHUP ends the run after its present round, with a checkpoint; the second one at once.
@@ -54,7 +54,7 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, wa
         runtime: Runtime with method, federation, models and settings.
         executor: Executor of the clients' tasks, started with this runtime.
         folder: Folder of the run, for metrics, checkpoints, pictures and models.
-        watch: Callback that reports progress.
+        callback: Callback that reports progress.
 
     Raises:
         RunFailed: If three consecutive rounds have no usable upload, the method cannot continue, or the whole run has
@@ -66,14 +66,14 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, wa
     method, settings = runtime.method, runtime.settings
     start = folder.last_checkpoint() or Checkpoint(0, method.init(runtime.server(0)), {})
     folder.forget_after(start.round)
-    ledger = StateLedger(folder.memories, start.kept, folder.referred())
+    ledger = StateLedger(folder.client_states, start.stored, folder.referred())
     state, failed = start.state, _failed_rounds(folder.lines(METRICS))
     participation = settings.participation if method.trains == "sampled" else 1.0
     reached = {id for line in folder.lines(METRICS) for id in line["clients"]}
-    watch.started(start.round)
+    callback.started(start.round)
     with Interrupt() as interrupt:
         for round in range(start.round + 1, settings.rounds + 1):
-            clock, told = _Clock(), _Told(watch, interrupt, round)
+            clock, told = _Clock(), _Told(callback, interrupt, round)
             present = _Round(round, runtime, executor, folder, told)
             with clock("train"):
                 ids = sampled(len(runtime.trained), participation, settings.seed, round)
@@ -83,7 +83,7 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, wa
                 traffic_and_notes = _traffic_and_notes(runtime, round, state, answers, len({*ids} - reached))
             line = {
                 "round": round,
-                "lr": settings.sgd_in(round).lr,
+                "lr": settings.training_in(round).lr,
                 "clients": ids,
                 "refused": answers.refused,
                 **_totals(answers.uploads),
@@ -103,7 +103,7 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, wa
                     ledger.sync()
                     ledger.saved(round, folder.save_checkpoint(Checkpoint(round, state, ledger.now)))
             folder.append(SECONDS, {"round": round, **clock.seconds})
-            watch.round(line)
+            callback.round(line)
             if failed >= FAILED_ROUNDS:
                 raise RunFailed(
                     f"no client's work could be used in {failed} rounds in a row; {_first_reason(runtime, [line])}"
@@ -147,7 +147,7 @@ def _nobody_got_on(runtime: ClientRuntime, lines: Sequence[Line]) -> str | None:
     if not working:
         return f"no client's work could be used in any round; {_first_reason(runtime, lines)}"
     if working == sum(line["zero_step_clients"] for line in lines):
-        size = runtime.settings.sgd.batch_size
+        size = runtime.settings.training.batch_size
         return f"no client made a training step: every batch was too small; try a batch_size above {size}"
     return None
 
@@ -168,7 +168,7 @@ def _advice(runtime: ClientRuntime, reason: str) -> str:
     parts = dict.fromkeys((runtime.method.unwrapped, runtime.method))
     floats = [(part, f) for part in parts for f in dataclasses.fields(part) if isinstance(f.default, float)]
     raised = {f.name: own for part, f in floats if (own := getattr(part, f.name)) > f.default}
-    told = [f"{name} ({value:g})" for name, value in {"lr": runtime.settings.sgd.lr, **raised}.items()]
+    told = [f"{name} ({value:g})" for name, value in {"lr": runtime.settings.training.lr, **raised}.items()]
     return f"; try a smaller {' or '.join(told)}"
 
 
@@ -199,16 +199,16 @@ class _Clock:
 class _Told:
     """Reporter of a round's progress to the callback, and, once, that the round is the last because of a signal."""
 
-    watch: Callback
+    callback: Callback
     interrupt: Interrupt
     round: int
     last: bool = False
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        self.watch.working(what, done, total)
+        self.callback.working(what, done, total)
         if self.interrupt.asked and not self.last:
             self.last = True
-            self.watch.stopping(self.round)
+            self.callback.stopping(self.round)
 
 
 @dataclass
@@ -238,13 +238,13 @@ class _Round:
     folder: RunFolder
     told: _Told
 
-    def train(self, ids: Sequence[ClientId], state: ServerState, kept: StoredRounds) -> _Answers:
+    def train(self, ids: Sequence[ClientId], state: ServerState, stored: StoredRounds) -> _Answers:
         """Run local training at the sampled clients, and check their uploads.
 
         Args:
             ids: Sampled clients.
             state: State of the server.
-            kept: Round of each client's state.
+            stored: Round of each client's state.
         """
         method = self.runtime.method
         like, most = method.upload_like(self.runtime.server(self.number)), self.runtime.samples
@@ -254,7 +254,7 @@ class _Round:
             for id in ids:
                 message = method.download(state, id)
                 answers.down_bytes += message.nbytes
-                yield Task(id, self.number, message, kept.get(id))
+                yield Task(id, self.number, message, stored.get(id))
 
         for done, (id, answer) in enumerate(self.executor.update(tasks()), start=1):
             if isinstance(answer, Failure):

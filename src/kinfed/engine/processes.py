@@ -60,7 +60,7 @@ class _Job:
     parcel: Parcel
     id: ClientId = 0
     round: int = 0
-    kept: int | None = None
+    stored: int | None = None
     test: Test = "own models"
     rows: range = range(0)
 
@@ -72,12 +72,12 @@ class _Setup:
     Attributes:
         number: Number of the setup.
         build: Pickled function that builds the runtime.
-        memories: Files of the client states.
+        client_states: Files of the client states.
     """
 
     number: int
     build: bytes
-    memories: ClientStore
+    client_states: ClientStore
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ProcessExecutor:
     def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
         """Prepare for a run; each worker process builds its own runtime."""
         self._here = here
-        self._setup = _Setup(self._setup.number + 1 if self._setup else 0, cloudpickle.dumps(build), here.memories)
+        self._setup = _Setup(self._setup.number + 1 if self._setup else 0, cloudpickle.dumps(build), here.client_states)
         for at, worker in enumerate(self._workers):
             if worker.job is None:
                 worker.set_up(self._setup)
@@ -172,7 +172,7 @@ class ProcessExecutor:
         self._exchange.close()
 
     def _job(self, kind: Literal["update", "evaluate"], task: Task) -> _Job:
-        return _Job(kind, self._exchange.post(task.message), task.id, task.round, task.kept, task.test)
+        return _Job(kind, self._exchange.post(task.message), task.id, task.round, task.stored, task.test)
 
     def _answers(self, jobs: Iterator[_Job]) -> Iterator[tuple[_Job, Any]]:
         """Give a job to every free process, and yield jobs and answers in order of completion."""
@@ -381,7 +381,7 @@ def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
             if isinstance(asked, _Setup):
                 here = None  # frees its memory before the next one is built
                 try:
-                    here = TaskRunner(pickle.loads(asked.build)(), asked.memories)
+                    here = TaskRunner(pickle.loads(asked.build)(), asked.client_states)
                     pipe.send(_Ready(asked.number))
                 except Exception as error:
                     pipe.send(_Ready(asked.number, Failure.of(error)))
@@ -406,7 +406,7 @@ def _do(here: TaskRunner, job: _Job, answer: Path) -> Any:
         if job.kind == "test":
             correct = here.test(message.tensors, job.rows)
             return correct if isinstance(correct, Failure) else post(Message({CORRECT: correct}), answer)
-        task = Task(job.id, job.round, message, job.kept, job.test)
+        task = Task(job.id, job.round, message, job.stored, job.test)
         if job.kind == "evaluate":
             results = here.evaluate(task)
             return results if isinstance(results, Failure) else _packed(results, answer)

@@ -166,13 +166,13 @@ class ClientRuntime:
             sources=self.sources,
             id=id,
             train=holder.train(id).to(self.device),
-            sgd=self.settings.sgd_in(round),
+            training=self.settings.training_in(round),
             probe=self._probe() if self.method.requires.public_images_at_clients else None,
         )
 
-    def update(self, id: ClientId, round: int, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, id: ClientId, round: int, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Run local training at a client; return its upload and its new state."""
-        return self.method.update(self.client(id, round), message, memory)
+        return self.method.update(self.client(id, round), message, state)
 
     def seen(self, samples: Samples) -> Samples:
         """Return samples as the method's models read them: self-supervised ones scaled to [0, 1], not normalised."""

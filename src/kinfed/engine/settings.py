@@ -15,14 +15,14 @@ __all__ = ["RoundSettings"]
 class RoundSettings:
     """Settings of a run's rounds: local training, participation, evaluation and checkpoints.
 
-    >>> settings = RoundSettings(rounds=10, sgd=LocalTraining(lr=0.1), lr_schedule="step:0.5", participation=1.0,
+    >>> settings = RoundSettings(rounds=10, training=LocalTraining(lr=0.1), lr_schedule="step:0.5", participation=1.0,
     ...                          seed=0, checkpoint_every=5)
-    >>> settings.sgd_in(1).lr, round(settings.sgd_in(10).lr, 3)
+    >>> settings.training_in(1).lr, round(settings.training_in(10).lr, 3)
     (0.1, 0.01)
 
     Attributes:
         rounds: Number T of rounds.
-        sgd: Local training; its ``lr`` is that of the first round.
+        training: Local training; its ``lr`` is that of the first round.
         lr_schedule: Schedule of the learning rate; see `kinfed.learning.schedule.lr_factor`.
         participation: Fraction C of the clients that train in a round, in (0, 1].
         seed: Seed of the run.
@@ -39,7 +39,7 @@ class RoundSettings:
     """
 
     rounds: int
-    sgd: LocalTraining
+    training: LocalTraining
     lr_schedule: str
     participation: float
     seed: int
@@ -51,9 +51,9 @@ class RoundSettings:
     knn_every: int = 10
     probed: int | None = None
 
-    def sgd_in(self, round: int) -> LocalTraining:
+    def training_in(self, round: int) -> LocalTraining:
         """Settings of local training in one round, with its learning rate."""
-        return replace(self.sgd, lr=self.sgd.lr * lr_factor(self.lr_schedule, round, self.rounds))
+        return replace(self.training, lr=self.training.lr * lr_factor(self.lr_schedule, round, self.rounds))
 
     def evaluates(self, round: int, method: Method) -> bool:
         """Return True if the models are tested after a round."""

@@ -65,7 +65,7 @@ def runtime_of(config: Config) -> ClientRuntime:
     tuning = Phase(train=PARTS[config.ft_part], epochs=config.ft_epochs, lr=config.ft_lr)
     settings = RoundSettings(
         rounds=config.rounds,
-        sgd=LocalTraining(
+        training=LocalTraining(
             lr=config.lr,
             epochs=config.local_epochs,
             batch_size=config.batch_size,

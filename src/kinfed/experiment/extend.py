@@ -90,8 +90,8 @@ def _evaluate_again(config: Config, run: RunFolder, last: Checkpoint) -> None:
     tested: Line = {"global_acc": None, "untested": {}, "client_acc": {}}
     if runtime.settings.evaluates(last.round, runtime.method):
         executor = SerialExecutor()
-        executor.start(lambda: runtime, TaskRunner(runtime, run.memories))
-        tested = Evaluation(last.round, runtime, executor, run, lambda *_: None).line(last.state, last.kept)
+        executor.start(lambda: runtime, TaskRunner(runtime, run.client_states))
+        tested = Evaluation(last.round, runtime, executor, run, lambda *_: None).line(last.state, last.stored)
     run.rewrite(METRICS, [*before, trained | tested])
     if last.round % runtime.settings.checkpoint_every:  # its pictures were saved only because it was the last round
         delete([run.path / "pictures" / f"round-{last.round:06d}.safetensors"], run.path, PICTURES)

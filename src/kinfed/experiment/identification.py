@@ -53,14 +53,14 @@ class _Repeat:
         dataset: Whole data set, which sources and clients share.
         seed: Seed of the repeat.
         folder: Folder for the sources and runs of the repeat.
-        watcher: Observer of each training.
+        make_callback: Observer of each training.
     """
 
     config: Config
     dataset: Dataset
     seed: int
     folder: Path
-    watcher: MakeCallback
+    make_callback: MakeCallback
 
     def halves(self) -> tuple[Indices, Indices]:
         """Split the training rows at random into halves for the sources and for the clients, stratified by class."""
@@ -81,20 +81,20 @@ class _Repeat:
         """
         config, pool, model_name = self.config, self.folder / "sources", self.config.model
         assert model_name is not None  # the table names one
-        sgd = LocalTraining(
+        training = LocalTraining(
             lr=config.lr, epochs=config.local_epochs, batch_size=config.batch_size, momentum=config.momentum
         )
         for pair in PAIRS:
             name = f"{pair[0]} and {pair[1]}"
             path = pool / f"{name}.safetensors"
-            how = {"pair": list(pair), "data": config.data, "seed": self.seed, "model": model_name} | asdict(sgd)
+            how = {"pair": list(pair), "data": config.data, "seed": self.seed, "model": model_name} | asdict(training)
             if not is_there(path, how):
                 pool.mkdir(parents=True, exist_ok=True)
                 half = replace(self.dataset, train=self.dataset.train.take(rows), columns={})
                 data = select_classes(half, [self.dataset.classes[k] for k in pair])
-                watch = self.watcher(f"source {name}", self.seed, sgd.epochs)
+                callback = self.make_callback(f"source {name}", self.seed, training.epochs)
                 model, accuracy = train_source(
-                    data, model_name, sgd, seed=self.seed, purpose=("source", name), watch=watch
+                    data, model_name, training, seed=self.seed, purpose=("source", name), callback=callback
                 )
                 save_source(path, model, data, accuracy, {"data": config.data, "training": how})
         return pool
@@ -122,12 +122,14 @@ class _Repeat:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_rows(Federation(self.dataset, cut, np.arange(0)), file)
         fields = self.config.model_dump() | {"seed": self.seed, "partition": f"file:{file}", "save_local": True}
-        go_on(Config.checked(fields), self.folder / partition, self.watcher)
+        go_on(Config.checked(fields), self.folder / partition, self.make_callback)
         return self.folder / partition / f"fedavg-seed{self.seed}"
 
 
 @own_settings()
-def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, watcher: MakeCallback = nobody) -> Path:
+def identify(
+    table: IdentificationTable, scale: str, out: Path, given: Fields, make_callback: MakeCallback = nobody
+) -> Path:
     """Reproduce SFTL's Table 1: run its missing repeats, and write ``table.json``, ``table.md`` and ``vote.json``.
 
     The ten classes form five pairs. A repeat trains one source model on each pair, then FedAvg with clients of the
@@ -139,7 +141,7 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
         scale: Name of one of its scales.
         out: Folder for the results, with a subfolder for each repeat.
         given: Fields of the config that overrule the table's; ``seeds`` is the number of repeats.
-        watcher: Observer of each training.
+        make_callback: Observer of each training.
 
     Returns:
         Path of ``table.md``.
@@ -159,7 +161,7 @@ def identify(table: IdentificationTable, scale: str, out: Path, given: Fields, w
     found: Found = {told: {measure: [] for measure in MEASURED} for names in PARTITIONS.values() for told in names}
     each = config.model_copy(update={"seeds": 1})
     for seed in range(config.seed, config.seed + config.seeds):
-        repeat = _Repeat(each, dataset, seed, out / f"repeat {seed}", watcher)
+        repeat = _Repeat(each, dataset, seed, out / f"repeat {seed}", make_callback)
         for_sources, for_clients = repeat.halves()
         pool = repeat.train_sources(for_sources)
         for partition in PARTITIONS:

@@ -49,7 +49,7 @@ class Comparison:
     config: Config
 
 
-def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: MakeCallback = nobody) -> Path:
+def reproduce(name: str, scale: str, out: Path, given: Fields, make_callback: MakeCallback = nobody) -> Path:
     """Run the missing experiments of a table, and write ``table.json`` and ``table.md`` with the paper's numbers.
 
     Args:
@@ -59,7 +59,7 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: MakeCall
             other settings than in a row above.
         given: Fields of the config that overrule the table's, such as ``seeds`` or ``workers``; not those in which
             columns or rows differ. A field that changes the setting is named above the paper's numbers.
-        watcher: Observer of each run.
+        make_callback: Observer of each run.
 
     Returns:
         Path of ``table.md``.
@@ -74,11 +74,11 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, watcher: MakeCall
     with claimed(out):
         if isinstance(table, IdentificationTable):
             _refuse_own(given, OF_IDENTIFICATION, "is the experiment's own")
-            return identify(table, scale, out, given, watcher)
-        return _reproduce(name, table.at(scale), scale, out, given, watcher)
+            return identify(table, scale, out, given, make_callback)
+        return _reproduce(name, table.at(scale), scale, out, given, make_callback)
 
 
-def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Fields, watcher: MakeCallback) -> Path:
+def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Fields, make_callback: MakeCallback) -> Path:
     """Reproduce a table whose columns are comparisons; see `reproduce`."""
     _refuse_own(given, _apart(table), "tells the columns or rows of this table apart")
     to_train = bool(table.sources) and "sources" not in given
@@ -88,11 +88,11 @@ def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Field
     refuse_idle(given, configs, {**OF_CLIENTS, **OF_METHODS})
     other = _other_setting(table, scale, placed, configs)
     if to_train:
-        given = {**given, "sources": str(_sources(table, given, out, watcher))}
+        given = {**given, "sources": str(_sources(table, given, out, make_callback))}
     columns = {column: comparisons(table, scale, column, given) for column in table.scales[scale].columns}
     for of_column in columns.values():
         for comparison in of_column:
-            go_on(comparison.config, out / comparison.folder, watcher)
+            go_on(comparison.config, out / comparison.folder, make_callback)
     found = {}
     for of, quantities in table.quantities().items():
         found[of] = {column: _measured(out, of_column, quantities) for column, of_column in columns.items()}
@@ -137,11 +137,11 @@ def _other_setting(table: PaperTable, scale: str, given: Fields, configs: Sequen
     return overruled({name: value for name, value in given.items() if name not in none}, configs, base)
 
 
-def _sources(table: PaperTable, given: Fields, out: Path, watcher: MakeCallback) -> Path:
+def _sources(table: PaperTable, given: Fields, out: Path, make_callback: MakeCallback) -> Path:
     """Train the source models that rows name, each on the data set of that name, and return their pool's folder."""
     named = dict.fromkeys(row.settings["source"] for row in table.rows if "source" in row.settings)
     like = {"like": given["data"]} if "data" in given else {}
-    train_sources(Training.checked({**table.sources, **like, "data": (*named,)}), out / "sources", watcher)
+    train_sources(Training.checked({**table.sources, **like, "data": (*named,)}), out / "sources", make_callback)
     return out / "sources"
 
 

@@ -65,7 +65,7 @@ def nobody(method: str, seed: int, rounds: int) -> Callback:
 def run(
     config: Config,
     out: Path,
-    watcher: MakeCallback = nobody,
+    make_callback: MakeCallback = nobody,
     *,
     overwrite: bool = False,
     executor: Executor | None = None,
@@ -75,7 +75,7 @@ def run(
     Args:
         config: Config with one method and one seed.
         out: Folder of the run.
-        watcher: Function that makes the observer of the run.
+        make_callback: Function that makes the observer of the run.
         overwrite: True to replace a run or comparison that the folder holds.
         executor: Executor of the clients' tasks; None for that of the config.
 
@@ -88,14 +88,14 @@ def run(
     runtime = runtime_of(config)
     config = settled(config, runtime)
     with _executor(config, executor) as ready, new_run(out, overwrite=overwrite):
-        _run(config, runtime, out, watcher, ready)
+        _run(config, runtime, out, make_callback, ready)
 
 
 @own_settings()
 def compare(
     config: Config,
     out: Path,
-    watcher: MakeCallback = nobody,
+    make_callback: MakeCallback = nobody,
     *,
     overwrite: bool = False,
     executor: Executor | None = None,
@@ -107,7 +107,7 @@ def compare(
     Args:
         config: Config with the methods and the number of seeds.
         out: Folder of the comparison.
-        watcher: Function that makes the observer of each run.
+        make_callback: Function that makes the observer of each run.
         overwrite: True to replace a run or comparison that the folder holds.
         executor: Executor of the clients' tasks; None for that of the config.
 
@@ -124,13 +124,13 @@ def compare(
         dataclasses.replace(runtime, method=config.method(method), sources=sources)
     with _executor(config, executor) as ready, new_run(out, overwrite=overwrite):
         write_whole(out / COMPARISON, config.toml())
-        _compare(config, out, watcher, ready)
+        _compare(config, out, make_callback, ready)
 
 
 @own_settings()
 def resume(
     out: Path,
-    watcher: MakeCallback = nobody,
+    make_callback: MakeCallback = nobody,
     *,
     device: str | None = None,
     objects: Mapping[str, Any] | None = None,
@@ -140,7 +140,7 @@ def resume(
 
     Args:
         out: Folder of the run or the comparison.
-        watcher: Function that makes the observer of each run.
+        make_callback: Function that makes the observer of each run.
         device: Device to continue on; None for that of the config. On another device the last bits differ.
         objects: Python objects by their names in angle brackets in the config.
         executor: Executor of the clients' tasks; None for that of the config.
@@ -164,23 +164,23 @@ def resume(
         if device is not None:
             write_whole(file, config.toml())
         with _executor(config, executor) as ready:
-            (_compare if several else _run_the_rest)(config, out, watcher, ready)
+            (_compare if several else _run_the_rest)(config, out, make_callback, ready)
 
 
 @own_settings()
-def go_on(config: Config, folder: Path, watcher: MakeCallback) -> None:
+def go_on(config: Config, folder: Path, make_callback: MakeCallback) -> None:
     """Run a comparison, or continue it with the number of workers and seeds of this config.
 
     Args:
         config: Config of the comparison.
         folder: Folder of the comparison.
-        watcher: Function that makes the observer of each run.
+        make_callback: Function that makes the observer of each run.
 
     Raises:
         InputError: If the comparison in the folder was begun with a config that gives other results.
     """
     if not (folder / COMPARISON).is_file():
-        compare(config, folder, watcher)
+        compare(config, folder, make_callback)
         return
     # The former device or pool may no longer exist, and the folder may be older than a field of the config.
     now = {name: getattr(config, name) for name in EXECUTION}
@@ -191,10 +191,10 @@ def go_on(config: Config, folder: Path, watcher: MakeCallback) -> None:
         raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
     with claimed(folder):
         write_whole(folder / COMPARISON, config.toml())
-        resume(folder, watcher, objects=config.objects)
+        resume(folder, make_callback, objects=config.objects)
 
 
-def _compare(config: Config, out: Path, watcher: MakeCallback, executor: Executor) -> None:
+def _compare(config: Config, out: Path, make_callback: MakeCallback, executor: Executor) -> None:
     """Do the remaining runs of a comparison, and update ``comparison.json`` after each.
 
     Raises:
@@ -203,7 +203,7 @@ def _compare(config: Config, out: Path, watcher: MakeCallback, executor: Executo
     failed = []
     for method, seed, folder in run_folders(config, out):
         try:
-            _run_the_rest(config.of(method, seed), folder, watcher, executor)
+            _run_the_rest(config.of(method, seed), folder, make_callback, executor)
         except RunFailed as error:
             failed.append(f"{method} (seed {seed}): {error}")
         summaries = [read_json(path) for path in _in_order(config, out)]
@@ -218,12 +218,12 @@ def _in_order(config: Config, out: Path) -> list[Path]:
     return [folder / SUMMARY for _, _, folder in runs if (folder / SUMMARY).is_file()]
 
 
-def _run_the_rest(config: Config, out: Path, watcher: MakeCallback, executor: Executor) -> None:
+def _run_the_rest(config: Config, out: Path, make_callback: MakeCallback, executor: Executor) -> None:
     if (out / SUMMARY).is_file():
         check_config(config, out)
         _tell_target(config, out)
     else:
-        _run(config, runtime_of(config), out, watcher, executor)
+        _run(config, runtime_of(config), out, make_callback, executor)
 
 
 def check_config(config: Config, out: Path) -> None:
@@ -265,7 +265,7 @@ def folder_of(config: Config, out: Path) -> RunFolder:
     )
 
 
-def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: MakeCallback, executor: Executor) -> None:
+def _run(config: Config, runtime: ClientRuntime, out: Path, make_callback: MakeCallback, executor: Executor) -> None:
     """Do the remaining rounds of a run, and write its summary."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / CONFIG).is_file():
@@ -275,11 +275,11 @@ def _run(config: Config, runtime: ClientRuntime, out: Path, watcher: MakeCallbac
     check_unchanged(runtime, out)
     (method,) = config.methods
     folder = folder_of(config, out)
-    executor.start(functools.partial(runtime_of, config), TaskRunner(runtime, folder.memories))
+    executor.start(functools.partial(runtime_of, config), TaskRunner(runtime, folder.client_states))
     so_far = SoFar(folder, config.rounds, functools.partial(summarise, config, runtime))
     trackers = {"so_far.json": so_far, **{name: TRACKERS[name]() for name in config.trackers}}
-    watch = watcher(method, config.seed, config.rounds)
-    with TrackedCallback(config.parameters, folder, watch, trackers) as tracked:
+    callback = make_callback(method, config.seed, config.rounds)
+    with TrackedCallback(config.parameters, folder, callback, trackers) as tracked:
         run_rounds(runtime, executor, folder, tracked)
     lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
     write_whole(out / SUMMARY, json.dumps(summarise(config, runtime, lines, seconds), indent=1) + "\n")

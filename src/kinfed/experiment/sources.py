@@ -39,23 +39,23 @@ DEFAULT = LocalTraining(lr=0.05, epochs=5, batch_size=50, momentum=0.0)  # speci
 def train_source(
     dataset: Dataset,
     architecture: str = "mcmahan_cnn",
-    sgd: LocalTraining = DEFAULT,
+    training: LocalTraining = DEFAULT,
     *,
     seed: int,
     purpose: tuple[str | int, ...],
     device: str = "cpu",
-    watch: Callback | None = None,
+    callback: Callback | None = None,
 ) -> tuple[Model, float]:
     """Train one model on a whole data set. The result is the same, bit by bit, each time.
 
     Args:
         dataset: Data set with training and test samples.
         architecture: Name of an architecture in `kinfed.models.ARCHITECTURES`.
-        sgd: Settings of the training: learning rate, epochs, batch size and so on.
+        training: Settings of the training: learning rate, epochs, batch size and so on.
         seed: Seed of the random streams.
         purpose: Name of the random streams; the initial weights and the order of samples follow from seed and name.
         device: Device to train on.
-        watch: Observer of every step and epoch; None for no observer.
+        callback: Observer of every step and epoch; None for no observer.
 
     Returns:
         The model, on the CPU and in evaluation mode, and its accuracy on the test set, in [0, 1].
@@ -63,33 +63,33 @@ def train_source(
     Raises:
         InputError: If the architecture does not take inputs of this shape, or the training diverges.
     """
-    watch = watch or NoCallback()
+    callback = callback or NoCallback()
     model = build(architecture, dataset.shape, len(dataset.classes), seed, stream=(*purpose, "model")).to(device)
     model.prefer_channels_last()
     samples, test = (split.to(torch.device(device)) for split in (dataset.train, dataset.test))
-    watch.started(0)
+    callback.started(0)
     tally = train(
         model,
         samples,
         Phase(),
-        sgd,
+        training,
         torch_stream(seed, *purpose, "order"),
-        after_step=_telling(watch, math.ceil(len(samples) / sgd.batch_size), sgd.epochs),
+        after_step=_telling(callback, math.ceil(len(samples) / training.batch_size), training.epochs),
     )
     if not math.isfinite(tally.loss) or not_finite(model.state_dict()):
-        raise InputError(f"lr: {sgd.lr:g} makes the training on {dataset.name} diverge; must be smaller")
+        raise InputError(f"lr: {training.lr:g} makes the training on {dataset.name} diverge; must be smaller")
     accuracy = correct(model.eval(), test).double().mean().item()
-    watch.round({"round": sgd.epochs, "personal_acc_weighted": accuracy, "refused": {}})
+    callback.round({"round": training.epochs, "personal_acc_weighted": accuracy, "refused": {}})
     return model.cpu(), accuracy
 
 
-def _telling(watch: Callback, steps: int, epochs: int) -> AfterStep:
+def _telling(callback: Callback, steps: int, epochs: int) -> AfterStep:
     """Return a hook that reports each step and each finished epoch except the last to an observer.
 
     The caller reports the last epoch, together with the accuracy.
 
     Args:
-        watch: Observer that gets the reports.
+        callback: Observer that gets the reports.
         steps: Training steps per epoch.
         epochs: Number of epochs.
     """
@@ -101,20 +101,22 @@ def _telling(watch: Callback, steps: int, epochs: int) -> AfterStep:
         done += 1
         epoch, step = divmod(done, steps)
         if not step and epoch < epochs:
-            watch.round({"round": epoch, "refused": {}})
-        watch.working("step", step or steps, steps)
+            callback.round({"round": epoch, "refused": {}})
+        callback.working("step", step or steps, steps)
 
     return tell
 
 
 @own_settings()
-def train_sources(training: Training, out: Path, watcher: MakeCallback = nobody, *, overwrite: bool = False) -> None:
+def train_sources(
+    training: Training, out: Path, make_callback: MakeCallback = nobody, *, overwrite: bool = False
+) -> None:
     """Train a source model on each data set, and write each to a pool as soon as it is trained.
 
     Args:
         training: Data sets and settings of the training.
         out: Folder of the pool. Sources that it holds are kept.
-        watcher: Observer of each training.
+        make_callback: Observer of each training.
         overwrite: Train and replace sources of these names that the pool holds.
 
     Raises:
@@ -123,10 +125,10 @@ def train_sources(training: Training, out: Path, watcher: MakeCallback = nobody,
     """
     _refuse_foreign(out)
     with claimed(out):
-        _train_missing(training, out, watcher, overwrite=overwrite)
+        _train_missing(training, out, make_callback, overwrite=overwrite)
 
 
-def _train_missing(training: Training, out: Path, watcher: MakeCallback, *, overwrite: bool) -> None:
+def _train_missing(training: Training, out: Path, make_callback: MakeCallback, *, overwrite: bool) -> None:
     missing = {
         name: data
         for name, data in training.sources().items()
@@ -137,18 +139,18 @@ def _train_missing(training: Training, out: Path, watcher: MakeCallback, *, over
         for dataset in datasets.values():
             build(training.model, dataset.shape, len(dataset.classes), training.seed)
     clear_unfinished(out, FILES)
-    sgd = LocalTraining(
+    local = LocalTraining(
         lr=training.lr, epochs=training.epochs, batch_size=training.batch_size, momentum=training.momentum
     )
     for name, dataset in datasets.items():
         model, accuracy = train_source(
             dataset,
             training.model,
-            sgd,
+            local,
             seed=training.seed,
             purpose=("source", name),
             device=training.device,
-            watch=watcher(name, training.seed, training.epochs),
+            callback=make_callback(name, training.seed, training.epochs),
         )
         told = {"data": missing[name], "seed": training.seed, "training": training.of(missing[name])}
         save_source(out / f"{name}.safetensors", model, dataset, accuracy, told)

@@ -140,14 +140,14 @@ class TrackedCallback:
     Args:
         parameters: Fields of the run's config for the trackers.
         folder: Folder of the run.
-        watch: Observer that everything is passed on to.
+        callback: Observer that everything is passed on to.
         trackers: Trackers by name.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Any], folder: RunFolder, watch: Callback, trackers: Mapping[str, Tracker]
+        self, parameters: Mapping[str, Any], folder: RunFolder, callback: Callback, trackers: Mapping[str, Tracker]
     ) -> None:
-        self._parameters, self._folder, self._watch = parameters, folder, watch
+        self._parameters, self._folder, self._callback = parameters, folder, callback
         self._trackers = {**trackers}
 
     def __enter__(self) -> Self:
@@ -163,20 +163,20 @@ class TrackedCallback:
         self._each(lambda tracker: tracker.start(self._parameters, self._folder.path))
         for line in self._folder.lines("metrics.jsonl"):
             self._log(line)
-        self._watch.started(done)  # last, since a display measures the time of the first round from here
+        self._callback.started(done)  # last, since a display measures the time of the first round from here
 
     def working(self, what: str, done: int, total: int) -> None:
         """Tell the other observer the progress within a round."""
-        self._watch.working(what, done, total)
+        self._callback.working(what, done, total)
 
     def round(self, line: dict[str, Any]) -> None:
         """Tell the other observer and the trackers that a round is finished."""
-        self._watch.round(line)
+        self._callback.round(line)
         self._log(line)
 
     def stopping(self, round: int) -> None:
         """Tell the other observer that the run will stop."""
-        self._watch.stopping(round)
+        self._callback.stopping(round)
 
     def _log(self, line: Line) -> None:
         self._each(lambda tracker: tracker.log(line["round"], _scalars(line)))

@@ -197,7 +197,7 @@ def vote(run: Path, pool: Path, rule: Vote, out: Path) -> Ballots:
 
 @own_settings()
 def train_and_vote(
-    config: Config, pool: Path, rule: Vote, out: Path, watcher: MakeCallback = nobody, *, overwrite: bool = False
+    config: Config, pool: Path, rule: Vote, out: Path, make_callback: MakeCallback = nobody, *, overwrite: bool = False
 ) -> Ballots:
     """Run FedAvg in a new folder, and then let its clients vote; see `vote`.
 
@@ -206,7 +206,7 @@ def train_and_vote(
         pool: Folder of the source models.
         rule: Rules of the vote.
         out: Folder for the run and the vote.
-        watcher: Observer of the run.
+        make_callback: Observer of the run.
         overwrite: Replace a run or comparison that the folder holds.
 
     Raises:
@@ -216,7 +216,7 @@ def train_and_vote(
     runtime = runtime_of(config)
     sources = open_sources(pool, runtime.federation.dataset.shape, config.device)
     rule.check_comparable(runtime.models[0], sources)
-    run_config(config, out, watcher, overwrite=overwrite)
+    run_config(config, out, make_callback, overwrite=overwrite)
     return vote(out, pool, rule, out)
 
 

@@ -77,59 +77,61 @@ def store(function: Function, samples: Samples, limit_mb: float | None = None) -
     return stored
 
 
-def with_frozen_body(model: Model, samples: Samples, sgd: LocalTraining) -> tuple[Model, Samples]:
+def with_frozen_body(model: Model, samples: Samples, training: LocalTraining) -> tuple[Model, Samples]:
     """Replace a model with a frozen body by its head, and the samples by their representations, n×d.
 
     The body then runs only once, for any number of phases that train the head alone. The head is the model's own, not a
-    copy. With augmentation, or if ``sgd.feature_cache_mb`` is too small, model and samples are returned unchanged.
+    copy. With augmentation, or if ``training.feature_cache_mb`` is too small, model and samples are returned unchanged.
 
     Args:
         model: Model of the client; only its head is left trainable.
         samples: Samples of the client, on the model's device.
-        sgd: Training settings of the round.
+        training: Training settings of the round.
     """
     model.freeze_all_but(HEAD)
     body = model.body
-    stored = _stored(lambda inputs: [body(inputs)], samples, sgd) if len(body) else None
+    stored = _stored(lambda inputs: [body(inputs)], samples, training) if len(body) else None
     if stored is None:
         return model, samples
     return Model({}, model.head, ()), replace(samples, inputs=stored[0], normalise=AS_THEY_ARE)
 
 
-def frozen_rows(function: Function, samples: Samples, sgd: LocalTraining) -> Reader:
+def frozen_rows(function: Function, samples: Samples, training: LocalTraining) -> Reader:
     """Return a function that gives the outputs of frozen models for a batch, b×… each.
 
-    The outputs of all samples are computed once and stored. With augmentation, or if ``sgd.feature_cache_mb`` is too
+    The outputs of all samples are computed once and stored. With augmentation, or if ``training.feature_cache_mb`` is too
     small, they are computed for every batch.
 
     Args:
         function: Function of normalised inputs, of one sample in each row.
         samples: Samples of the client, on the models' device.
-        sgd: Training settings of the round.
+        training: Training settings of the round.
     """
-    return _reader(function, _stored(function, samples, sgd))
+    return _reader(function, _stored(function, samples, training))
 
 
-def frozen_grams(function: Function, samples: Samples, sgd: LocalTraining) -> Reader:
+def frozen_grams(function: Function, samples: Samples, training: LocalTraining) -> Reader:
     """Return a function that gives the linear Grams, b×b, of outputs of frozen models for a batch; see `frozen_rows`.
 
     Each is the Gram of the rows minus some common row, not necessarily their mean, up to a factor.
     """
-    stored = _stored(function, samples, sgd)
+    stored = _stored(function, samples, training)
     if stored is None:
         read = _reader(function, None)
         return lambda batch: [gram_of(x) for x in read(batch)]
     for x in stored:  # centre and scale once, for precise products of any rows
         x.sub_(x.mean(dim=0)).div_(magnitude(x))
-    if len(samples) < sgd.epochs * sgd.batch_size:  # one Gram of all samples is cheaper than the Grams of all batches
+    if (
+        len(samples) < training.epochs * training.batch_size
+    ):  # one Gram of all samples is cheaper than the Grams of all batches
         grams = [times_own_transpose(x) for x in stored]
         return lambda batch: [gram.index_select(0, batch.rows).index_select(1, batch.rows) for gram in grams]
     read = _reader(function, stored)
     return lambda batch: [times_own_transpose(x) for x in read(batch)]
 
 
-def _stored(function: Function, samples: Samples, sgd: LocalTraining) -> list[Tensor] | None:
-    return store(function, samples, sgd.feature_cache_mb) if sgd.augment == "none" else None
+def _stored(function: Function, samples: Samples, training: LocalTraining) -> list[Tensor] | None:
+    return store(function, samples, training.feature_cache_mb) if training.augment == "none" else None
 
 
 def _reader(function: Function, stored: list[Tensor] | None) -> Reader:

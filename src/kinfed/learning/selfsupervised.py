@@ -75,20 +75,20 @@ def train_siamese(
     online: Siamese,
     target: Target | None,
     samples: Samples,
-    sgd: LocalTraining,
+    training: LocalTraining,
     stream: torch.Generator,
     *,
     term: Callable[[], Tensor | None] | None = None,
 ) -> tuple[Tally, float]:
     """Train a BYOL or SimSiam network in place for one round of local training, on two random views of every image.
 
-    Labels are not read. Smaller last batches are dropped, as by `Phase.drop_last`. The views replace ``sgd.augment``.
+    Labels are not read. Smaller last batches are dropped, as by `Phase.drop_last`. The views replace ``training.augment``.
 
     Args:
         online: Online network; body, projector and predictor are trained, the head is not.
         target: Target network ξ of BYOL, whose moving average is updated after every step; None for SimSiam.
         samples: Images, on the networks' device.
-        sgd: Training settings of the round.
+        training: Training settings of the round.
         stream: Random stream that shuffles the images and draws the views.
         term: Function that gives a term to add to the loss of a step, or None for no term.
 
@@ -120,6 +120,6 @@ def train_siamese(
             target.follow(online, MOMENTUM)
 
     phase = Phase(train=ONLINE, drop_last=True)
-    tally = train(online, unlabelled, phase, sgd, stream, loss, read=read, after_step=follow)
-    an_epoch = len(spreads) // sgd.epochs
+    tally = train(online, unlabelled, phase, training, stream, loss, read=read, after_step=follow)
+    an_epoch = len(spreads) // training.epochs
     return tally, torch.stack(spreads[-an_epoch:]).mean().item() if spreads else float("nan")

@@ -85,7 +85,7 @@ def train(
     model: Model,
     samples: Samples,
     phase: Phase,
-    sgd: LocalTraining,
+    training: LocalTraining,
     order: torch.Generator,
     objective: Objective = cross_entropy,
     *,
@@ -99,12 +99,12 @@ def train(
         model: Model to train; only the part of the phase is left trainable.
         samples: Samples on the model's device; labelled, if the objective needs labels.
         phase: Phase, which names the part to train.
-        sgd: Training settings of the round.
+        training: Training settings of the round.
         order: Random stream that shuffles the samples in every epoch and augments them. Its seed also seeds the global
             generators, from which dropout draws.
         objective: Function for the loss of a batch.
         read: Function that gives the inputs of a batch for the indices of its samples; None for the inputs of the
-            samples, normalised and augmented according to ``sgd``.
+            samples, normalised and augmented according to ``training``.
         before_step: Function called before each optimiser step.
         after_step: Function called after each optimiser step.
 
@@ -113,10 +113,10 @@ def train(
     """
     if read is None and not BODY[0].startswith(phase.train):
         # A frozen body gives the same representations in every epoch.
-        model, samples = with_frozen_body(model, samples, sgd)
+        model, samples = with_frozen_body(model, samples, training)
     model.freeze_all_but(phase.train)
     if read is None:
-        read = partial(_augmented, samples, order) if sgd.augment == "crop_flip" else samples.batch
+        read = partial(_augmented, samples, order) if training.augment == "crop_flip" else samples.batch
     needs_two = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
     fewest = 2 if needs_two else 1
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -126,9 +126,9 @@ def train(
     one_call = "fused" if samples.inputs.device.type in ("cpu", "cuda") else "foreach"  # for all tensors, in a step
     optimiser = torch.optim.SGD(
         parameters.values(),
-        sgd.lr if phase.lr is None else phase.lr,
-        momentum=sgd.momentum,
-        weight_decay=sgd.weight_decay,
+        training.lr if phase.lr is None else phase.lr,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
         **{one_call: True},
     )
     labels = samples.labels
@@ -136,12 +136,12 @@ def train(
     losses: _Told = []
     plains: _Told = []
     terms: _Told = []
-    epochs = sgd.epochs if phase.epochs is None else phase.epochs
+    epochs = training.epochs if phase.epochs is None else phase.epochs
     with seeded_globals(order, samples.inputs.device, certain=False):
         for _ in range(epochs):
             shuffled = torch.randperm(len(samples), generator=order).to(samples.inputs.device)
-            for rows in shuffled.split(sgd.batch_size):
-                dropped = phase.drop_last and len(rows) < min(sgd.batch_size, len(samples))
+            for rows in shuffled.split(training.batch_size):
+                dropped = phase.drop_last and len(rows) < min(training.batch_size, len(samples))
                 if len(rows) < fewest or dropped:
                     skipped += len(rows)
                     continue

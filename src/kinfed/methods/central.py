@@ -32,7 +32,7 @@ class Central(FedAvg):
 
     lr_scale: Annotated[float, Gt(0)] = 0.3
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train the global model on all data, with the scaled learning rate."""
-        slower = replace(client.sgd, lr=client.sgd.lr * self.lr_scale)
-        return super().update(replace(client, sgd=slower), message, memory)
+        slower = replace(client.training, lr=client.training.lr * self.lr_scale)
+        return super().update(replace(client, training=slower), message, state)

@@ -51,10 +51,10 @@ class ContrastiveBase(FedAvg):
             previous: Tensors of the previous local model.
         """
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train the global model with the term, and keep the result as the client's previous model."""
         client.model.load(message.tensors)
-        previous = memory.tensors or (_random(client) if self.prev_init == "random" else {})
+        previous = state.tensors or (_random(client) if self.prev_init == "random" else {})
         objective = self.contrast(client, message, previous) if self.mu and previous else self._without
         numbers = self.local_training(client, objective)
         tensors = client.model.tensors()

@@ -296,11 +296,11 @@ class CRSMMixing(FedAvg):
 
     # -- at the client -------------------------------------------------------------------------------------------------
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train the client's mixture; add representations of own samples to the upload if ``rep_source`` needs them."""
-        upload, memory = super().update(client, message, memory)
+        upload, state = super().update(client, message, state)
         told = {} if self.rep_source == "probe" else {OWN_SAMPLES: self._of_own_samples(client)}
-        return Message({**upload.tensors, **told}, upload.numbers), memory
+        return Message({**upload.tensors, **told}, upload.numbers), state
 
     def _of_own_samples(self, client: Client) -> Tensor:
         """Compute the client's representation matrix from its own samples, for the upload.
@@ -323,9 +323,9 @@ class CRSMMixing(FedAvg):
             return means.to(seen.dtype)
         return seen
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         """Model of the client: its mixture."""
-        del memory
+        del state
         client.model.load(message.tensors)
         return {self.primary: client.model.tensors()}
 

@@ -31,16 +31,16 @@ class Ditto(FedAvg):
         lam: Strength λ of the proximal term, ≥ 0; 0 trains the personal models alone.
     """
 
-    kept: ClassVar[Part] = ALL
+    private: ClassVar[Part] = ALL
     serves: ClassVar[Serves] = "both"
     primary: ClassVar[str] = "own"
     primary_label: ClassVar[str] = "own model"
 
     lam: Annotated[float, Ge(0)] = 1.0
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train v_i near the received w, then train w itself, both on the same batches."""
-        client.model.load(memory.tensors)  # v_i⁰ = w⁰
+        client.model.load(state.tensors)  # v_i⁰ = w⁰
         self.local_training(client, before_step=proximal(message.tensors, client.model, self.lam))
         v = client.model.tensors()
         client.model.load(message.tensors)

@@ -22,7 +22,7 @@ __all__ = ["FedAvg"]
 class FedAvg(Method):
     """One global model: clients train it, and the server averages their models, weighted by training samples.
 
-    Variants declare the part that travels (``shared``), the part that stays (``kept``) and the trained parts
+    Variants declare the part that travels (``shared``), the part that stays (``private``) and the trained parts
     (`phases`).
 
     >>> FedAvg().serves
@@ -30,12 +30,12 @@ class FedAvg(Method):
 
     Attributes:
         shared: Part of the model that is sent and averaged.
-        kept: Part of the model that stays with the client between rounds; the rest starts from the initial model in
+        private: Part of the model that stays with the client between rounds; the rest starts from the initial model in
             every round.
     """
 
     shared: ClassVar[Part] = ALL
-    kept: ClassVar[Part] = NOTHING
+    private: ClassVar[Part] = NOTHING
 
     def phases(self) -> Sequence[Phase]:
         """Phases of local training, in order."""
@@ -58,11 +58,11 @@ class FedAvg(Method):
         del client
         return Message(dict(state.tensors))
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
-        """Load the received and the kept part, train, upload the shared part and keep the kept part."""
-        client.model.load({**message.tensors, **memory.tensors})
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        """Load the received and the private part, train, upload the shared part and keep the private part."""
+        client.model.load({**message.tensors, **state.tensors})
         numbers = self.local_training(client)
-        return Message(client.model.tensors(self.shared), numbers), ClientState(client.model.tensors(self.kept))
+        return Message(client.model.tensors(self.shared), numbers), ClientState(client.model.tensors(self.private))
 
     def local_training(
         self,
@@ -89,7 +89,7 @@ class FedAvg(Method):
                 client.model,
                 client.train,
                 phase,
-                client.sgd,
+                client.training,
                 client.stream(f"batches {i}"),
                 objective,
                 before_step=before_step,
@@ -132,13 +132,13 @@ class FedAvg(Method):
         del server
         return dict(state.tensors) if self.shared == ALL else None
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
-        """Personal model of the client: the received part joined with its kept part; empty if nothing is kept.
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
+        """Personal model of the client: the received part joined with its private part; empty if there is none.
 
-        The kept part of a client that never took part is the initial one, even if the server has such a part too.
+        The private part of a client that never took part is the initial one, even if the server has such a part too.
         """
-        if not self.kept:
+        if not self.private:
             return {}
-        received = {name: tensor for name, tensor in message.tensors.items() if not name.startswith(self.kept)}
-        client.model.load({**received, **memory.tensors})
+        received = {name: tensor for name, tensor in message.tensors.items() if not name.startswith(self.private)}
+        client.model.load({**received, **state.tensors})
         return {self.primary: client.model.tensors()}

@@ -35,10 +35,10 @@ class FedAvgCRSM(CRSMMixing):
     mix_head: bool = True
     reset_head: bool = False
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train all parameters of the client's mixture, with the initial head if ``reset_head`` is set."""
         start = Message(select(message.tensors, BODY)) if self.reset_head else message
-        return super().update(client, start, memory)
+        return super().update(client, start, state)
 
     def mixed(self, sent: Sequence[Tensors], weights: Tensor) -> Tensors:
         """Mix all tensors, or all but the heads, which stay with their clients."""

@@ -88,7 +88,7 @@ class FedCKA(ContrastiveBase):
             read = [model.activations(inputs, taps) for model in frozen]
             return [_matrix(of_model[tap]) for of_model in read for tap in taps]
 
-        read = (frozen_grams if self._measure.of_grams else frozen_rows)(activations, client.train, client.sgd)
+        read = (frozen_grams if self._measure.of_grams else frozen_rows)(activations, client.train, client.training)
 
         def loss(model: Model, batch: Batch) -> Loss:
             if len(batch.rows) < FEWEST:

@@ -53,22 +53,22 @@ class FedCRC(FedPer):
         """Phase of step 1: the body f is trained under the frozen global head h_g."""
         return [Phase(train=BODY)]
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train in three steps: the body f under h_g, then h_i on the new f, then h_g on it for one epoch.
 
         In the third step the personal head h_i is the teacher of the global head h_g.
         """
-        h_i = memory.tensors or client.model.tensors(HEAD)  # h_i⁰ = h_g⁰
+        h_i = state.tensors or client.model.tensors(HEAD)  # h_i⁰ = h_g⁰
         client.model.load(message.tensors)
         numbers = self.local_training(client)
 
-        model, samples = with_frozen_body(client.model, client.train, client.sgd)
+        model, samples = with_frozen_body(client.model, client.train, client.training)
         model.load(h_i)
-        second = train(model, samples, self.head_phase(), client.sgd, client.stream("personal head"))
+        second = train(model, samples, self.head_phase(), client.training, client.stream("personal head"))
         h_i, objective = model.tensors(HEAD), self.imitation(frozen_copy(model, {}))
         model.load(select(message.tensors, HEAD))
         once = Phase(train=HEAD, epochs=1)
-        third = train(model, samples, once, client.sgd, client.stream("global head"), objective)
+        third = train(model, samples, once, client.training, client.stream("global head"), objective)
 
         numbers["steps"] += second.steps + third.steps
         return Message(client.model.tensors(), numbers), ClientState(h_i)

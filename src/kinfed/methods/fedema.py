@@ -48,7 +48,7 @@ class FedEMA(SelfSupervised):
         reads = {"tau": ("autoscale=true", self.autoscale), "scale": ("autoscale=false", not self.autoscale)}
         return {**super().idle, **unread(reads)}
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train from a moving average of the client's own and the global network.
 
         The start is o, q ← μ own + (1 − μ) global, with μ = min(λ d, 1). A client that did not take part in the
@@ -56,14 +56,14 @@ class FedEMA(SelfSupervised):
         """
         online = self.online(client)
         online.load(message.tensors)
-        kept: Tensors = memory.tensors if memory.numbers.get(ROUND) == client.round - 1 else {}
+        kept: Tensors = state.tensors if state.numbers.get(ROUND) == client.round - 1 else {}
         if kept:
-            mu = min(memory.numbers.get(SCALE, 0.0) * memory.numbers[DIVERGENCE], 1.0)
+            mu = min(state.numbers.get(SCALE, 0.0) * state.numbers[DIVERGENCE], 1.0)
             online.load(merged(online, select(kept, ONLINE), message.tensors, mu))
         target = self.target(online, kept)
         before = encoder_weights(online)
         numbers = self.learn(client, online, target)
-        moved = {**memory.numbers, ROUND: client.round, DIVERGENCE: divergence(before, encoder_weights(online))}
+        moved = {**state.numbers, ROUND: client.round, DIVERGENCE: divergence(before, encoder_weights(online))}
         upload = Message(online.tensors(ONLINE), numbers)
         return upload, ClientState({**upload.tensors, **target_state(target)}, self._with_scale(moved))
 

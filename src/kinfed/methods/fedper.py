@@ -20,12 +20,12 @@ __all__ = ["FedPer"]
 class FedPer(FedAvg):
     """Shared body, personal head; both are trained together.
 
-    >>> FedPer().shared, FedPer().kept
+    >>> FedPer().shared, FedPer().private
     (('body.',), ('head.',))
     """
 
     shared: ClassVar[Part] = BODY
-    kept: ClassVar[Part] = HEAD
+    private: ClassVar[Part] = HEAD
     serves: ClassVar[Serves] = "private"
     primary: ClassVar[str] = "stale"
     primary_label: ClassVar[str] = "stale head"
@@ -34,13 +34,13 @@ class FedPer(FedAvg):
         """Phase in which the personal head is trained on a frozen body."""
         return Phase(train=HEAD)
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         """Latest body with the client's last head (``stale``).
 
         After the last round also the same with the head trained on the latest body (``refreshed``).
         """
-        heads = super().evaluated(client, message, memory)
+        heads = super().evaluated(client, message, state)
         if client.last_round:
-            train(client.model, client.train, self.head_phase(), client.sgd, client.stream("refreshed head"))
+            train(client.model, client.train, self.head_phase(), client.training, client.stream("refreshed head"))
             heads["refreshed"] = client.model.tensors()
         return heads

@@ -41,7 +41,7 @@ class FedProto(FedAvg):
     """
 
     shared: ClassVar[Part] = NOTHING
-    kept: ClassVar[Part] = ALL
+    private: ClassVar[Part] = ALL
     serves: ClassVar[Serves] = "private"
     primary: ClassVar[str] = "own"
     primary_label: ClassVar[str] = "own model"
@@ -64,10 +64,10 @@ class FedProto(FedAvg):
         """Initial state: no class has a prototype (NaN)."""
         return ServerState({PROTOTYPES: torch.full_like(server.model.head.weight, torch.nan, device="cpu").detach()})
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train the client's own model near the received prototypes, and upload its class means and counts."""
         assert client.train.labels is not None
-        client.model.load(memory.tensors)
+        client.model.load(state.tensors)
         numbers = self.local_training(client, self.near(message.tensors[PROTOTYPES].to(client.train.labels.device)))
         z, classes = features(client.model, client.train), client.model.head.out_features
         means = class_means(z.double(), client.train.labels, classes).to(z.dtype)
@@ -110,10 +110,10 @@ class FedProto(FedAvg):
         weight = server.model.head.weight
         return {PROTOTYPES: weight, COUNTS: torch.empty(len(weight), dtype=torch.int64)}
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         """Client's own model, and its body with a classifier by the nearest prototype of the client's classes."""
         assert client.train.labels is not None
-        own = super().evaluated(client, Message(), memory)
+        own = super().evaluated(client, Message(), state)
         prototypes = message.tensors[PROTOTYPES]
         held = torch.bincount(client.train.labels.cpu(), minlength=len(prototypes)) > 0
         answers = held & ~prototypes.isnan().any(dim=1)

@@ -34,9 +34,9 @@ class FedProx(FedAvg):
 
     mu: Annotated[float, Ge(0)] = 0.1
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train with μ(w − w^t) added to every gradient; the term does not hold BatchNorm statistics."""
-        del memory
+        del state
         client.model.load(message.tensors)
         numbers = self.local_training(client, before_step=proximal(message.tensors, client.model, self.mu))
         return Message(client.model.tensors(), numbers), ClientState()

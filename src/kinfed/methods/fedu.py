@@ -35,13 +35,13 @@ class FedU(SelfSupervised):
 
     threshold: Annotated[float, Ge(0)] = 0.4
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Load the global o, and the global q if d < μ, else the client's own q; train; keep q, ξ and the new d."""
         online = self.online(client)
         online.load(message.tensors)
-        if memory.tensors and memory.numbers[DIVERGENCE] >= self.threshold:
-            online.load(select(memory.tensors, PREDICTOR))
-        target = self.target(online, memory.tensors)
+        if state.tensors and state.numbers[DIVERGENCE] >= self.threshold:
+            online.load(select(state.tensors, PREDICTOR))
+        target = self.target(online, state.tensors)
         before = encoder_weights(online)
         numbers = self.learn(client, online, target)
         moved = {DIVERGENCE: divergence(before, encoder_weights(online))}

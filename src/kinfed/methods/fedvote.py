@@ -305,20 +305,20 @@ class Vote(Method):
 
     # -- at the client -------------------------------------------------------------------------------------------------
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train as the base does; in the round of the vote, add a ballot to the upload."""
-        upload, memory = self.base.update(client, message, memory)
+        upload, state = self.base.update(client, message, state)
         if self.source is None and self.selects(message, client.round):
             client.model.load(select(upload.tensors, BODY))
             with _SILENCED:
                 choices = ballot(scores(self.seen(client), self.measure), self.ballot)
             cast = {f"{CHOICE}{place}": float(source) for place, source in enumerate(choices, start=1)}
             upload = replace(upload, numbers={**upload.numbers, **cast})
-        return upload, memory
+        return upload, state
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         """Models of the client as the base has them."""
-        return self.base.evaluated(client, message, memory)
+        return self.base.evaluated(client, message, state)
 
     def seen(self, client: Client) -> Seen:
         """Compute activations of the client's model and of the sources on the client's images."""

@@ -134,10 +134,10 @@ class HeteroSSFL(LocalSSL):
 
     # -- at the client -------------------------------------------------------------------------------------------------
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train the client's network by the self-supervised loss plus μ (1 − CKA(K_k, K̄)), and upload A_k."""
-        online = self.own(client, memory)
-        target = self.target(online, memory.tensors)
+        online = self.own(client, state)
+        target = self.target(online, state.tensors)
         numbers = self.learn(client, online, target, self._term(client, online, message))
         return (
             Message({REPRESENTATION: self._sent(online, client)}, numbers),
@@ -150,7 +150,7 @@ class HeteroSSFL(LocalSSL):
             return None
         assert client.probe is not None
         rad, stream, steps = unnormalised(client.probe), client.stream("rad"), itertools.count()
-        count = len(rad) if self.rad_full else min(self.rad_batch or client.sgd.batch_size, len(rad))
+        count = len(rad) if self.rad_full else min(self.rad_batch or client.training.batch_size, len(rad))
         shared = {name: tensor.to(rad.inputs.device) for name, tensor in message.tensors.items()}
 
         def term() -> Tensor | None:

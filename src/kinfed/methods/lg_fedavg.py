@@ -19,12 +19,12 @@ __all__ = ["LGFedAvg"]
 class LGFedAvg(FedAvg):
     """Personal body, shared head: the reverse of FedPer; both are trained together.
 
-    >>> LGFedAvg().shared, LGFedAvg().kept
+    >>> LGFedAvg().shared, LGFedAvg().private
     (('head.',), ('body.',))
     """
 
     shared: ClassVar[Part] = HEAD
-    kept: ClassVar[Part] = BODY
+    private: ClassVar[Part] = BODY
     serves: ClassVar[Serves] = "private"
     primary: ClassVar[str] = "own"
     primary_label: ClassVar[str] = "own body"

@@ -23,7 +23,7 @@ class Local(FedAvg):
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "all"
     shared: ClassVar[Part] = NOTHING
-    kept: ClassVar[Part] = ALL
+    private: ClassVar[Part] = ALL
     serves: ClassVar[Serves] = "private"
     mixes_architectures: ClassVar[bool] = True
     primary: ClassVar[str] = "own"

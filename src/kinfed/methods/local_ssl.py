@@ -26,7 +26,7 @@ class LocalSSL(SelfSupervised):
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "all"
     shared: ClassVar[Part] = NOTHING
-    kept: ClassVar[Part] = ONLINE
+    private: ClassVar[Part] = ONLINE
     serves: ClassVar[Serves] = "private"
     mixes_architectures: ClassVar[bool] = True
     primary: ClassVar[str] = "own"
@@ -38,17 +38,17 @@ class LocalSSL(SelfSupervised):
         """Return True for BYOL, which has a target network."""
         return self.ssl == "byol"
 
-    def own(self, client: Client, memory: ClientState) -> Siamese:
+    def own(self, client: Client, state: ClientState) -> Siamese:
         """Return the client's own online network."""
         online = self.online(client)
-        online.load(select(memory.tensors, ONLINE))
+        online.load(select(state.tensors, ONLINE))
         return online
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Continue the training of the client's own encoder o, predictor q and target ξ; upload only numbers."""
         del message
-        online = self.own(client, memory)
-        target = self.target(online, memory.tensors)
+        online = self.own(client, state)
+        target = self.target(online, state.tensors)
         numbers = self.learn(client, online, target)
         return Message({}, numbers), ClientState({**online.tensors(ONLINE), **target_state(target)})
 
@@ -62,8 +62,8 @@ class LocalSSL(SelfSupervised):
         del server, state
         return None
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         """Client's own body with the initial head."""
         del message
-        client.model.load(select(memory.tensors, BODY))
+        client.model.load(select(state.tensors, BODY))
         return {self.primary: client.model.tensors()}

@@ -105,13 +105,13 @@ class Client(Site):
     Attributes:
         id: Number of the client, 0 to N-1.
         train: Labelled training samples of the client, on the model's device.
-        sgd: Settings of local training in this round.
+        training: Settings of local training in this round.
         probe: Public images of the server (`Server.probe`), if the method sends them to the clients; otherwise None.
     """
 
     id: ClientId
     train: Samples
-    sgd: LocalTraining
+    training: LocalTraining
     probe: Samples | None = None
 
     def stream(self, purpose: str | int) -> torch.Generator:
@@ -328,7 +328,7 @@ class Method(ABC):
     # -- at the client -------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train at a client, and return its upload and its new state; no argument but the client's model is changed.
 
         The upload's numbers hold ``samples`` (≥ 1, the client's weight), ``steps``, ``skipped`` samples and, after at
@@ -338,10 +338,10 @@ class Method(ABC):
         Args:
             client: Client in this round.
             message: Message that the client received.
-            memory: State that the client kept; empty at its first participation.
+            state: State that the client kept; empty at its first participation.
         """
 
-    def evaluated(self, client: Client, message: Message, memory: ClientState) -> dict[str, Tensors]:
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         """Return the client's own models after a round: all tensors of each, by name of the model.
 
         The result is empty if the client uses the global model. Costly models are only made in the last round.
@@ -349,7 +349,7 @@ class Method(ABC):
         Args:
             client: Client in this round.
             message: Message that the client would receive after the round.
-            memory: State that the client kept; empty if it never took part.
+            state: State that the client kept; empty if it never took part.
         """
-        del client, message, memory
+        del client, message, state
         return {}

@@ -57,7 +57,7 @@ class MOON(ContrastiveBase):
             z_p, z_g = (functional.normalize(model.body(inputs)) for model in frozen)
             return [z_p - z_g]
 
-        read = frozen_rows(gap, client.train, client.sgd)
+        read = frozen_rows(gap, client.train, client.training)
 
         def loss(model: Model, batch: Batch) -> Loss:
             (z_gap,) = read(batch)

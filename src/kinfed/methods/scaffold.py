@@ -58,14 +58,14 @@ class SCAFFOLD(FedAvg):
         c = {name: torch.zeros_like(x[name]) for name, _ in server.model.named_parameters()}
         return ServerState({**x, **_named(CONTROL, c)})
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train with corrected steps, then update the client's control variate; without a step nothing changes.
 
         K_i steps y ← y − η(g(y) − c_i + c), then c_i ← c_i − c + (x − y)/(K_i η).
         """
-        model, sgd = client.model, client.sgd
+        model, training = client.model, client.training
         x, c = select(message.tensors, ALL), _under(CONTROL, message.tensors)
-        c_i = _under(CONTROL, memory.tensors) or {name: torch.zeros_like(tensor) for name, tensor in c.items()}
+        c_i = _under(CONTROL, state.tensors) or {name: torch.zeros_like(tensor) for name, tensor in c.items()}
         model.load(x)
         correction = {name: torch.empty_like(p).copy_(c[name] - c_i[name]) for name, p in model.named_parameters()}
 
@@ -74,12 +74,12 @@ class SCAFFOLD(FedAvg):
             torch._foreach_add_([*tensors.values()], own, alpha=factor)
 
         if self.mode == "paper":
-            sgd = replace(sgd, momentum=0.0)
-            numbers = self.local_training(replace(client, sgd=sgd), before_step=lambda _, g: correct(g, 1.0))
+            training = replace(training, momentum=0.0)
+            numbers = self.local_training(replace(client, training=training), before_step=lambda _, g: correct(g, 1.0))
         else:
-            numbers = self.local_training(client, after_step=lambda y: correct(y, -sgd.lr))
+            numbers = self.local_training(client, after_step=lambda y: correct(y, -training.lr))
         y = model.tensors()
-        k_eta = numbers["steps"] * sgd.lr / (1 - sgd.momentum if self.denom == "effective" else 1)
+        k_eta = numbers["steps"] * training.lr / (1 - training.momentum if self.denom == "effective" else 1)
         dy = {name: y[name] - x[name] for name in c}
         dc = {name: -c[name] - dy[name] / k_eta if k_eta else torch.zeros_like(c[name]) for name in c}
         buffers = {name: tensor for name, tensor in y.items() if name not in c}

@@ -76,11 +76,11 @@ class SelfSupervised(FedAvg):
         """Initial state: the initial online network, o⁰ and q⁰."""
         return ServerState(self.online(server).tensors(self.shared))
 
-    def update(self, client: Client, message: Message, memory: ClientState) -> tuple[Message, ClientState]:
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Load the global o and q, train them, upload them and keep ξ."""
         online = self.online(client)
         online.load(message.tensors)
-        target = self.target(online, memory.tensors)
+        target = self.target(online, state.tensors)
         numbers = self.learn(client, online, target)
         return Message(online.tensors(ONLINE), numbers), ClientState(target_state(target))
 
@@ -105,7 +105,7 @@ class SelfSupervised(FedAvg):
             shows a collapse (`kinfed.learning.spread`), and ``term`` if there is one.
         """
         stream = client.stream("batches 0")
-        tally, spread = train_siamese(online, target, client.train, client.sgd, stream, term=term)
+        tally, spread = train_siamese(online, target, client.train, client.training, stream, term=term)
         told = {"loss": tally.loss, "term": tally.term, "spread": spread}
         return {
             "samples": len(client.train),
