@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 
 demo: $(VENV)/installed
 	$(BIN)/kinfed compare fedavg fedper fedbabu fedshibu local --data digits --clients 20 --partition shards --shards 2 \
-	    --rounds 30 --batch-size 16 --lr 0.1 --probe 128 --seeds 3 --out runs/demo --overwrite
+	    --rounds 30 --batch-size 16 --lr 0.1 --public 128 --seeds 3 --out runs/demo --overwrite
 
 test: $(VENV)/installed
 	$(BIN)/pytest -n 2 -m "not slow"

@@ -56,13 +56,20 @@ def main() -> None:
         "hetero_ssfl, RAD batch of 200": HeteroSSFL(rad_batch=BATCH, **sizes),
         "hetero_ssfl, mu=0": HeteroSSFL(mu=0.0, **sizes),
     }
-    probe, training = (
+    images, training = (
         noise(arguments.probe, 1),
         LocalTraining(lr=0.032, batch_size=BATCH, epochs=arguments.epochs, weight_decay=5e-4),
     )
-    server = Server(model=model, seed=0, round=0, rounds=10, clients=5, probe=probe)
+    server = Server(model=model, seed=0, round=0, rounds=10, clients=5, public_images=images)
     client = Client(
-        model=model, seed=0, round=1, rounds=10, id=0, train=noise(arguments.images, 0), training=training, probe=probe
+        model=model,
+        seed=0,
+        round=1,
+        rounds=10,
+        id=0,
+        train=noise(arguments.images, 0),
+        training=training,
+        public_images=images,
     )
     taken: dict[str, list[float]] = {name: [] for name in methods}
     received = {}

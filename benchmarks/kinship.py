@@ -89,11 +89,11 @@ def some_of(name: str) -> Dataset:
 
 def measured(name: str, dataset: Dataset, s: int, seed: int, rounds: int) -> dict[str, float | None]:
     """What the last round's line says."""
-    federation = make_federation(dataset, Shards(per_client=s), clients=20, probe=128, seed=seed)
+    federation = make_federation(dataset, Shards(per_client=s), clients=20, public=128, seed=seed)
     training = LocalTraining(lr=0.1, batch_size=50)
     settings = RoundSettings(
-        rounds=rounds, training=training, lr_schedule="step:0.75", participation=1.0, seed=seed, checkpoint_every=rounds,
-        evaluate_every=4, fine_tuning=Phase(epochs=5, lr=1e-3),
+        rounds=rounds, training=training, lr_schedule="step:0.75", participation=1.0, seed=seed,
+        checkpoint_every=rounds, evaluate_every=4, fine_tuning=Phase(epochs=5, lr=1e-3),
     )  # fmt: skip
     runtime = ClientRuntime(VARIANTS[name], federation, (slim(dataset, seed),), settings)
     with tempfile.TemporaryDirectory() as path, own_settings():

@@ -195,7 +195,7 @@ class Turns(NoCallback):
 
 def runtime(clients: int, rounds: int) -> ClientRuntime:
     """FedAvg over equal clients."""
-    federation = make_federation(dataset(), IID(), clients=clients, probe=0, seed=0)
+    federation = make_federation(dataset(), IID(), clients=clients, public=0, seed=0)
     return ClientRuntime(
         METHODS["fedavg"](),
         federation,

@@ -141,9 +141,7 @@ def main() -> None:
         print(json.dumps(mixing(given.mixing)))
         return
     few, many, bodies = (100, 1_000, 10) if given.quick else (100, 10_000, 100)
-    print(
-        f"{'clients':>8}{'before, MiB':>13}{'peak, MiB':>12}{'ms a client':>13}{'client states':>10}{'on disk, MiB':>14}"
-    )
+    print(f"{'clients':>8}{'before, MiB':>13}{'peak, MiB':>12}{'ms a client':>13}{'states':>10}{'on disk, MiB':>14}")
     runs = [alone("--federation", str(clients)) for clients in (few, many)]
     for run in runs:
         print(

@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=3000)
     parser.add_argument("--seeds", type=int, default=2)
     given = parser.parse_args()
-    fields = {"train_images": given.images, "probe": 500, "clients": 5, "partition": "disjoint", "rounds": 1}
+    fields = {"train_images": given.images, "public": 500, "clients": 5, "partition": "disjoint", "rounds": 1}
     print(f"{'data':<20}{'model':<14}{'seed':>4}{'global':>8}{'local':>8}{'knn':>8}")
     for data in given.data:
         for model in given.models.split(","):

@@ -144,30 +144,30 @@ def test_a_file_has_fields_that_the_call_overrules(tmp_path: Path) -> None:
 
 
 def test_the_server_holds_a_tenth_of_a_small_data_set(tmp_path: Path) -> None:
-    def probe(train: int, **fields: Any) -> int:
+    def public(train: int, **fields: Any) -> int:
         config = Config.checked({"methods": "local", "clients": 2, "train_images": train, "partition": "iid", **fields})
-        return len(federation_of(config).probe_rows)
+        return len(federation_of(config).public_rows)
 
-    assert [probe(1400), probe(1280), probe(1279), probe(45), probe(9)] == [128, 128, 127, 4, 0]
-    assert [probe(45, probe=20), probe(45, probe=0)] == [20, 0]
+    assert [public(1400), public(1280), public(1279), public(45), public(9)] == [128, 128, 127, 4, 0]
+    assert [public(45, public=20), public(45, public=0)] == [20, 0]
     fields = {"out": tmp_path / "o", "train_images": 45, "partition": "iid", **SMALL}
     path = kinfed.run("fedavg", **fields).path
-    assert "\nprobe = 4\n" in (path / "config.toml").read_text()
+    assert "\npublic = 4\n" in (path / "config.toml").read_text()
     assert json.loads((path / "summary.json").read_text())["data"]["probe"] == 4
-    with pytest.raises(InputError, match="probe: 3 is too few; fedshibu compares the clients on images"):
+    with pytest.raises(InputError, match="public: 3 is too few; fedshibu compares the clients on images"):
         kinfed.compare(["fedavg", "fedshibu"], **fields | {"out": tmp_path / "p", "train_images": 39})
     assert not (tmp_path / "p").exists()
 
 
-def test_a_comparison_from_before_the_probe_was_left_to_the_data_goes_on(tmp_path: Path) -> None:
+def test_a_comparison_from_before_the_public_images_were_left_to_the_data_goes_on(tmp_path: Path) -> None:
     from kinfed.experiment.run import go_on, nobody
 
     config = Config.checked({"methods": "fedavg", "rounds": 1, "clients": 5, "ft_epochs": 0})
     for _ in range(2):
         go_on(config, tmp_path / "o", nobody)
-    assert "\nprobe = 128\n" in (tmp_path / "o" / "comparison.toml").read_text()
+    assert "\npublic = 128\n" in (tmp_path / "o" / "comparison.toml").read_text()
     with pytest.raises(InputError, match="was begun with another config"):
-        go_on(config.model_copy(update={"probe": 64}), tmp_path / "o", nobody)
+        go_on(config.model_copy(update={"public": 64}), tmp_path / "o", nobody)
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,8 @@ def test_a_shell_file_of_fields_can_be_looked_at(kinfed: Command, tmp_path: Path
         (["--new-clients", "20"], "new_clients: 20 is not allowed; must be less than the 20 clients"),
         (["--partition", "file:rows.json"], "clients: 20 is not allowed; 'rows.json' has 1"),
         (
-            ["--partition", "file:rows.json", "--clients", "1", "--probe", "9"],
-            "probe: 9 is not allowed; 'rows.json' has 0",
+            ["--partition", "file:rows.json", "--clients", "1", "--public", "9"],
+            "public: 9 is not allowed; 'rows.json' has 0",
         ),
         (["--out", "."], "out: '.' exists; name another one"),
     ],
@@ -191,7 +191,7 @@ def test_warnings_name_who_will_be_hurt() -> None:
         "clients with test samples of classes that they never train on, 11 of 120 test samples: 2 of 3 (1, 2)",
         "samples that belong to nobody: 82",
     ]
-    assert Holdings.of(make_federation(data, IID(), clients=3, probe=0, seed=0), "").warnings(16) == []
+    assert Holdings.of(make_federation(data, IID(), clients=3, public=0, seed=0), "").warnings(16) == []
 
 
 @pytest.mark.slow

@@ -132,12 +132,12 @@ def small_dataset(train: int = 240, test: int = 120) -> Dataset:
     return replace(whole, train=whole.train.take(range(train)), test=whole.test.take(range(test)))
 
 
-def small_federation(clients: int = 4, probe: int = 24, data: Dataset | None = None, new: int = 0) -> Federation:
+def small_federation(clients: int = 4, public: int = 24, data: Dataset | None = None, new: int = 0) -> Federation:
     """Make a federation of N clients of different sizes, on average 1/N of the samples each.
 
     Args:
         clients: Number N of clients that take part in training.
-        probe: Number of public images at the server.
+        public: Number of public images at the server.
         data: Data set; None for `small_dataset`.
         new: Number of new clients, which take no part in training.
     """
@@ -148,9 +148,9 @@ def small_federation(clients: int = 4, probe: int = 24, data: Dataset | None = N
         ends = np.round(shares * n).astype(int)
         return [first + np.arange(a, b) for a, b in itertools.pairwise(ends)]
 
-    whole = Partition(cut(probe, len(data.train) - probe), cut(0, len(data.test)))
+    whole = Partition(cut(public, len(data.train) - public), cut(0, len(data.test)))
     return Federation(
-        data, whole.of(range(clients)), np.arange(probe), whole.of(range(clients, clients + new)) if new else NOBODY
+        data, whole.of(range(clients)), np.arange(public), whole.of(range(clients, clients + new)) if new else NOBODY
     )
 
 
@@ -519,7 +519,7 @@ def check_resumes(method: Method, folder: Path) -> None:
     _demand(
         bits and resumed.lines == straight.lines,
         "no state of its own",
-        f"{type(method).__name__} ends elsewhere when it is resumed: what it knows must be in ServerState and ClientState",
+        f"{type(method).__name__} ends elsewhere when resumed: what it knows must be in ServerState and ClientState",
     )
 
 

@@ -98,7 +98,7 @@ def test_a_format_is_named_by_its_import_path(tmp_path: Path) -> None:
     data = load(name)
     assert (data.name, data.shape, data.classes) == (name, (2,), ("0", "1"))
     assert data.columns["user"][0].tolist() == ["u0"] * 4 + ["u1"] * 5 + ["u2"] * 6
-    fed = make_federation(data, "by:user", clients=9, probe=0, seed=0)
+    fed = make_federation(data, "by:user", clients=9, public=0, seed=0)
     assert fed.partition.names == ("u0", "u1", "u2")
     assert [len(rows) for rows in fed.partition.train] == [4, 5, 6]
     assert [len(rows) for rows in fed.partition.test] == [2, 2, 2]
@@ -108,7 +108,7 @@ def test_a_format_is_named_by_its_import_path(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("module")
 def test_the_commands_take_it(command: Any, tmp_path: Path) -> None:  # noqa: F811
     leaf(tmp_path / "data")
-    fields = ("--data", "own_leaf:Leaf:data", "--partition", "by:user", "--clients", "3", "--probe", "0")
+    fields = ("--data", "own_leaf:Leaf:data", "--partition", "by:user", "--clients", "3", "--public", "0")
     code, out, err = command("partition", *fields, "--out", "o")
     assert (code, err) == (0, "")
     assert "own_leaf:Leaf:data, partition by:user, seed 0: 15 training and 6 test samples" in " ".join(out.split())

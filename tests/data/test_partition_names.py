@@ -177,12 +177,12 @@ def test_names_of_the_package_and_its_modules_agree() -> None:
 
 
 def test_the_probe_set_has_128_images_or_a_tenth() -> None:
-    assert len(make_federation(load("digits"), "iid", clients=5, seed=0).probe_rows) == 128
-    assert len(make_federation(dataset(), IID(), clients=5, seed=0).probe_rows) == 24
+    assert len(make_federation(load("digits"), "iid", clients=5, seed=0).public_rows) == 128
+    assert len(make_federation(dataset(), IID(), clients=5, seed=0).public_rows) == 24
 
 
 def test_saved_clients_must_be_those_that_are_asked_for(tmp_path: Path) -> None:
-    fed = make_federation(dataset(), "dirichlet_clients", clients=6, probe=24, seed=0, new_clients=2)
+    fed = make_federation(dataset(), "dirichlet_clients", clients=6, public=24, seed=0, new_clients=2)
     save_rows(fed, tmp_path / "rows.json")
     saved = Saved(tmp_path / "rows.json")
     for name in (saved, f"file:{saved.path}"):
@@ -206,9 +206,9 @@ def test_a_function_shares_out_the_training_set_and_the_test_set_follows() -> No
     assert [len(rows) for rows in cut.train] == [5, 30]
     assert np.bincount(test[cut.test[0]], minlength=4).tolist() == [6, 0, 0, 0]
     assert np.bincount(test[cut.test[1]], minlength=4).tolist() == [0, 6, 6, 6]
-    fed = make_federation(dataset(), halves, clients=2, probe=24, seed=0)
+    fed = make_federation(dataset(), halves, clients=2, public=24, seed=0)
     assert set(fed.train(0).labels.tolist()) == {0}  # type: ignore[union-attr]
-    assert not set(fed.probe_rows) & set(np.concatenate(fed.partition.train))
+    assert not set(fed.public_rows) & set(np.concatenate(fed.partition.train))
 
 
 @pytest.mark.parametrize(
@@ -281,4 +281,4 @@ def test_a_class_may_read_columns() -> None:
             return ByColumn("site")(train[rows] % 2, test % 2, clients, rng)
 
     data = replace(dataset(), columns={"site": (np.arange(240), np.arange(120))})
-    assert len(make_federation(data, BySiteAndClass(), clients=4, probe=0, seed=0)) == 2
+    assert len(make_federation(data, BySiteAndClass(), clients=4, public=0, seed=0)) == 2

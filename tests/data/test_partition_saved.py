@@ -16,7 +16,7 @@ from tests.builders import dataset
 def same_rows(a: Federation, b: Federation) -> bool:
     def rows(fed: Federation) -> list[Any]:
         splits = [p for holder in (fed.partition, fed.new_clients) for p in (holder.train, holder.test)]
-        return [[mine.tolist() for mine in split] for split in splits] + [fed.probe_rows.tolist()]
+        return [[mine.tolist() for mine in split] for split in splits] + [fed.public_rows.tolist()]
 
     return rows(a) == rows(b) and a.partition.names == b.partition.names and a.partition.pooled == b.partition.pooled
 
@@ -32,7 +32,7 @@ def test_clients_of_different_sizes_survive_their_file(tmp_path: Path) -> None: 
 
 @pytest.mark.parametrize("partition", [IID(), DirichletClients(alpha=0.5)])
 def test_a_federation_with_new_clients_and_a_probe_survives_its_file(partition: Any, tmp_path: Path) -> None:
-    fed = make_federation(dataset(), partition, clients=6, probe=24, seed=0, new_clients=2)
+    fed = make_federation(dataset(), partition, clients=6, public=24, seed=0, new_clients=2)
     save_rows(fed, tmp_path / "rows.json")
     assert same_rows(fed, open_rows(dataset(), tmp_path / "rows.json"))
 
@@ -44,7 +44,7 @@ def test_a_file_by_another_hand_needs_little(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(MINIMAL))
     fed = open_rows(dataset(), tmp_path / "rows.json")
     assert fed.partition.train[0].tolist() == [1, 5]
-    assert fed.probe is None
+    assert fed.public_images is None
     assert fed.unused == 358
 
 

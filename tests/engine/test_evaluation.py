@@ -289,7 +289,7 @@ def test_where_nobody_has_test_samples_there_is_no_accuracy_of_ones_own(
 ) -> None:  # case 337
     fed = federation(new=1)
     nobody = [Partition(cut.train, [np.arange(0)] * len(cut), pooled) for cut in (fed.partition, fed.new_clients)]
-    runtime = build_runtime(name, Federation(fed.dataset, nobody[0], fed.probe_rows, nobody[1]), linear_probe=True)
+    runtime = build_runtime(name, Federation(fed.dataset, nobody[0], fed.public_rows, nobody[1]), linear_probe=True)
     last = run(runtime, tmp_path / "out").lines[-1]
     assert last["untested"] == {"all": "no client has test samples"}
     assert all(accuracy is None for accuracy in last["client_acc"].get("personal", []))

@@ -74,7 +74,7 @@ def megabyte(shape: tuple[int, ...], classes: int) -> Model:
 
 def many() -> ClientRuntime:
     """200 clients of a model of 1 MB, 50 of them in each of five rounds."""
-    fed = federation(clients=200, probe=0, data=dataset(400, 200))
+    fed = federation(clients=200, public=0, data=dataset(400, 200))
     return build_runtime("fedavg", fed, rounds=5, participation=0.25, model=f"{__name__}:megabyte")
 
 

@@ -224,7 +224,7 @@ def test_the_server_s_images_are_counted_once_a_client_also_after_a_kill(tmp_pat
 
     own = {"hidden": 32, "out": 16}
     straight = run(build_runtime(HeteroSSFL(**own), rounds=6, participation=0.5), tmp_path / "a").lines
-    probe = federation().probe
+    probe = federation().public_images
     assert probe is not None
     a_set = probe.inputs.nbytes
     message = min(line["down_bytes"] for line in straight)

@@ -54,7 +54,7 @@ def test_the_fraction_is_rounded_down_to_one_at_least(clients: int, fraction: fl
 def test_where_fewer_clients_are_there_than_asked_for_those_take_part(tmp_path: Path) -> None:  # case 94
     data = dataset()
     who = tuple(np.arange(len(part)) % 3 for part in (data.train, data.test))
-    three = make_federation(replace(data, columns={"who": who}), ByColumn("who"), clients=5, probe=24, seed=0)
+    three = make_federation(replace(data, columns={"who": who}), ByColumn("who"), clients=5, public=24, seed=0)
     lines = run(build_runtime("fedavg", three, rounds=2), tmp_path / "out").lines
     assert [(line["clients"], line["refused"]) for line in lines] == [([0, 1, 2], {})] * 2
 

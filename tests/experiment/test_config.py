@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import parse_settings, read_toml
+from kinfed.experiment.run import folder_of
 from kinfed.methods import METHODS
 from kinfed.methods.fedavg import FedAvg
 
@@ -19,6 +21,9 @@ class Balanced(FedAvg):
     """FedAvg with a flag."""
 
     balanced: bool = True
+
+
+SMALLEST: Any = {"train_images": 100, "clients": 2, "partition": "iid", "rounds": 1, "ft_epochs": 0, "quiet": True}
 
 
 def config(**fields: Any) -> Config:
@@ -66,7 +71,7 @@ def config(**fields: Any) -> Config:
         ({"data": "hub:mnist"}, "data: 'hub:mnist' must have the form hub:OWNER/NAME"),
         ({"data": "cifar"}, "data: 'cifar' is neither a name .*; did you mean cifar10?"),
         ({"data": "/nowhere"}, "data: '/nowhere' is neither a name"),
-        ({"methods": ("fedshibu",), "probe": 3}, "probe: 3 is too few; fedshibu compares"),
+        ({"methods": ("fedshibu",), "public": 3}, "public: 3 is too few; fedshibu compares"),
         ({"settings": {"fedper": {"x": 1}}}, "set: 'fedper' is not known; allowed: fedavg"),
         ({"settings": {"fedavg": {"x": 1}}}, "set: fedavg: 'x' is not known; allowed: nothing"),
         ({"methods": ("fedshibu",), "settings": {"fedshibu": {"nrm": "sum"}}}, "'nrm' is not known;.*mean norm?"),
@@ -120,7 +125,7 @@ def test_every_field_is_written_except_those_that_are_not_given() -> None:
     absent = {name for name in Config.model_fields if f"{name} = " not in written}
     assert absent == {
         "channels", "classes_per_client", "client_timeout", "image_size", "train_images", "model", "models", "head",
-        "weights", "sources", "linear_probe", "linear_probe_images", "probe", "target_acc", "log", "settings",
+        "weights", "sources", "linear_probe", "linear_probe_images", "public", "target_acc", "log", "settings",
     }  # fmt: skip
 
 
@@ -130,6 +135,23 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     with pytest.raises(InputError, match=r"bad.toml' is no TOML"):
         read_toml(tmp_path / "bad.toml")
+
+
+def test_a_field_is_read_under_its_former_name_too(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text('methods = ["fedavg"]\nprobe = 16\n')
+    assert Config.read(tmp_path / "old.toml").public == 16
+    assert kinfed.run("fedavg", **SMALLEST, probe=16, out=tmp_path / "out").path  # type: ignore[call-arg]
+    assert read_toml(tmp_path / "out" / "config.toml")["public"] == 16
+    (tmp_path / "both.toml").write_text('methods = ["fedavg"]\nprobe = 16\npublic = 8\n')
+    with pytest.raises(InputError, match="probe: is the former name of public, which is given too"):
+        read_toml(tmp_path / "both.toml")
+
+
+def test_checkpoints_name_fields_as_they_always_did(tmp_path: Path) -> None:
+    """A run that was begun before a field had its present name goes on."""
+    identity = folder_of(config(public=16), tmp_path).identity
+    assert identity["probe"] == 16
+    assert "public" not in identity
 
 
 def test_assignments_are_read_by_method() -> None:

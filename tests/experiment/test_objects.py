@@ -32,7 +32,7 @@ from kinfed.methods.fedbyol import FedBYOL
 from kinfed.methods.fedprox import FedProx
 from tests.experiment.test_run import files
 
-SMALL: dict[str, Any] = {"clients": 5, "rounds": 2, "train_images": 200, "ft_epochs": 0, "probe": 0, "quiet": True}
+SMALL: dict[str, Any] = {"clients": 5, "rounds": 2, "train_images": 200, "ft_epochs": 0, "public": 0, "quiet": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +253,7 @@ def test_data_are_given_as_arrays_torch_dataset_path_or_federation(tmp_path: Pat
         kinfed.run("fedavg", data=Pairs(pairs), out=tmp_path / "torch", **own)
     assert files(tmp_path / "arrays")["metrics.jsonl"] == files(tmp_path / "torch")["metrics.jsonl"]
 
-    federation = make_federation(from_arrays(x[:80], y[:80], x[80:], y[80:]), IID(), clients=4, probe=0, seed=0)
+    federation = make_federation(from_arrays(x[:80], y[:80], x[80:], y[80:]), IID(), clients=4, public=0, seed=0)
     given = {name: value for name, value in own.items() if name in ("rounds", "ft_epochs", "quiet")}
     kinfed.run("fedavg", data=federation, out=tmp_path / "federation", **given)
     kinfed.run("fedavg", data=(x[:80], y[:80], x[80:], y[80:]), out=tmp_path / "four", **own)

@@ -19,7 +19,7 @@ COMPARED = {name: table for name, table in TABLES.items() if isinstance(table, P
 SMALL = PaperTable(
     title="A table",
     quantity="global_acc",
-    fields={"data": "digits", "clients": 4, "partition": "dirichlet", "probe": 0},
+    fields={"data": "digits", "clients": 4, "partition": "dirichlet", "public": 0},
     columns={"α=5": {"alpha": 5.0}, "α=1": {"alpha": 1.0}},
     rows=(
         Row("fedavg", "fedavg", (64.37, 50.43)),
@@ -31,7 +31,7 @@ SMALL = PaperTable(
 SEVERAL = PaperTable(
     title="Several models of one run, and several runs of one method",
     quantity="personal_acc_mean",
-    fields={"model": "tiny_cnn", "clients": 4, "participation": 0.5, "probe": 16, "ft_epochs": 1, "partition": "iid"},
+    fields={"model": "tiny_cnn", "clients": 4, "participation": 0.5, "public": 16, "ft_epochs": 1, "partition": "iid"},
     columns={"digits": {"data": "digits"}, "grey": {"data": "digits", "channels": 1, "partition": "sort"}},
     rows=(
         Row("FedCRC", "fedcrc", (1.0, 2.0), quantity="global_acc_mean", also="fine_tuned_acc_mean"),
@@ -46,7 +46,7 @@ SEVERAL = PaperTable(
 STAND_INS = PaperTable(
     title="A scale with models, rows and a column of its own",
     quantity="linear_global_acc_mean",
-    fields={"clients": 4, "partition": "disjoint", "probe": 16, "linear_probe": True, "batch_size": 64},
+    fields={"clients": 4, "partition": "disjoint", "public": 16, "linear_probe": True, "batch_size": 64},
     columns={
         "A": {"data": "cifar10"},
         "B": {"data": "digits", "settings": {"hetero_ssfl": {"mu": 0.25}}},
@@ -324,7 +324,7 @@ TO_TARGET = PaperTable(
     title="Rounds",
     quantity=ROUNDS,
     fields={
-        "data": "digits", "model": "tiny_cnn", "clients": 4, "partition": "iid", "probe": 0, "rounds": 4,
+        "data": "digits", "model": "tiny_cnn", "clients": 4, "partition": "iid", "public": 0, "rounds": 4,
         "local_epochs": 1, "batch_size": 32, "lr": 0.02, "target_acc": 0.5, "ft_epochs": 0,
         "settings": {"fedvote": {"round": 1, "ballot": 1}},
     },

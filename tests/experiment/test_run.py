@@ -302,7 +302,7 @@ def test_arrays_are_data_and_the_run_can_be_resumed(out: Path) -> None:
     labels = np.array(["no", "yes"])[rng.integers(0, 2, 300)]
     features = rng.normal(size=(300, 5)) + 2 * (labels == "yes")[:, None]
     arrays = (features[:200], labels[:200], torch.tensor(features[200:]), labels[200:].tolist())
-    fields = {**SMALL, "data": arrays, "partition": "iid", "probe": 0}
+    fields = {**SMALL, "data": arrays, "partition": "iid", "public": 0}
     (run,) = read_runs([kinfed.run("fedavg", out=out, **fields).path])
     assert run.federation["classes"] == ["no", "yes"]
     assert run.summary["model"] == "mlp"
@@ -393,7 +393,7 @@ def test_skipped_images_are_in_the_run_and_its_options_reach_the_data(tmp_path: 
         Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(file)
     broken = tmp_path / "data" / "train" / "b" / "7.png"
     broken.write_bytes(broken.read_bytes()[:60])
-    small = {"clients": 2, "partition": "iid", "probe": 0, "rounds": 1, "quiet": True}
+    small = {"clients": 2, "partition": "iid", "public": 0, "rounds": 1, "quiet": True}
     with pytest.raises(InputError, match=r"train/b/7\.png: the image cannot be decoded"):
         kinfed.run("fedavg", out=tmp_path / "o", data=str(tmp_path / "data"), **small)
     assert not (tmp_path / "o").exists()
@@ -414,6 +414,6 @@ def test_features_are_learned_from_as_images_are(tmp_path: Path) -> None:
     np.savez(tmp_path / "table.npz", x_train=x[:160], y_train=y[:160], x_test=x[160:], y_test=y[160:])
     result = kinfed.run(
         "fedavg", out=tmp_path / "o", data=str(tmp_path / "table.npz"), model="mlp", clients=4, partition="iid",
-        probe=0, rounds=3, quiet=True,
+        public=0, rounds=3, quiet=True,
     )  # fmt: skip
     assert read_runs([result.path])[0].summary["metrics"]["global_acc"] > 0.9

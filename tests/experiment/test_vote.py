@@ -153,7 +153,7 @@ def test_training_labels_are_not_used_by_the_scores(held: tuple[Path, Any], pool
     train = federation.dataset.train
     assert train.labels is not None
     data = replace(federation.dataset, train=replace(train, labels=train.labels.flip(0)))
-    other = replace(voters.runtime, federation=Federation(data, federation.partition, federation.probe_rows))
+    other = replace(voters.runtime, federation=Federation(data, federation.partition, federation.public_rows))
     told = replace(voters, runtime=other).scores(Vote(images=8), ["sketched_cka"])["sketched_cka"]
     assert [row.tolist() for row in told] == vote.scores
 

@@ -249,25 +249,25 @@ def test_class_means_are_of_the_clients_classes() -> None:
 def test_the_change_of_a_representation_is_what_the_round_did() -> None:
     runtime, state, uploads = first_round(FedSHIBU(compared="change"))
     after = runtime.method.aggregate(runtime.server(1), state, uploads).tensors["crsm"]
-    assert runtime.federation.probe is not None
+    assert runtime.federation.public_images is not None
     changes = []
     for id in (0, 1):
         model = runtime.client(id, 1).model
-        before = features(model, runtime.federation.probe)
+        before = features(model, runtime.federation.public_images)
         model.load(uploads[id].tensors)
-        changes.append(features(model, runtime.federation.probe) - before)
+        changes.append(features(model, runtime.federation.public_images) - before)
     assert after[0, 1].item() == pytest.approx(float(cka(changes[0], changes[1])), abs=1e-6)
 
 
 def test_mean_predictions_are_compared_by_their_cosine() -> None:
     runtime, state, uploads = first_round(FedSHIBU(compared="mean_prediction"))
     after = runtime.method.aggregate(runtime.server(1), state, uploads).tensors["crsm"]
-    assert runtime.federation.probe is not None
+    assert runtime.federation.public_images is not None
     mean = []
     for id in (0, 3):
         model = runtime.client(id, 1).model
         model.load(uploads[id].tensors)
-        mean.append(model(runtime.federation.probe.batch(slice(0, 24))).softmax(dim=1).mean(dim=0))
+        mean.append(model(runtime.federation.public_images.batch(slice(0, 24))).softmax(dim=1).mean(dim=0))
     assert after[0, 3].item() == pytest.approx(torch.cosine_similarity(mean[0], mean[1], dim=0).item(), abs=1e-6)
 
 
@@ -276,7 +276,7 @@ def test_mean_predictions_are_compared_by_their_cosine() -> None:
 
 def similarities(runtime: ClientRuntime, uploads: dict[int, Message], stage: str) -> Tensor:
     """Of client 1 to each of the clients, by hand."""
-    probe = runtime.federation.probe
+    probe = runtime.federation.public_images
     assert probe is not None
     seen = []
     for id, upload in uploads.items():
@@ -334,7 +334,7 @@ def test_a_body_of_one_stage_is_mixed_by_the_representation() -> None:
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(InputError, match="compared: 'change' is of probe images, and rep_source is 'local_random'"):
+    with pytest.raises(InputError, match="compared: 'change' is of public images, and rep_source is 'local_random'"):
         FedSHIBU(rep_source="local_random", compared="change")
     with pytest.raises(InputError, match="kernel, debiased"):
         FedSHIBU(rep_source="local_class_mean", kernel="rbf")
@@ -345,9 +345,11 @@ def test_settings_that_mean_nothing_are_refused() -> None:
 
 
 def test_only_the_probe_needs_images_at_the_server() -> None:
-    with pytest.raises(InputError, match="probe: 0 is too few"):
-        Config.checked({"methods": ("fedshibu",), "probe": 0})
-    Config.checked({"methods": ("fedshibu",), "probe": 0, "settings": {"fedshibu": {"rep_source": "local_class_mean"}}})
+    with pytest.raises(InputError, match="public: 0 is too few"):
+        Config.checked({"methods": ("fedshibu",), "public": 0})
+    Config.checked(
+        {"methods": ("fedshibu",), "public": 0, "settings": {"fedshibu": {"rep_source": "local_class_mean"}}}
+    )
 
 
 # -- from similarities to weights -------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def test_test_data_change_no_ballot(tmp_path: Path) -> None:  # case 88
     test = fed.dataset.test
     assert test.labels is not None
     other = replace(fed.dataset, test=replace(test, inputs=test.inputs.flip(0), labels=(test.labels + 1) % 10))
-    changed = Federation(other, fed.partition, fed.probe_rows)
+    changed = Federation(other, fed.partition, fed.public_rows)
     one, another = (outcome(tmp_path / str(i), fed=f, rounds=2) for i, f in enumerate((fed, changed)))
     assert one.lines[1]["ballots"] == another.lines[1]["ballots"]
     assert one.lines[1]["global_acc"] != another.lines[1]["global_acc"]

@@ -27,7 +27,7 @@ NARROW, WIDE = {"hidden": 32, "out": 8}, {"hidden": 32, "out": 16}
 
 
 def shop_of(method: HeteroSSFL | LocalSSL, probe: int = PROBE, **plan: object) -> ClientRuntime:
-    return build_runtime(method, federation(probe=probe), **plan)  # type: ignore[arg-type]
+    return build_runtime(method, federation(public=probe), **plan)  # type: ignore[arg-type]
 
 
 def mixed(method: HeteroSSFL) -> ClientRuntime:
@@ -88,7 +88,7 @@ def test_a_constant_network_gets_no_gradient_of_the_term() -> None:
 
 def test_the_term_pulls_a_client_towards_the_mean() -> None:
     """The larger μ, the more alike what it sends is to what came: here the brightness of the images' quarters."""
-    probe = federation(probe=PROBE).probe
+    probe = federation(public=PROBE).public_images
     assert probe is not None
     wanted = torch.nn.functional.adaptive_avg_pool2d(probe.inputs / 255, 2).flatten(1)
     found = []
@@ -196,7 +196,7 @@ def test_what_a_client_sends_is_what_its_network_says_of_the_probe_in_evaluation
     online = Siamese(model, 0, **NARROW)
     online.load(select(state.tensors, ONLINE))
     online.eval()
-    probe = runtime.federation.probe
+    probe = runtime.federation.public_images
     assert probe is not None
     body = features(online, unnormalised(probe))
     with torch.no_grad():
@@ -205,13 +205,13 @@ def test_what_a_client_sends_is_what_its_network_says_of_the_probe_in_evaluation
 
 
 def test_clients_get_the_probe_only_where_the_method_sends_it() -> None:
-    assert shop_of(HeteroSSFL(**NARROW)).client(0, 1).probe is not None
-    assert shop_of(LocalSSL(**NARROW)).client(0, 1).probe is None
-    assert build_runtime("fedshibu").client(0, 1).probe is None
+    assert shop_of(HeteroSSFL(**NARROW)).client(0, 1).public_images is not None
+    assert shop_of(LocalSSL(**NARROW)).client(0, 1).public_images is None
+    assert build_runtime("fedshibu").client(0, 1).public_images is None
 
 
 def test_labels_of_the_probe_are_gone() -> None:
-    probe = shop_of(HeteroSSFL(**NARROW)).client(0, 1).probe
+    probe = shop_of(HeteroSSFL(**NARROW)).client(0, 1).public_images
     assert probe is not None
     assert probe.labels is None
 
@@ -329,7 +329,7 @@ def test_the_rad_leaves_running_statistics_alone_unless_asked(mode: str, moves: 
     method = HeteroSSFL(rad_bn=mode, **NARROW)  # type: ignore[arg-type]
     runtime = shop_of(method)
     online = Siamese(runtime.client(3, 1).model, 0, **NARROW)
-    probe = runtime.client(3, 1).probe
+    probe = runtime.client(3, 1).public_images
     assert probe is not None
     before = online.tensors(ONLINE)
     a = method._represented(online, unnormalised(probe).batch(slice(None)))

@@ -15,7 +15,7 @@ import kinfed
 from tests.builders import write_package
 
 FILE = Path(__file__).with_name("feddyn.py")
-FIELDS = ["--clients", "5", "--rounds", "3", "--train-images", "200", "--ft-epochs", "0", "--probe", "0"]
+FIELDS = ["--clients", "5", "--rounds", "3", "--train-images", "200", "--ft-epochs", "0", "--public", "0"]
 
 SCRIPT = '''
 from mymod import FedDyn as Theirs
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 class FedDyn(Theirs):
     """A class of the program itself, as in a cell of a notebook."""
 
-small = dict(clients=5, rounds=3, train_images=200, ft_epochs=0, probe=0, quiet=True)
+small = dict(clients=5, rounds=3, train_images=200, ft_epochs=0, public=0, quiet=True)
 kinfed.run(Theirs(alpha=0.3), out="object", **small)
 executor = kinfed.ProcessExecutor(2)
 kinfed.run(FedDyn(alpha=0.3), out="cell", executor=executor, **small)

@@ -29,7 +29,7 @@ from kinfed.report.verdict import verdict
 
 NARROW = {"hidden": 32, "out": 16}
 SMALL: dict[str, Any] = {
-    "data": "digits", "clients": 5, "partition": "disjoint", "rounds": 2, "lr": 0.05, "knn_every": 1, "probe": 50,
+    "data": "digits", "clients": 5, "partition": "disjoint", "rounds": 2, "lr": 0.05, "knn_every": 1, "public": 50,
     "quiet": True,
 }  # fmt: skip
 
@@ -159,7 +159,7 @@ def test_fewer_training_images_are_balanced_and_decided_by_the_seed() -> None:
     assert not torch.equal(some[0].train.inputs, some[2].train.inputs)
     assert some[0].train.normalise == whole.train.normalise
     assert some[0].test is whole.test
-    assert sum(len(own) for own in federation_of(config(train_images=150, probe=50)).partition.train) == 100
+    assert sum(len(own) for own in federation_of(config(train_images=150, public=50)).partition.train) == 100
     with pytest.raises(InputError, match=r"train_images: 9999 is not allowed; digits has 1400"):
         federation_of(config(train_images=9999))
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from kinfed.errors import InputError, RunFailed, plain
 from kinfed.experiment.config import Config
-from kinfed.experiment.config_file import parse_settings
+from kinfed.experiment.config_file import FORMER_NAMES, parse_settings
 from kinfed.experiment.tables import TABLES
 from kinfed.experiment.training import Training
 from kinfed.files import new_folder
@@ -62,7 +62,7 @@ def with_options(command: Callable[..., None], config: type[BaseModel], but: Seq
             annotation=Annotated[
                 str | None,
                 typer.Option(
-                    f"--{name.replace('_', '-')}",
+                    *(f"--{of.replace('_', '-')}" for of in (name, FORMER_NAMES.get(name)) if of),
                     metavar=_metavar(field.annotation),
                     help=f"{field.description}{'' if field.default is None else f' [{field.default}]'}",
                     show_default=False,

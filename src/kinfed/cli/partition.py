@@ -45,8 +45,8 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
     split = "; a fifth of every client's own samples is for tests" if federation.partition.pooled else ""
     console = Console(highlight=False, emoji=False)
     console.print(
-        f"{plain(holdings.about)}: {sizes} over {len(holdings.names):,} clients{new}; {holdings.probe:,} withheld as "
-        f"the server's probe set{split}\n",
+        f"{plain(holdings.about)}: {sizes} over {len(holdings.names):,} clients{new}; {holdings.public:,} withheld as "
+        f"public images{split}\n",
         markup=False,
     )
     console.print(summary_table(holdings))

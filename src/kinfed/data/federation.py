@@ -25,7 +25,7 @@ class Federation:
     Attributes:
         dataset: Data set with the samples of all clients.
         partition: Rows of each client in `splits`.
-        probe_rows: Rows of ``dataset.train`` that the server holds as public images; empty if it holds none.
+        public_rows: Rows of ``dataset.train`` that the server holds as public images; empty if it holds none.
         new_clients: Rows of each new client in `splits`. New clients never train; their numbers begin at N.
 
     Raises:
@@ -34,7 +34,7 @@ class Federation:
     >>> from kinfed.data import from_arrays
     >>> dataset = from_arrays([[0.1], [0.2], [0.3]], [0, 1, 1], [[0.2], [0.3]], [0, 1])
     >>> partition = Partition(train=[np.array([0, 1]), np.array([2])], test=[np.array([0]), np.array([1])])
-    >>> federation = Federation(dataset, partition, probe_rows=np.array([], dtype=np.int64))
+    >>> federation = Federation(dataset, partition, public_rows=np.array([], dtype=np.int64))
     >>> federation.class_counts()
     array([[1, 1],
            [0, 1]])
@@ -42,11 +42,11 @@ class Federation:
 
     dataset: Dataset
     partition: Partition
-    probe_rows: Indices
+    public_rows: Indices
     new_clients: Partition = Partition([], [])  # noqa: RUF009 - its lists are never changed
 
     def __post_init__(self) -> None:
-        train = [*self.partition.train, *self.new_clients.train, self.probe_rows]
+        train = [*self.partition.train, *self.new_clients.train, self.public_rows]
         test = [*self.partition.test, *self.new_clients.test]
         sizes = len(self.dataset.train), len(self.dataset.test)
         splits = [("training", train, sizes[0]), ("test", test, sizes[1])]
@@ -101,9 +101,9 @@ class Federation:
         return holder.train[at], holder.test[at]
 
     @cached_property
-    def probe(self) -> Samples | None:
+    def public_images(self) -> Samples | None:
         """The public images that the server holds, without labels; None if it holds none."""
-        return self.dataset.train.take(self.probe_rows).without_labels() if len(self.probe_rows) else None
+        return self.dataset.train.take(self.public_rows).without_labels() if len(self.public_rows) else None
 
     @cached_property
     def tested(self) -> tuple[Samples, list[Indices]]:
@@ -123,7 +123,7 @@ class Federation:
         """The number of training and test samples that neither a client nor the server holds."""
         holders = (self.partition, self.new_clients)
         held = sum(len(rows) for holder in holders for rows in (*holder.train, *holder.test))
-        return len(self.dataset.train) + len(self.dataset.test) - held - len(self.probe_rows)
+        return len(self.dataset.train) + len(self.dataset.test) - held - len(self.public_rows)
 
     def pooled(self) -> Federation:
         """Return a federation with one client, which holds the training and test samples of all clients."""

@@ -19,7 +19,7 @@ from kinfed.streams import numpy_stream
 
 __all__ = ["make_federation"]
 
-PROBE = 128  # default number of public images, unless a tenth of the training images is fewer
+PUBLIC = 128  # default number of public images, unless a tenth of the training images is fewer
 
 
 def make_federation(
@@ -28,7 +28,7 @@ def make_federation(
     *,
     clients: int,
     seed: int,
-    probe: int | None = None,
+    public: int | None = None,
     new_clients: int = 0,
 ) -> Federation:
     """Withhold the public images, divide the other samples among the clients, and hold back the new clients.
@@ -42,8 +42,8 @@ def make_federation(
             ``(labels, clients, rng) -> rows of each client``.
         clients: Number of clients, including new ones; the largest number if the data define the clients.
         seed: Seed of the run.
-        probe: Number of training samples that the server holds as public images; if not given, 128, but at most a tenth
-            of the training samples.
+        public: Number of training samples that the server holds as public images; if not given, 128, but at most a
+            tenth of the training samples.
         new_clients: Number of clients, drawn at random, that never train.
 
     Raises:
@@ -53,19 +53,19 @@ def make_federation(
     >>> from kinfed.data import from_arrays
     >>> dataset = from_arrays([[0.1]] * 40, [0, 1] * 20, [[0.1]] * 10, [0, 1] * 5)
     >>> federation = make_federation(dataset, "iid", clients=3, seed=0)
-    >>> [len(federation.train(client)) for client in range(3)], len(federation.probe)
+    >>> [len(federation.train(client)) for client in range(3)], len(federation.public_images)
     ([12, 12, 12], 4)
     """
     made, labels = as_partition(partition), labels_of(dataset.train)
     if isinstance(made, Saved):
-        return made.federation(dataset, clients=clients, probe=probe, new_clients=new_clients)
-    probe = min(PROBE, len(labels) // 10) if probe is None else probe
-    for field, count, least in (("clients", clients, 1), ("probe", probe, 0), ("new_clients", new_clients, 0)):
+        return made.federation(dataset, clients=clients, public=public, new_clients=new_clients)
+    public = min(PUBLIC, len(labels) // 10) if public is None else public
+    for field, count, least in (("clients", clients, 1), ("public", public, 0), ("new_clients", new_clients, 0)):
         if count < least:
             raise InputError(f"{field}: {count} is not allowed; {least} or more")
-    if probe >= len(labels):
-        raise InputError(f"probe: {probe} leaves none of the {len(labels)} training samples for the clients")
-    withheld = balanced(labels, probe, numpy_stream(seed, "probe"))
+    if public >= len(labels):
+        raise InputError(f"public: {public} leaves none of the {len(labels)} training samples for the clients")
+    withheld = balanced(labels, public, numpy_stream(seed, "probe"))
     rest = np.setdiff1d(np.arange(len(labels)), withheld)
     cut = made.of_dataset(dataset, rest, clients, numpy_stream(seed, "partition"))
     if cut.pooled:

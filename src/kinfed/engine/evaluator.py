@@ -150,7 +150,7 @@ class Evaluator:
         clients are left out, so that new clients do not change the other results.
         """
         federation, settings = self.runtime.federation, self.runtime.settings
-        rows = np.sort(np.concatenate([*federation.partition.train, federation.probe_rows]))
+        rows = np.sort(np.concatenate([*federation.partition.train, federation.public_rows]))
         known = federation.splits[0]
         if settings.probed is not None and settings.probed < len(rows):
             assert known.labels is not None

@@ -341,8 +341,8 @@ def _traffic_and_notes(
         answers: Answers of the clients.
         newcomers: Number of clients that are sampled for the first time.
     """
-    method, server, probe = runtime.method, runtime.server(round), runtime.federation.probe
-    images = probe.inputs.nbytes if probe is not None and method.requires.public_images_at_clients else 0
+    method, server, public = runtime.method, runtime.server(round), runtime.federation.public_images
+    images = public.inputs.nbytes if public is not None and method.requires.public_images_at_clients else 0
     extra = method.extra_download_bytes(server, state, answers.uploads)
     down = answers.down_bytes + newcomers * images + extra
     up = sum(upload.nbytes for upload in answers.uploads.values())

@@ -142,12 +142,12 @@ class ClientRuntime:
             rounds=self.settings.rounds,
             sources=self.sources,
             clients=len(self.trained),
-            probe=self._probe(),
+            public_images=self._public_images(),
         )
 
-    def _probe(self) -> Samples | None:
-        probe = self.federation.probe
-        return None if probe is None else probe.to(self.device)
+    def _public_images(self) -> Samples | None:
+        images = self.federation.public_images
+        return None if images is None else images.to(self.device)
 
     def client(self, id: ClientId, round: int) -> Client:
         """Make a client of one round."""
@@ -167,7 +167,7 @@ class ClientRuntime:
             id=id,
             train=holder.train(id).to(self.device),
             training=self.settings.training_in(round),
-            probe=self._probe() if self.method.requires.public_images_at_clients else None,
+            public_images=self._public_images() if self.method.requires.public_images_at_clients else None,
         )
 
     def update(self, id: ClientId, round: int, message: Message, state: ClientState) -> tuple[Message, ClientState]:

@@ -49,7 +49,7 @@ def federation_of(config: Config) -> Federation:
         config.partitioner(),
         clients=config.clients,
         seed=config.seed,
-        probe=config.probe,
+        public=config.public,
         new_clients=config.new_clients,
     )
 
@@ -154,7 +154,7 @@ def settled(config: Config, runtime: ClientRuntime) -> Config:
         InputError: If a method needs more public images, or a field has no effect on the models.
     """
     refuse_idle_in(config, runtime.models)
-    return Config.checked(config.model_dump() | {"probe": len(runtime.federation.probe_rows)}, config.objects)
+    return Config.checked(config.model_dump() | {"public": len(runtime.federation.public_rows)}, config.objects)
 
 
 def about_clients(runtime: ClientRuntime) -> str:
@@ -171,7 +171,7 @@ def about_clients(runtime: ClientRuntime) -> str:
         "classes": list(federation.dataset.classes),
         "train": federation.class_counts().tolist(),
         "test": [len(rows) for rows in federation.partition.test],
-        "probe": len(federation.probe_rows),
+        "probe": len(federation.public_rows),
         "skipped": federation.dataset.skipped,
         "skipped_names": list(federation.dataset.skipped_names),
         **({"left_out": len(left), "left_out_names": list(left[:5])} if left else {}),

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from kinfed.data.partitions.saved import Saved
     from kinfed.methods import Method
 
-__all__ = ["EXECUTION", "SMALLEST_PROBE", "Config", "as_tuple", "model_shares"]
+__all__ = ["EXECUTION", "FEWEST_PUBLIC", "Config", "as_tuple", "model_shares"]
 
-SMALLEST_PROBE = 4  # smallest number of public images; similarities on fewer are meaningless
+FEWEST_PUBLIC = 4  # smallest number of public images; similarities on fewer are meaningless
 
 # Fields that do not influence the results, so that they may change when a run is resumed. The device influences only
 # rounding. The target is applied to the results: another one needs no training. The folder of the source models may
@@ -113,7 +113,7 @@ class Config(BaseModel):
     knn_every: int = Field(
         10, ge=0, description="rounds between two votes of nearest neighbours, where no labels are read; 0: none"
     )
-    probe: int | None = Field(
+    public: int | None = Field(
         None, ge=0, description="training images that the server holds and no client has [128, at most a tenth]"
     )
     seed: int = Field(0, ge=0, description="seed, the first if there are several")
@@ -277,10 +277,10 @@ class Config(BaseModel):
         for name in self.methods:
             method = self.method(name)
             needs = method.requires
-            if needs.public_images and self.probe is not None and self.probe < SMALLEST_PROBE:
+            if needs.public_images and self.public is not None and self.public < FEWEST_PUBLIC:
                 raise InputError(
-                    f"probe: {self.probe} is too few; {name} compares the clients on images that the server holds, "
-                    f"{SMALLEST_PROBE} or more"
+                    f"public: {self.public} is too few; {name} compares the clients on images that the server holds, "
+                    f"{FEWEST_PUBLIC} or more"
                 )
             if needs.source_models and self.sources is None:
                 raise InputError(

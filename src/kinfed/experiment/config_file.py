@@ -11,9 +11,10 @@ from kinfed.errors import InputError
 from kinfed.fields import short
 from kinfed.labels import parse_label
 
-__all__ = ["MARK", "is_written", "parse_settings", "read_toml", "tables"]
+__all__ = ["FORMER_NAMES", "MARK", "is_written", "parse_settings", "read_toml", "tables", "with_present_names"]
 
 MARK = "# a run of kinfed"  # the first line of a config that kinfed wrote
+FORMER_NAMES = {"public": "probe"}  # fields of an experiment that had another name, which is still read
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -37,7 +38,23 @@ def read_toml(path: Path) -> dict[str, Any]:
         name for name in fields if isinstance(fields[name], dict) and ("<" in name or is_method(parse_label(name)[0]))
     ]
     tables = {name: fields.pop(name) for name in named}
-    return fields | ({"settings": tables} if tables else {})
+    return with_present_names(fields) | ({"settings": tables} if tables else {})
+
+
+def with_present_names(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields under their present names.
+
+    Raises:
+        InputError: If a field is given under both its names.
+
+    >>> with_present_names({"clients": 10, "probe": 64})
+    {'clients': 10, 'public': 64}
+    """
+    present = {former: name for name, former in FORMER_NAMES.items()}
+    for former, name in present.items():
+        if former in fields and name in fields:
+            raise InputError(f"{former}: is the former name of {name}, which is given too; give one of them")
+    return {present.get(name, name): value for name, value in fields.items()}
 
 
 def is_written(file: Path) -> bool:

@@ -56,7 +56,7 @@ class Fields(TypedDict, total=False):
     linear_probe: bool | None
     linear_probe_images: int | None
     knn_every: int
-    probe: int | None
+    public: int | None
     seed: int
     seeds: int
     evaluate_every: int

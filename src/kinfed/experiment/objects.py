@@ -12,7 +12,7 @@ from kinfed.data.partitions import PARTITIONS, as_partition, partition_options
 from kinfed.data.partitions.partitioner import ByFunction
 from kinfed.errors import InputError
 from kinfed.experiment.config import as_tuple
-from kinfed.experiment.config_file import read_toml, tables
+from kinfed.experiment.config_file import read_toml, tables, with_present_names
 from kinfed.experiment.folders import COMPARISON, CONFIG
 from kinfed.fields import short
 from kinfed.labels import label, labels_of, parse_label
@@ -27,7 +27,7 @@ Objects = dict[str, Any]
 """Python objects without an import path, by the names in angle brackets that stand for them in a config."""
 
 OF_SHARING = (
-    "partition", "clients", "new_clients", "probe", "train_images", "channels", "image_size", "on_error",
+    "partition", "clients", "new_clients", "public", "train_images", "channels", "image_size", "on_error",
 )  # fmt: skip
 OF_TRAINING = {"epochs": "local_epochs"}  # field of local training → its name in a config
 
@@ -44,7 +44,7 @@ def as_fields(given: Mapping[str, Any]) -> tuple[dict[str, Any], Objects]:
     Raises:
         InputError: If an object has a wrong type, or a field is given twice.
     """
-    fields, objects = dict(given), Objects()
+    fields, objects = with_present_names(given), Objects()
     if "methods" in fields:
         fields["methods"], settings = methods_of(fields["methods"], objects)
         if settings:
@@ -160,7 +160,7 @@ def _federation_fields(fields: Mapping[str, Any], objects: Objects) -> dict[str,
     federation: Federation = fields["data"]
     name = _bracketed(federation, objects)
     new = len(federation.new_clients)
-    counts = {"clients": len(federation) + new, "new_clients": new, "probe": len(federation.probe_rows)}
+    counts = {"clients": len(federation) + new, "new_clients": new, "public": len(federation.public_rows)}
     return {"data": name, "partition": name, **counts}
 
 

@@ -8,11 +8,11 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kinfed.errors import InputError, check_choice, plain
 from kinfed.experiment.config import Config
-from kinfed.experiment.config_file import tables
+from kinfed.experiment.config_file import tables, with_present_names
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
 from kinfed.experiment.identification import PAPER, another_setting, identify
 from kinfed.experiment.run import MakeCallback, go_on, nobody
@@ -71,6 +71,7 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, make_callback: Ma
     check_choice("table", name, [*TABLES])
     table = TABLES[name]
     check_choice("scale", scale, [*table.scales])
+    given = cast(Fields, with_present_names(given))
     with claimed(out):
         if isinstance(table, IdentificationTable):
             _refuse_own(given, OF_IDENTIFICATION, "is the experiment's own")

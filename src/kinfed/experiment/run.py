@@ -29,7 +29,7 @@ from kinfed.engine.exchange import clear_left_behind
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.assemble import about_clients, check_unchanged, runtime_of, settled, sources_of
 from kinfed.experiment.config import EXECUTION, Config, model_shares
-from kinfed.experiment.config_file import read_toml
+from kinfed.experiment.config_file import FORMER_NAMES, read_toml
 from kinfed.experiment.folders import (
     COMPARISON,
     COMPARISON_SUMMARIES,
@@ -186,7 +186,7 @@ def go_on(config: Config, folder: Path, make_callback: MakeCallback) -> None:
     now = {name: getattr(config, name) for name in EXECUTION}
     with nothing_from_files((), folder):
         begun = Config.read(folder / COMPARISON, config.objects, **now)
-    config = config.model_copy(update={"probe": begun.probe}) if config.probe is None else config
+    config = config.model_copy(update={"public": begun.public}) if config.public is None else config
     if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
         raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
     with claimed(folder):
@@ -260,7 +260,10 @@ def folder_of(config: Config, out: Path) -> RunFolder:
     (method,) = config.methods
     return RunFolder(
         out,
-        config.model_dump(mode="json", exclude=EXECUTION),
+        {
+            FORMER_NAMES.get(name, name): value
+            for name, value in config.model_dump(mode="json", exclude=EXECUTION).items()
+        },
         {"method": method, "data": config.data, "partition": config.partition},
     )
 

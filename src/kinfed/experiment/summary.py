@@ -51,7 +51,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
             **{option: getattr(config, option) for option in config.partition_options},
             "train": sum(len(rows) for rows in federation.partition.train),
             "test": sum(len(rows) for rows in federation.partition.test),
-            "probe": len(federation.probe_rows),
+            "probe": len(federation.public_rows),
         },
         "metrics": _metrics(runtime, lines, never),
         "rounds_to_target": target_reached(config, lines),

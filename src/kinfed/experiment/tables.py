@@ -125,7 +125,7 @@ _FEDCKA_TABLE2 = PaperTable(
     title="FedCKA (Son et al. 2021), Table 2: CIFAR-10 by how much the clients' labels differ",
     quantity="global_acc",
     fields={
-        "data": "cifar10", "model": "small_cnn", "clients": 10, "partition": "dirichlet", "probe": 0,
+        "data": "cifar10", "model": "small_cnn", "clients": 10, "partition": "dirichlet", "public": 0,
         "local_epochs": 10, "batch_size": 128, "lr": 0.01, "lr_schedule": "constant", "momentum": 0.9,
         "weight_decay": 1e-5, "checkpoint_every": 1,
     },
@@ -170,7 +170,7 @@ _FEDSHIBU_TABLE1 = PaperTable(
     title="FedSHIBU, Table 1: CIFAR-10 and CIFAR-100 by the shards that a client has",
     quantity="personal_acc_weighted",
     fields={
-        "partition": "shards", "probe": 256, "local_epochs": 1, "batch_size": 50, "momentum": 0.9, "weight_decay": 0.0,
+        "partition": "shards", "public": 256, "local_epochs": 1, "batch_size": 50, "momentum": 0.9, "weight_decay": 0.0,
         "lr_schedule": "step:0.5,0.75", "augment": "crop_flip",
     },
     columns=_FEDSHIBU_COLUMNS,
@@ -253,7 +253,7 @@ _FEDCRC_TABLE1 = PaperTable(
     title="FedCRC, Table I: MNIST, CIFAR-10 and CIFAR-100 by how much the clients' labels differ",
     quantity="global_acc_mean",
     fields={
-        "clients": 100, "participation": 0.1, "probe": 0, "local_epochs": 5, "batch_size": 50, "lr": 0.05,
+        "clients": 100, "participation": 0.1, "public": 0, "local_epochs": 5, "batch_size": 50, "lr": 0.05,
         "momentum": 0.9, "weight_decay": 0.0, "ft_epochs": 0,
         # Of 100 rounds, counted from 1: learning rate 0.01 from round 50 on, and 0.001 from round 75 on.
         "lr_schedule": "step:0.49:5,0.74",
@@ -324,12 +324,12 @@ _FEDCRC_TABLE1 = PaperTable(
 
 _SSL = ("fedbyol", "fedsimsiam", "fedu", "fedema", "hetero_ssfl", "local_ssl", "central_byol")
 _SSL_FIELDS: Fields = {
-    "clients": 5, "partition": "disjoint", "probe": 5000, "local_epochs": 5, "batch_size": 200, "lr": 0.032,
+    "clients": 5, "partition": "disjoint", "public": 5000, "local_epochs": 5, "batch_size": 200, "lr": 0.032,
     "lr_schedule": "cosine", "momentum": 0.9, "weight_decay": 5e-4, "linear_probe": True, "ft_epochs": 0,
     "settings": {name: {"hidden": 4096, "out": 2048} for name in _SSL},
 }  # fmt: skip
 _SSL_SMALL: Fields = {
-    "train_images": 3000, "probe": 500, "rounds": 15, "local_epochs": 1, "batch_size": 64, "knn_every": 5,
+    "train_images": 3000, "public": 500, "rounds": 15, "local_epochs": 1, "batch_size": 64, "knn_every": 5,
     "settings": {
         **{name: {"hidden": 512, "out": 128} for name in _SSL},
         # Half as many public images per step as own ones, which halves their cost.
@@ -430,7 +430,7 @@ _HETERO_SSFL_TABLE4 = PaperTable(
 
 
 _SFTL_FIELDS: Fields = {
-    "model": "mcmahan_cnn", "probe": 0, "local_epochs": 5, "batch_size": 50, "lr": 0.05, "lr_schedule": "constant",
+    "model": "mcmahan_cnn", "public": 0, "local_epochs": 5, "batch_size": 50, "lr": 0.05, "lr_schedule": "constant",
     "momentum": 0.0, "ft_epochs": 0,
 }  # fmt: skip
 

@@ -99,8 +99,8 @@ def with_frozen_body(model: Model, samples: Samples, training: LocalTraining) ->
 def frozen_rows(function: Function, samples: Samples, training: LocalTraining) -> Reader:
     """Return a function that gives the outputs of frozen models for a batch, b×… each.
 
-    The outputs of all samples are computed once and stored. With augmentation, or if ``training.feature_cache_mb`` is too
-    small, they are computed for every batch.
+    The outputs of all samples are computed once and stored. With augmentation, or if ``training.feature_cache_mb`` is
+    too small, they are computed for every batch.
 
     Args:
         function: Function of normalised inputs, of one sample in each row.

@@ -82,7 +82,8 @@ def train_siamese(
 ) -> tuple[Tally, float]:
     """Train a BYOL or SimSiam network in place for one round of local training, on two random views of every image.
 
-    Labels are not read. Smaller last batches are dropped, as by `Phase.drop_last`. The views replace ``training.augment``.
+    Labels are not read. Smaller last batches are dropped, as by `Phase.drop_last`. The views replace
+    ``training.augment``.
 
     Args:
         online: Online network; body, projector and predictor are trained, the head is not.

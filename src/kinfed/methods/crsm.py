@@ -117,7 +117,7 @@ class CRSMMixing(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rep_source != "probe" and self.compared != "representation":
-            raise InputError(f"compared: {self.compared!r} is of probe images, and rep_source is {self.rep_source!r}")
+            raise InputError(f"compared: {self.compared!r} is of public images, and rep_source is {self.rep_source!r}")
         plain = self.kernel == "linear" and not self.debiased
         if not plain and (self.compared == "mean_prediction" or self.rep_source in WITHOUT_CKA):
             raise InputError("kernel, debiased: they are of a CKA, and this similarity is none; leave them out")
@@ -194,21 +194,21 @@ class CRSMMixing(FedAvg):
             return {"body": [upload.tensors[OWN_SAMPLES] for upload in uploads.values()]}
         seen: dict[str, list[Any]] = {tap: [] for tap in taps}
         for id, upload in uploads.items():
-            now = self._of_probe(server, upload.tensors, taps)
+            now = self._of_public_images(server, upload.tensors, taps)
             if self.compared == "change":
-                before = self._of_probe(server, self.download(state, id).tensors, taps)
+                before = self._of_public_images(server, self.download(state, id).tensors, taps)
                 now = [x - y for x, y in zip(now, before, strict=True)]
             for tap, x in zip(taps, now, strict=True):
                 seen[tap].append(Gram.of_features(x, **self._measure.options) if self._measure.of_grams else x)
         return seen
 
-    def _of_probe(self, server: Server, tensors: Tensors, taps: Sequence[str]) -> list[Tensor]:
+    def _of_public_images(self, server: Server, tensors: Tensors, taps: Sequence[str]) -> list[Tensor]:
         """Compute activations, s×… for each tap point, or predictions, s×K or 1×K, for the s public images."""
-        assert server.probe is not None
+        assert server.public_images is not None
         server.model.load(select(tensors, BODY))  # the head is the initial one
         if self.compared in ("representation", "change"):
-            return activations(server.model, server.probe, taps)
-        predicted = features(server.model, server.probe, "head").softmax(dim=1)
+            return activations(server.model, server.public_images, taps)
+        predicted = features(server.model, server.public_images, "head").softmax(dim=1)
         return [predicted.mean(dim=0, keepdim=True) if self.compared == "mean_prediction" else predicted]
 
     def _similarity(self, compared: Sequence[Tensor] | Sequence[Gram]) -> Tensor:

@@ -108,8 +108,8 @@ class HeteroSSFL(LocalSSL):
 
     def upload_like(self, server: Server) -> Tensors:
         """Outputs A_k, L×d, or their Gram K_k, L×L."""
-        assert server.probe is not None
-        images = len(server.probe)
+        assert server.public_images is not None
+        images = len(server.public_images)
         return {REPRESENTATION: torch.empty(images, self.out if self._sends_rows(images) else images)}
 
     def _state(self, clients: Tensor) -> ServerState:
@@ -148,8 +148,8 @@ class HeteroSSFL(LocalSSL):
         """Return a function for the term of a step, μ (1 − CKA) on a part of the RAD; None in a round without it."""
         if not self.mu or client.round < self.start:
             return None
-        assert client.probe is not None
-        rad, stream, steps = unnormalised(client.probe), client.stream("rad"), itertools.count()
+        assert client.public_images is not None
+        rad, stream, steps = unnormalised(client.public_images), client.stream("rad"), itertools.count()
         count = len(rad) if self.rad_full else min(self.rad_batch or client.training.batch_size, len(rad))
         shared = {name: tensor.to(rad.inputs.device) for name, tensor in message.tensors.items()}
 
@@ -185,8 +185,8 @@ class HeteroSSFL(LocalSSL):
 
     def _sent(self, online: Siamese, site: Client | Server) -> Tensor:
         """Compute the matrix that a client uploads, A_k or K_k, on the CPU; BatchNorm has the mode ``rad_bn``."""
-        assert site.probe is not None
-        rad = unnormalised(site.probe)
+        assert site.public_images is not None
+        rad = unnormalised(site.public_images)
         if self.rad_bn == "eval":
             stored = store(lambda images: [self._represented(online, images)], rad)
             assert stored is not None

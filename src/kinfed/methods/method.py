@@ -106,13 +106,14 @@ class Client(Site):
         id: Number of the client, 0 to N-1.
         train: Labelled training samples of the client, on the model's device.
         training: Settings of local training in this round.
-        probe: Public images of the server (`Server.probe`), if the method sends them to the clients; otherwise None.
+        public_images: Public images of the server (`Server.public_images`), if the method sends them to the clients;
+            otherwise None.
     """
 
     id: ClientId
     train: Samples
     training: LocalTraining
-    probe: Samples | None = None
+    public_images: Samples | None = None
 
     def stream(self, purpose: str | int) -> torch.Generator:
         """Random stream of this client for one purpose in this round."""
@@ -130,11 +131,11 @@ class Server(Site):
 
     Attributes:
         clients: Number N of clients.
-        probe: Public, unlabelled images that the server holds, on the model's device; None if it has none.
+        public_images: Public, unlabelled images that the server holds, on the model's device; None if it has none.
     """
 
     clients: int
-    probe: Samples | None
+    public_images: Samples | None
 
 
 def unread(reads: Mapping[str, tuple[str, bool]]) -> dict[str, str]:

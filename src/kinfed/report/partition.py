@@ -46,7 +46,7 @@ class Holdings:
         counts: Training samples of each client and class, N×K.
         tests: Test samples of each client and class, N×K.
         new: Number of new clients, which never train; they are the last ones.
-        probe: Number of public samples, which the server holds.
+        public: Number of public samples, which the server holds.
         unused: Number of samples that nobody holds.
         left_out: Names of files beside the data that were not read.
     """
@@ -57,7 +57,7 @@ class Holdings:
     counts: NDArray[np.int64]
     tests: NDArray[np.int64]
     new: int
-    probe: int
+    public: int
     unused: int
     left_out: tuple[str, ...]
 
@@ -82,7 +82,7 @@ class Holdings:
             np.concatenate([federation.class_counts(), federation.new_class_counts()]),
             np.concatenate([federation.test_class_counts(), federation.new_test_class_counts()]),
             len(federation.new_clients),
-            len(federation.probe_rows),
+            len(federation.public_rows),
             federation.unused,
             tuple(map(plain, federation.dataset.left_out)),
         )
@@ -144,7 +144,7 @@ class Holdings:
             "about": self.about,
             "classes": list(self.classes),
             "new_clients": self.new,
-            "probe": self.probe,
+            "probe": self.public,
             "unused": self.unused,
             "spread": {
                 name: {"min": float(values.min()), "median": float(np.median(values)), "max": float(values.max())}

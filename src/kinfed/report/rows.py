@@ -82,7 +82,7 @@ def setting(runs: Sequence[Run]) -> str:
     new = f"{data['new_clients']} new clients held back, " if data.get("new_clients") else ""
     return (
         f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "
-        f"({how.get(data['partition'], data['partition'])}), {new}{data['probe']} withheld as the server's probe set; "
+        f"({how.get(data['partition'], data['partition'])}), {new}{data['probe']} withheld as public images; "
         f"{first['model']}, {first['rounds']} rounds, seed{'s' if len(seeds) > 1 else ''} "
         f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}.{marked}"
     )

@@ -41,24 +41,24 @@ class Saved:
         if not self.path.is_file():
             raise InputError(f"partition: {str(self.path)!r} is no file; kinfed partition writes one")
 
-    def federation(self, dataset: Dataset, *, clients: int, probe: int | None, new_clients: int) -> Federation:
+    def federation(self, dataset: Dataset, *, clients: int, public: int | None, new_clients: int) -> Federation:
         """Read the federation and check its numbers.
 
         Args:
             dataset: Data set that the rows belong to.
             clients: Number of clients that the file must have, including new ones.
-            probe: Number of public images that the server must hold; any number if None.
+            public: Number of public images that the server must hold; any number if None.
             new_clients: Number of new clients that the file must have.
 
         Raises:
             InputError: If the file has other numbers, or `open_rows` refuses it.
         """
         federation = open_rows(dataset, self.path)
-        new, held = len(federation.new_clients), len(federation.probe_rows)
+        new, held = len(federation.new_clients), len(federation.public_rows)
         for name, asked, has in (
             ("clients", clients, len(federation) + new),
             ("new_clients", new_clients, new),
-            ("probe", probe, held),
+            ("public", public, held),
         ):
             if asked not in (has, None):
                 raise InputError(f"{name}: {asked} is not allowed; {str(self.path)!r} has {has}")
@@ -84,7 +84,7 @@ def save_rows(federation: Federation, path: Path) -> None:
         "pooled": federation.partition.pooled,
         "clients": _listed(federation.partition),
         "new_clients": _listed(federation.new_clients),
-        "probe": federation.probe_rows.tolist(),
+        "probe": federation.public_rows.tolist(),
     }
     write_whole(path, json.dumps(rows) + "\n", durable=False)
 
@@ -108,7 +108,7 @@ def open_rows(dataset: Dataset, path: Path) -> Federation:
         if not isinstance(pooled := told.get("pooled", False), bool):
             raise ValueError("pooled is neither true nor false")
         clients, new = (_partition(told.get(name, []), pooled) for name in ("clients", "new_clients"))
-        probe = _rows(told.get("probe", []))
+        public = _rows(told.get("probe", []))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise InputError(
             f"partition: {str(path)!r} must list clients as {{'train': rows, 'test': rows}}, rows being integers: "
@@ -123,7 +123,7 @@ def open_rows(dataset: Dataset, path: Path) -> Federation:
         )
     _refuse_idle(path, clients, new)
     try:
-        return Federation(dataset, clients, probe, new)
+        return Federation(dataset, clients, public, new)
     except ValueError as error:
         raise InputError(f"partition: {str(path)!r}: {error}") from error
 
