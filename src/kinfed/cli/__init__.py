@@ -34,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-sources = typer.Typer(help="Pools of source models: trained models that a federation may go on from.")
+sources = typer.Typer(help="Train or list source models for a vote.")
 app.add_typer(sources, name="sources")
 
 FAILED = 1
@@ -92,16 +92,20 @@ def _metavar(annotation: Any) -> str:
     return {int: "INT", int | None: "INT", float: "FLOAT", float | None: "FLOAT"}.get(annotation, "TEXT")
 
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file with any of the fields")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="TOML file with fields of the experiment; options overrule it"),
+]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder for the results [runs/TIME-NAME]")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a run folder that exists")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what a former run wrote into the folder")]
 Assignments = Annotated[
-    list[str] | None, typer.Option("--set", metavar="METHOD.FIELD=VALUE", help="a method's own field; repeatable")
+    list[str] | None,
+    typer.Option("--set", metavar="METHOD.FIELD=VALUE", help="set a field of a method; may be given several times"),
 ]
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="import code that a file names as package.module:Name, and run it")
+    bool, typer.Option("--allow-code", help="allow the import of code that a file names as package.module:Name")
 ]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="run or comparison folder")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or comparison")]
 
 
 def _asked(config: Path | None, assignments: list[str] | None, given: Mapping[str, str]) -> dict[str, Any]:
@@ -114,7 +118,10 @@ def _asked(config: Path | None, assignments: list[str] | None, given: Mapping[st
 @with_config_options
 def run(
     method: Annotated[
-        str, typer.Argument(metavar="METHOD", help="name, name:field=value or package.module:Name; see: kinfed methods")
+        str,
+        typer.Argument(
+            metavar="METHOD", help="method: NAME, NAME:FIELD=VALUE or package.module:Name; see: kinfed methods"
+        ),
     ],
     config: ConfigFile = None,
     out: Out = None,
@@ -123,7 +130,10 @@ def run(
     allow_code: AllowCode = False,
     given: Mapping[str, str] = {},
 ) -> None:
-    """Run one method: a live display, a run folder, a table at the end."""
+    """Run one method.
+
+    A display shows the progress; a run folder, a table and an HTML page hold the results.
+    """
     from kinfed import api
 
     asked = _asked(config, assignments, given)
@@ -134,7 +144,9 @@ def run(
 @app.command()
 @with_config_options
 def compare(
-    methods: Annotated[list[str] | None, typer.Argument(metavar="METHOD...", help="see: kinfed methods")] = None,
+    methods: Annotated[
+        list[str] | None, typer.Argument(metavar="METHOD...", help="methods, in the form of kinfed run")
+    ] = None,
     config: ConfigFile = None,
     out: Out = None,
     overwrite: Overwrite = False,
@@ -142,7 +154,10 @@ def compare(
     allow_code: AllowCode = False,
     given: Mapping[str, str] = {},
 ) -> None:
-    """Run several methods on the same clients: one table, one report."""
+    """Compare several methods on the same clients.
+
+    The results are one table and one HTML page. The baseline that trains alone is added where it is missing.
+    """
     from kinfed import api
 
     asked = _asked(config, assignments, given)
@@ -154,14 +169,15 @@ def compare(
 def resume(
     path: RunPath,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="INT", help="go on to so many rounds, more than it was begun with")
+        int | None, typer.Option("--rounds", metavar="INT", help="new number of rounds, larger than the former one")
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="TEXT", help="go on on another device; last bits then differ")
+        str | None,
+        typer.Option("--device", metavar="TEXT", help="device to go on with; on another one the last bits differ"),
     ] = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Go on with a run or a comparison where it stopped."""
+    """Continue a run or a comparison that was stopped."""
     from kinfed import api
 
     with _resumable(f"kinfed resume {path}"):
@@ -171,12 +187,18 @@ def resume(
 @app.command()
 @with_config_options
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help=f"one of {', '.join(TABLES)}")],
-    scale: Annotated[str, typer.Option("--scale", help="small, or paper: as much as the paper ran")] = "small",
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder [runs/TABLE-SCALE]")] = None,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help=f"name of the table: {', '.join(TABLES)}")],
+    scale: Annotated[str, typer.Option("--scale", help="small, or paper for the scale of the paper")] = "small",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="folder for the results [runs/TABLE-SCALE]")
+    ] = None,
     given: Mapping[str, str] = {},
 ) -> None:
-    """Run a table of one of the papers, its numbers beside ours; again, it goes on. Options overrule the table's."""
+    """Reproduce a table of one of the papers.
+
+    The paper's numbers and ours are written side by side. The same command continues what was stopped. Options overrule
+    the settings of the table.
+    """
     from kinfed import api
 
     out = out or Path("runs") / f"{table}-{scale}"
@@ -186,10 +208,12 @@ def reproduce(
 
 @app.command()
 def report(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run or comparison folders")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="the page [RUN/report.html]")] = None,
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs or comparisons")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="file name of the page [RUN/report.html]")
+    ] = None,
 ) -> None:
-    """Write the HTML page and the picture of one or more runs."""
+    """Write the HTML page and the picture of runs."""
     from kinfed.report.page import write_report
     from kinfed.report.terminal import show
 
@@ -200,20 +224,35 @@ def report(
 @app.command()
 def similarity(
     a: Annotated[Path, typer.Argument(metavar="A", help="activations (.npy, .npz, .safetensors) or a saved model")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="likewise, of the same examples in the same order")],
-    data: Annotated[str | None, typer.Option("--data", metavar="TEXT", help="whose test images models see")] = None,
-    samples: Annotated[int | None, typer.Option("--samples", metavar="INT", help="how many of them [256]")] = None,
+    b: Annotated[
+        Path, typer.Argument(metavar="B", help="the same of a second model, for the same examples in the same order")
+    ],
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="TEXT", help="data set whose test images the models are given")
+    ] = None,
+    samples: Annotated[int | None, typer.Option("--samples", metavar="INT", help="number of test images [256]")] = None,
     layers: Annotated[
-        list[str] | None, typer.Option("--layer", metavar="NAME", help="a layer; repeatable [all]")
+        list[str] | None,
+        typer.Option("--layer", metavar="NAME", help="name of a layer; may be given several times [all layers]"),
     ] = None,
     measure: Annotated[
-        str, typer.Option("--measure", metavar="NAME", help="similarity, or your own as package.module:function")
+        str, typer.Option("--measure", metavar="NAME", help="similarity measure: a name or package.module:function")
     ] = "cka",
-    kernel: Annotated[Literal["linear", "rbf"], typer.Option("--kernel", help="of the CKA")] = "linear",
-    bandwidth: Annotated[float | None, typer.Option("--bandwidth", metavar="FLOAT", help="of rbf [0.5]")] = None,
+    kernel: Annotated[Literal["linear", "rbf"], typer.Option("--kernel", help="kernel of CKA")] = "linear",
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            "--bandwidth",
+            metavar="FLOAT",
+            help="bandwidth of the rbf kernel, as a fraction of the median distance [0.5]",
+        ),
+    ] = None,
     out: Out = None,
 ) -> None:
-    """Which layers of two models are alike: a table, a picture and JSON."""
+    """Compare the layers of two models.
+
+    The similarities of all pairs of layers are written as a table, a picture and JSON.
+    """
     from rich.console import Console
 
     from kinfed import api
@@ -241,7 +280,10 @@ def similarity(
 @app.command()
 @with_config_options
 def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, str] = {}) -> None:
-    """Who gets what: the table and the picture, before anything is trained."""
+    """Show the data of each client before training.
+
+    The numbers of samples per client and class are written as a table, a picture and JSON.
+    """
     from kinfed import api
     from kinfed.cli.partition import show_partition
 
@@ -253,21 +295,28 @@ def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, st
 @with_config_options
 def vote(
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="a run with --save-local true; if none, FedAvg is run first")
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="run with --save-local true; without one, FedAvg is run first"),
     ] = None,
-    measure: Annotated[str, typer.Option("--measure", metavar="NAME", help="similarity")] = "sketched_cka",
-    ballot: Annotated[int, typer.Option("--ballot", metavar="INT", help="sources that a client names")] = 3,
+    measure: Annotated[str, typer.Option("--measure", metavar="NAME", help="similarity measure")] = "sketched_cka",
+    ballot: Annotated[
+        int, typer.Option("--ballot", metavar="INT", help="number of source models that each client votes for")
+    ] = 3,
     taps: Annotated[
-        str, typer.Option("--taps", metavar="TEXT", help="what is compared, as body or conv1,conv2")
+        str, typer.Option("--taps", metavar="TEXT", help="layers that are compared, as in body or conv1,conv2")
     ] = "body",
-    images: Annotated[int, typer.Option("--images", metavar="INT", help="images of a client, at most")] = 1000,
+    images: Annotated[int, typer.Option("--images", metavar="INT", help="largest number of images per client")] = 1000,
     config: ConfigFile = None,
     out: Out = None,
     overwrite: Overwrite = False,
     allow_code: AllowCode = False,
     given: Mapping[str, str] = {},
 ) -> None:
-    """Which source model would help? Clients vote by similarity; the ranking, all scores and their picture."""
+    """Let the clients vote for a source model.
+
+    Each client votes by the similarity of its model to the source models. The ranking, all scores and their picture are
+    written.
+    """
     from rich.console import Console
 
     from kinfed import api
@@ -296,12 +345,15 @@ def vote(
 @sources.command("train")
 @with_training_options
 def train_sources(
-    data: Annotated[list[str], typer.Option("--data", metavar="TEXT", help="a data set; repeatable")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="the pool; what it has is kept")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="train anew what is there under these names")] = False,
+    data: Annotated[list[str], typer.Option("--data", metavar="TEXT", help="data set; may be given several times")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder of the pool; its source models are kept")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace source models of the same names")] = False,
     given: Mapping[str, str] = {},
 ) -> None:
-    """Train one model a data set, and write them to a pool; again, it goes on with what is missing."""
+    """Train a source model on each data set.
+
+    The models are written to a pool. The same command continues what was stopped.
+    """
     from kinfed import api
 
     with _resumable("the same command"):
@@ -310,8 +362,11 @@ def train_sources(
 
 
 @sources.command("list")
-def list_sources(pool: Annotated[Path, typer.Argument(metavar="DIR", help="a pool, or RUN/models")]) -> None:
-    """Print the source models in a pool: name, architecture, input shape, classes, training data, test accuracy."""
+def list_sources(pool: Annotated[Path, typer.Argument(metavar="DIR", help="folder of a pool, or RUN/models")]) -> None:
+    """List the source models of a pool.
+
+    Each line has name, architecture, input shape, number of classes, training data and test accuracy.
+    """
     from kinfed.models import open_pool
 
     rows = [
@@ -332,7 +387,10 @@ def list_sources(pool: Annotated[Path, typer.Argument(metavar="DIR", help="a poo
 
 @app.command()
 def methods() -> None:
-    """What can be run, a line each; of those that come with another package, which one."""
+    """List the methods.
+
+    Methods of other packages are marked with the name of the package.
+    """
     from kinfed.methods import METHODS
 
     _list([(name, f"{_documented(METHODS, name)}{_origin(METHODS, name)}") for name in METHODS])
@@ -340,7 +398,7 @@ def methods() -> None:
 
 @app.command()
 def datasets() -> None:
-    """Which data sets can be named here, a line each."""
+    """List the data sets that have a name."""
     from kinfed.data.loading import PATHS, known
 
     _list([*known().items(), *PATHS])
@@ -348,7 +406,7 @@ def datasets() -> None:
 
 @app.command()
 def models() -> None:
-    """Which architectures there are, a line each."""
+    """List the architectures."""
     from kinfed.models import ARCHITECTURES
 
     _list([(name, architecture.summary) for name, architecture in ARCHITECTURES.items()])

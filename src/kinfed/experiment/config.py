@@ -59,80 +59,124 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    methods: tuple[str, ...] = Field(description="methods to run")
+    methods: tuple[str, ...] = Field(description="names of the methods to run")
     data: str = Field("digits", description="data set: a name (see: kinfed datasets), hub:OWNER/NAME, or a path")
-    channels: int | None = Field(None, description="1 or 3, of images; if not given 1 if all are grey, else 3")
+    channels: int | None = Field(
+        None, description="number of channels of the images, 1 or 3; by default 1 if all images are grey, otherwise 3"
+    )
     image_size: int | None = Field(
-        None, ge=1, description="pixels that images are resized to; as they are if not given"
+        None, ge=1, description="side in pixels to which images are resized; by default they keep their size"
     )
-    on_error: Literal["stop", "skip"] = Field("stop", description="what an image that cannot be decoded does")
+    on_error: Literal["stop", "skip"] = Field(
+        "stop", description="stop the run at an image that cannot be decoded, or skip the image"
+    )
     train_images: int | None = Field(
-        None, ge=1, description="use only so many training samples, at random, the classes alike; all if not given"
+        None,
+        ge=1,
+        description="number of training samples to use, drawn at random with balanced classes; by default all",
     )
-    model: str | None = Field(None, description="architecture, or your own as package.module:function [by the data]")
-    models: str | None = Field(None, description="different models for the clients, as resnet18:0.4,resnet34:0.6")
-    head: str | None = Field(None, description="name of the last linear layer in a model of your own")
-    bn: Literal["track", "batch", "group"] = Field("track", description="what BatchNorm layers are or become")
-    weights: str | None = Field(None, description="safetensors file of start weights, whole model or body")
-    sources: str | None = Field(None, description="folder of source models to vote for (fedvote); see: kinfed sources")
-    augment: Literal["none", "crop_flip"] = Field("none", description="what training does to images")
-    clients: int = Field(20, ge=1, description="number of clients; at most so many where the data say who they are")
-    participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in a round")
-    partition: str = Field("shards", description=f"who gets which samples: {', '.join(PARTITIONS)}")
-    shards: int = Field(2, ge=1, description="shards of one class each that a client gets (partition shards)")
+    model: str | None = Field(
+        None,
+        description="architecture: a name (see: kinfed models) or package.module:function [by the data]",
+    )
+    models: str | None = Field(
+        None, description="several architectures and their shares of the clients, as in resnet18:0.4,resnet34:0.6"
+    )
+    head: str | None = Field(
+        None, description="name of the last linear layer of your own model; by default the last one that is found"
+    )
+    bn: Literal["track", "batch", "group"] = Field(
+        "track",
+        description="BatchNorm layers: running statistics, statistics of each batch, or group normalisation instead",
+    )
+    weights: str | None = Field(
+        None, description="safetensors file with start weights of the whole model or of its body"
+    )
+    sources: str | None = Field(None, description="folder of source models for fedvote; kinfed sources train makes one")
+    augment: Literal["none", "crop_flip"] = Field("none", description="augmentation of the training images")
+    clients: int = Field(20, ge=1, description="number of clients; the largest number if the data define the clients")
+    participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in each round")
+    partition: str = Field("shards", description=f"assignment of the samples to clients: {', '.join(PARTITIONS)}")
+    shards: int = Field(2, ge=1, description="number of shards per client, of one class each (partition shards)")
     alpha: float = Field(
-        0.5, gt=0, description="Dirichlet concentration; small is skewed (dirichlet, dirichlet_clients, quantity)"
+        0.5,
+        gt=0,
+        description="Dirichlet concentration; small is skewed (dirichlet, dirichlet_clients, quantity)",
     )
     classes_per_client: int | None = Field(
-        None, ge=1, description="classes that clients get and share with others (partition disjoint)"
+        None, ge=1, description="number of classes per client, which other clients may have too (partition disjoint)"
     )
-    new_clients: int = Field(0, ge=0, description="how many of the clients, at random, are held back from training")
-    rounds: int = Field(30, ge=1, description="rounds of training")
-    local_epochs: int = Field(1, ge=1, description="passes over its data that a client makes in a round")
-    batch_size: int = Field(16, ge=1, description="samples in a training step")
+    new_clients: int = Field(
+        0, ge=0, description="number of clients, drawn at random, that never train and are tested at the end"
+    )
+    rounds: int = Field(30, ge=1, description="number of rounds")
+    local_epochs: int = Field(
+        1, ge=1, description="number of passes over its samples that a client makes in each round"
+    )
+    batch_size: int = Field(16, ge=1, description="number of samples in a training step")
     lr: float = Field(0.1, gt=0, description="learning rate in the first round")
     lr_schedule: str = Field(
-        "step:0.75", description="constant, cosine, or step:F:D,…: divided by D (10 if left out) after each fraction F"
+        "step:0.75",
+        description="constant, cosine, or step:F:D,…: divided by D (default 10) after the fraction F of the rounds",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of SGD")
     feature_cache_mb: float = Field(
-        1024.0, ge=0, description="MiB a process that stored activations of frozen models may take (moon, fedcka)"
+        1024.0, ge=0, description="limit in MiB per process on stored activations of frozen models (moon, fedcka)"
     )
     ft_epochs: int = Field(
-        5, ge=0, description="passes with which each client fine-tunes its model after the last round; 0 leaves it out"
+        5,
+        ge=0,
+        description="epochs of each client's fine-tuning after the last round; 0 for no fine-tuning",
     )
     ft_lr: float = Field(1e-3, gt=0, description="learning rate of the fine-tuning")
-    ft_part: Literal["full", "head", "body"] = Field("full", description="what the fine-tuning trains")
+    ft_part: Literal["full", "head", "body"] = Field("full", description="part of the model that is fine-tuned")
     linear_probe: bool | None = Field(
-        None, description="whether linear probes test the representations in the end [where no labels are read]"
+        None,
+        description="true to fit linear probes after the last round; by default for methods that read no labels",
     )
     linear_probe_images: int | None = Field(
-        None, ge=1, description="training images that linear probes and knn take, the classes alike; all if not given"
+        None,
+        ge=1,
+        description="number of training images for linear probes and nearest neighbours; by default all",
     )
     knn_every: int = Field(
-        10, ge=0, description="rounds between two votes of nearest neighbours, where no labels are read; 0: none"
+        10,
+        ge=0,
+        description="rounds between two tests by nearest neighbours, for methods that read no labels; 0 for none",
     )
     public: int | None = Field(
-        None, ge=0, description="training images that the server holds and no client has [128, at most a tenth]"
+        None,
+        ge=0,
+        description="number of training images that become public images of the server; by default at most 128",
     )
-    seed: int = Field(0, ge=0, description="seed, the first if there are several")
-    seeds: int = Field(1, ge=1, description="how many seeds a comparison runs")
-    evaluate_every: int = Field(1, ge=1, description="rounds between two evaluations; the last round always has one")
+    seed: int = Field(0, ge=0, description="seed of the run; the first one if there are several seeds")
+    seeds: int = Field(1, ge=1, description="number of seeds with which each method of a comparison is run")
+    evaluate_every: int = Field(
+        1, ge=1, description="number of rounds between two evaluations; the last round is always evaluated"
+    )
     target_acc: float | None = Field(
-        None, gt=0, le=1, description="accuracy of the global model on the pooled test set whose first round is told"
+        None,
+        gt=0,
+        le=1,
+        description="accuracy of the global model on the pooled test set; the first round that reaches it is reported",
     )
-    checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")
+    checkpoint_every: int = Field(10, ge=1, description="number of rounds between two checkpoints")
     save_local: bool = Field(
-        False, description="true saves the clients' models of the last round as they sent them, where those are whole"
+        False,
+        description="true to save the clients' models of the last round, for methods that send whole models",
     )
-    workers: int = Field(0, ge=0, description="worker processes; 0 runs the clients in this one")
+    workers: int = Field(
+        0, ge=0, description="number of worker processes; 0 to train the clients one by one in this process"
+    )
     client_timeout: float | None = Field(
-        None, gt=0, description="seconds until a client's work counts as failed; needs --workers [no limit]"
+        None,
+        gt=0,
+        description="seconds after which a client's work counts as failed; needs workers; by default no limit",
     )
     device: str = Field("cpu", description="cpu, cuda, cuda:N or mps")
-    log: str | None = Field(None, description="tensorboard, mlflow, or both with a comma: log there too")
-    settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="the methods' own fields, by method")
+    log: str | None = Field(None, description="trackers to log to: tensorboard, mlflow, or both with a comma")
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="fields of the methods, by method")
 
     _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
 

@@ -23,25 +23,32 @@ class Training(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    data: tuple[str, ...] = Field(description="data sets: names (see: kinfed datasets), hub:OWNER/NAME, or paths")
+    data: tuple[str, ...] = Field(
+        description="names of the data sets (see: kinfed datasets), hub:OWNER/NAME, or their paths"
+    )
     like: str | None = Field(
         None,
-        description="data set whose channels, image size, mean and deviation all images get; their own if not given",
+        description="data set whose channels, image size and normalisation all images get; by default their own",
     )
-    channels: int | None = Field(None, description="1 or 3, of images; overrules --like")
-    image_size: int | None = Field(None, ge=1, description="pixels that images are resized to; overrules --like")
+    channels: int | None = Field(None, description="number of channels of the images, 1 or 3; overrules --like")
+    image_size: int | None = Field(
+        None, ge=1, description="side in pixels to which images are resized; overrules --like"
+    )
     train_images: int | None = Field(
-        None, ge=1, description="use at most so many training samples of each, the classes alike; all if not given"
+        None, ge=1, description="largest number of training samples per data set, with balanced classes; by default all"
     )
     classes: tuple[str, ...] | None = Field(
-        None, description="use only these classes, as 0,1; the model still has an output for each; all if not given"
+        None,
+        description="classes to train on, as in 0,1; the model still has an output for every class; by default all",
     )
     model: str = Field("mcmahan_cnn", description="architecture; see: kinfed models")
-    epochs: int = Field(5, ge=1, description="passes over the data")
+    epochs: int = Field(5, ge=1, description="number of passes over the training samples")
     lr: float = Field(0.05, gt=0, description="learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
-    batch_size: int = Field(50, ge=1, description="samples in a training step")
-    seed: int = Field(0, ge=0, description="seed; the weights that a source starts from are by seed and name")
+    batch_size: int = Field(50, ge=1, description="number of samples in a training step")
+    seed: int = Field(
+        0, ge=0, description="seed of the training; start weights depend on the seed and the name of the data set"
+    )
     device: str = Field("cpu", description="cpu, cuda, cuda:N or mps")
 
     @field_validator("*", mode="before")
