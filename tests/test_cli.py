@@ -100,7 +100,7 @@ def test_every_field_of_the_config_is_an_option(kinfed, command: str) -> None:  
     code, out, _ = kinfed(command, "--help")
     assert code == 0
     for name in Config.model_fields.keys() - {"methods", "settings"}:
-        assert f"--{name.replace('_', '-')} " in out
+        assert re.search(rf"--{name.replace('_', '-')}\b", out)
 
 
 def test_the_command_line_overrules_the_file(kinfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # case 110

@@ -294,7 +294,7 @@ def reproduce(
 
     >>> kinfed.reproduce("fedcka-table2", seeds=3)  # doctest: +SKIP
     """
-    from kinfed.experiment.reproduce import reproduce as reproduce_table
+    from kinfed.experiment.papers.reproduce import reproduce as reproduce_table
 
     _truths(quiet=quiet)
     path = Path("runs") / f"{table}-{scale}" if out is None else _path("out", out)

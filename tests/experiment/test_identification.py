@@ -11,7 +11,7 @@ import torch
 
 import kinfed
 from kinfed.errors import InputError
-from kinfed.experiment.identification import MEASURED, paired, right
+from kinfed.experiment.papers.identification import MEASURED, paired, right
 from kinfed.models import open_pool
 
 

@@ -8,10 +8,10 @@ import pytest
 
 import kinfed
 from kinfed.errors import InputError
-from kinfed.experiment import reproduce
 from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import COMPARISON
-from kinfed.experiment.tables import ROUNDS, TABLES, PaperTable, Row, Scale
+from kinfed.experiment.papers import TABLES, reproduce
+from kinfed.experiment.papers.table import ROUNDS, PaperTable, Row, Scale
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import METHODS
 

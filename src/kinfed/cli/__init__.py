@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from kinfed.errors import InputError, RunFailed, plain
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import FORMER_NAMES, parse_settings
-from kinfed.experiment.tables import TABLES
+from kinfed.experiment.papers import TABLES
 from kinfed.experiment.training import Training
 from kinfed.files import new_folder
 

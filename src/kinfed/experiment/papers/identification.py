@@ -21,9 +21,9 @@ from kinfed.data.partitions.partition import Indices
 from kinfed.data.samples import labels_of
 from kinfed.errors import InputError, plain
 from kinfed.experiment.config import Config
+from kinfed.experiment.papers.table import Fields, IdentificationTable
 from kinfed.experiment.run import MakeCallback, go_on, nobody
 from kinfed.experiment.sources import is_there, save_source, train_source
-from kinfed.experiment.tables import Fields, IdentificationTable
 from kinfed.experiment.uses import NO_SETTING, overruled
 from kinfed.experiment.vote import VOTE, Electorate, hold
 from kinfed.files import write_whole

@@ -14,10 +14,11 @@ from kinfed.errors import InputError, check_choice, plain
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import tables, with_present_names
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
-from kinfed.experiment.identification import PAPER, another_setting, identify
+from kinfed.experiment.papers import TABLES
+from kinfed.experiment.papers.identification import PAPER, another_setting, identify
+from kinfed.experiment.papers.table import CELLS, ROUNDS, Fields, IdentificationTable, PaperTable, Row
 from kinfed.experiment.run import MakeCallback, go_on, nobody
 from kinfed.experiment.sources import train_sources
-from kinfed.experiment.tables import CELLS, ROUNDS, TABLES, Fields, IdentificationTable, PaperTable, Row
 from kinfed.experiment.targets import Reach, speed_up
 from kinfed.experiment.training import Training
 from kinfed.experiment.uses import NO_SETTING, OF_CLIENTS, OF_METHODS, overruled, refuse_idle

@@ -1,0 +1,19 @@
+"""Tables of the papers: their numbers, and the experiments that should reproduce them (specification H)."""
+
+from __future__ import annotations
+
+from kinfed.experiment.papers import fedcka, fedcrc, fedshibu, hetero_ssfl, sftl
+from kinfed.experiment.papers.table import IdentificationTable, PaperTable
+
+__all__ = ["TABLES"]
+
+TABLES: dict[str, PaperTable | IdentificationTable] = {
+    "fedcka-table2": fedcka.TABLE2,
+    "fedshibu-table1": fedshibu.TABLE1,
+    "fedcrc-table1": fedcrc.TABLE1,
+    "hetero-ssfl-table1": hetero_ssfl.TABLE1,
+    "hetero-ssfl-table4": hetero_ssfl.TABLE4,
+    "sftl-table1": sftl.TABLE1,
+    "sftl-table2": sftl.TABLE2,
+}
+"""Tables by name, as in ``kinfed reproduce NAME``."""

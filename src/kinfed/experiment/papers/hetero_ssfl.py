@@ -1,0 +1,115 @@
+"""Tables 1 and 4 of Hetero-SSFL (Makhija et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kinfed.experiment.papers.table import Fields, PaperTable, Row, Scale
+
+__all__ = ["TABLE1", "TABLE4"]
+
+_METHODS = ("fedbyol", "fedsimsiam", "fedu", "fedema", "hetero_ssfl", "local_ssl", "central_byol")
+_FIELDS: Fields = {
+    "clients": 5, "partition": "disjoint", "public": 5000, "local_epochs": 5, "batch_size": 200, "lr": 0.032,
+    "lr_schedule": "cosine", "momentum": 0.9, "weight_decay": 5e-4, "linear_probe": True, "ft_epochs": 0,
+    "settings": {name: {"hidden": 4096, "out": 2048} for name in _METHODS},
+}  # fmt: skip
+_SMALL: Fields = {
+    "train_images": 3000, "public": 500, "rounds": 15, "local_epochs": 1, "batch_size": 64, "knn_every": 5,
+    "settings": {
+        **{name: {"hidden": 512, "out": 128} for name in _METHODS},
+        # Half as many public images per step as own ones, which halves their cost.
+        "hetero_ssfl": {"hidden": 512, "out": 128, "rad_batch": 32},
+    },
+}  # fmt: skip
+_RESNETS: Fields = {"model": None, "models": "resnet18:0.4,resnet34:0.6"}
+_CNNS: Fields = {"model": None, "models": "cnn4_half:0.4,cnn4:0.6"}
+
+
+def _column(data: str, mu: float = 0.5) -> Fields:
+    """Return a column of Hetero-SSFL's tables with the paper's μ."""
+    return {"data": data, "settings": {"hetero_ssfl": {"mu": mu}}}
+
+
+def _row(method: str, printed: tuple[float, ...] = ()) -> Row:
+    """Return a row of Table 1 that learns without labels.
+
+    The paper does not say on which data its linear probe is fitted, so both kinds are shown.
+    """
+    return Row(method, method, printed, also="linear_local_acc_mean")
+
+
+TABLE1 = PaperTable(
+    title="Hetero-SSFL (Makhija et al. 2022), Table 1: five clients with classes of their own, linear evaluation",
+    quantity="linear_global_acc_mean",
+    fields=_FIELDS,
+    columns={
+        "CIFAR-10": _column("cifar10"),
+        "CIFAR-100": _column("cifar100"),
+        "Tiny-ImageNet": _column("tiny_imagenet", mu=1.0),
+        "MNIST": _column("mnist"),
+    },
+    rows=(
+        _row("fedbyol", (78.1, 58.1, 31.8)),
+        _row("fedsimsiam", (76.7, 53.2, 29.1)),
+        _row("fedu", (79.6, 58.9, 58.23)),
+        _row("fedema", (81.2, 61.8, 58.2)),
+        _row("hetero_ssfl", (90.29, 67.7, 61.5)),
+        _row("local_ssl"),
+        _row("central_byol", (94.3, 74.2, 78.7)),
+        Row("fedavg", "fedavg", (68.5, 44.29, 27.2), quantity="global_acc", also="linear_global_acc_mean"),
+    ),
+    scales={
+        "small": Scale(("CIFAR-10",), {"model": "cnn4", **_SMALL}, {"hetero_ssfl": _CNNS, "local_ssl": _CNNS}),
+        "paper": Scale(
+            ("CIFAR-10", "CIFAR-100", "Tiny-ImageNet"),
+            {"model": "resnet34", "rounds": 200, "seeds": 3},
+            {"hetero_ssfl": _RESNETS, "local_ssl": _RESNETS},
+        ),
+    },
+    note="A linear classifier is fitted to the frozen body with the labels of all training images and tested on the "
+    "whole test set: to the global body or, of hetero_ssfl and local_ssl, to each client's, and the mean over clients "
+    "is shown. In linear_local both have the client's own classes alone. The paper does not tell which it shows; its "
+    "numbers stand beside the former. fedavg learns with labels: the model itself is tested.",
+)  # fmt: skip
+
+
+def _by_architecture(architectures: Mapping[str, str]) -> tuple[Row, ...]:
+    """Return the rows of Table 4: each method's clients of one architecture and of the other.
+
+    Args:
+        architectures: Names of the two architectures in kinfed, by their names in the table.
+    """
+    printed = ((71.9, 85.4), (77.8, 93.7))
+    return tuple(
+        Row(
+            f"{method} ({called})",
+            method,
+            (number,),
+            quantity=f"linear_global_acc_mean_of_{name}",
+            also=f"linear_local_acc_mean_of_{name}",
+        )
+        for (called, name), numbers in zip(architectures.items(), printed, strict=True)
+        for method, number in zip(("local_ssl", "hetero_ssfl"), numbers, strict=True)
+    )
+
+
+TABLE4 = PaperTable(
+    title="Hetero-SSFL (Makhija et al. 2022), Table 4: what clients of each architecture have of learning together",
+    quantity="linear_global_acc_mean",
+    fields=_FIELDS,
+    columns={"CIFAR-10": _column("cifar10")},
+    rows=_by_architecture({"ResNet-18": "resnet18", "ResNet-34": "resnet34"}),
+    scales={
+        "small": Scale(
+            ("CIFAR-10",),
+            {**_CNNS, **_SMALL, "rounds": 30, "seeds": 2},
+            instead=_by_architecture({"cnn4_half for ResNet-18": "cnn4_half", "cnn4 for ResNet-34": "cnn4"}),
+        ),
+        "paper": Scale(("CIFAR-10",), {**_RESNETS, "rounds": 200, "seeds": 3}),
+    },
+    note="Means over the clients of an architecture: two have the first, three the second. A linear classifier is "
+    "fitted to each client's frozen body with the labels of all training images and tested on the whole test set; in "
+    "linear_local both have the client's own classes alone. That the paper's numbers are of CIFAR-10 is inferred: "
+    "their mean over the clients is nearly that of its Table 1.",
+)  # fmt: skip

@@ -1,0 +1,72 @@
+"""Tables 1 and 2 of SFTL (FedVote)."""
+
+from __future__ import annotations
+
+from kinfed.experiment.papers.table import ROUNDS, Fields, IdentificationTable, PaperTable, Row, Scale
+
+__all__ = ["TABLE1", "TABLE2"]
+
+_FIELDS: Fields = {
+    "model": "mcmahan_cnn", "public": 0, "local_epochs": 5, "batch_size": 50, "lr": 0.05, "lr_schedule": "constant",
+    "momentum": 0.0, "ft_epochs": 0,
+}  # fmt: skip
+
+TABLE1 = IdentificationTable(
+    title="SFTL (FedVote), Table 1: finding the source model that learned a client's classes, MNIST",
+    fields={**_FIELDS, "data": "mnist", "clients": 50, "rounds": 5, "evaluate_every": 5},
+    printed={"cca": "20", "svcca": "19", "pwcca": "20.5", "emd": "15", "sketched_cka": "79"},
+    scales={"small": {"seeds": 3}, "paper": {"seeds": 10}},
+    note="Five sources learn a pair of classes each, on half of the training images; the clients share the other half, "
+    "train together, and compare the representation of their own model with that of each source on their own images. "
+    "paired: a client has a shard of both classes of one source; guessing finds 20 %. The paper deals out two random "
+    "shards of one class each, so that most clients have classes of two sources: any of two counts either as right, "
+    "and guessing finds 36 %; unambiguous is of the fifth of the clients, or less, whose classes are of one source.",
+)
+
+
+def _transfer(label: str, source: str, printed: tuple[float, ...] = ()) -> Row:
+    """Return a row of SFTL's Table 2 in which a given source is transferred without a vote."""
+    return Row(label, "fedvote", printed, settings={"source": source})
+
+
+_BASELINE, _VOTE = Row("Baseline", "fedavg", (332, 170)), Row("by vote", "fedvote")
+TABLE2 = PaperTable(
+    title="SFTL (FedVote), Table 2: rounds until the global model reads the digits of USPS, by what is transferred",
+    quantity=ROUNDS,
+    fields={
+        **_FIELDS, "data": "usps", "image_size": 28, "clients": 100, "participation": 0.1, "target_acc": 0.9,
+        "checkpoint_every": 50, "settings": {"fedvote": {"round": 5}},
+    },
+    columns={"non-IID": {"partition": "sort"}, "IID": {"partition": "iid"}},
+    rows=(
+        _BASELINE,
+        _transfer("SVHN", "svhn", (66, 31)),
+        _transfer("MNIST", "mnist", (93, 51)),
+        _transfer("EMNIST", "emnist", (161, 94)),
+        _transfer("FMNIST", "fashion_mnist", (256, 111)),
+        _transfer("STL10", "stl10", (287, 120)),
+        _transfer("KMNIST", "kmnist", (571, 225)),
+        _VOTE,
+    ),
+    scales={
+        "small": Scale(
+            ("non-IID", "IID"),
+            {"rounds": 60},
+            instead=(
+                _BASELINE,
+                _transfer("MNIST", "mnist", (93, 51)),
+                _transfer("EMNIST letters", "emnist_letters_small"),
+                _transfer("FMNIST", "fashion_mnist", (256, 111)),
+                _transfer("CIFAR-10 in grey", "cifar10"),
+                _transfer("PneumoniaMNIST", "pneumoniamnist"),
+                _VOTE,
+            ),
+            sources={"train_images": 10_000},
+        ),
+        "paper": Scale(("non-IID", "IID"), {"rounds": 1000, "seeds": 3}),
+    },
+    sources={"like": "usps", "image_size": 28},
+    note="A source is trained on its own data, in grey and in the target's size and normalisation, and its layers "
+    "replace those of the global model, all but the last, after round 5. Rounds count from the very first. By vote: "
+    "the clients choose it. In brackets: how many times sooner than the baseline; below 1 is negative transfer.",
+)  # fmt: skip
