@@ -301,6 +301,12 @@ def test_layers_are_counted_from_the_input() -> None:
     assert build("resnet18", (3, 32, 32), 10, 0).layers[:2] == ("stem", "layer1_1")
 
 
+def test_a_pooled_tap_is_refused_where_nothing_is_pooled() -> None:
+    with pytest.raises(InputError, match="fedcka.tap: 'pool' would do nothing; none of the compared layers is pooled"):
+        build_runtime(FedCKA(tap="pool"), model="mlp")
+    build_runtime(FedCKA(tap="pool"), model="tiny_cnn")
+
+
 def test_a_pooled_tap_is_read_after_the_pooling_that_follows_it() -> None:
     model = build("tiny_cnn", (1, 8, 8), 10, 0)
     assert [model.pooled(tap) for tap in model.layers] == ["pool1", "pool2", "fc64", "head"]

@@ -14,13 +14,7 @@ from kinfed.experiment.config import EXECUTION, Config, model_shares
 from kinfed.fields import short
 from kinfed.labels import parse_label
 from kinfed.methods import Method
-from kinfed.methods.contrast import ContrastiveBase
-from kinfed.methods.crsm import CRSMMixing
-from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.fedcka import FedCKA
-from kinfed.methods.fedper import FedPer
-from kinfed.methods.scaffold import SCAFFOLD
-from kinfed.models import ALL, Model
+from kinfed.models import Model
 
 __all__ = ["NO_SETTING", "OF_CLIENTS", "OF_METHODS", "Use", "overruled", "refuse_idle"]
 
@@ -40,31 +34,14 @@ class Use:
     off: Any = None
 
 
-def _sends_whole_models(method: Method) -> bool:
-    method = method.unwrapped
-    own_upload = isinstance(method, SCAFFOLD) or (isinstance(method, CRSMMixing) and method.rep_source != "probe")
-    return isinstance(method, FedAvg) and method.shared == ALL and not own_upload
-
-
-def _takes_epochs(method: Method) -> bool:
-    return not isinstance(method, FedAvg) or any(phase.epochs is None for phase in method.phases())
-
-
-def _without_momentum(method: Method) -> bool:
-    method = method.unwrapped
-    return isinstance(method, SCAFFOLD) and method.mode == "paper"
-
-
 def _fine_tunes(config: Config, method: Method) -> bool:
     return config.ft_epochs > 0 and method.adapts and method.trains != "pooled"
 
 
 def _freezes(config: Config, method: Method) -> bool:
     """Return True if activations of a client's frozen models can be cached."""
-    inner = method.unwrapped
-    compares = isinstance(inner, ContrastiveBase) and inner.mu > 0
     of_heads = (config.ft_part == "head" and _fine_tunes(config, method)) or (config.new_clients and method.adapts)
-    return config.augment == "none" and bool(compares or isinstance(inner, FedPer) or of_heads)
+    return config.augment == "none" and bool("feature_cache_mb" in method.reads or of_heads)
 
 
 def _probes(config: Config, method: Method) -> bool:
@@ -106,14 +83,14 @@ OF_METHODS: dict[str, Use] = {
     ),
     "local_epochs": Use(
         "methods that have no epochs of their own (fedrep has head_epochs and body_epochs)",
-        lambda _, method: _takes_epochs(method.unwrapped),
+        lambda _, method: "local_epochs" in method.reads,
     ),
     "augment": Use(
         "methods that read labels; the others have two views of each image", lambda _, method: method.supervised, "none"
     ),
     "momentum": Use(
         "all but the training of scaffold with mode=paper",
-        lambda config, method: not _without_momentum(method) or config.ft_epochs > 0 or config.new_clients > 0,
+        lambda config, method: "momentum" in method.reads or config.ft_epochs > 0 or config.new_clients > 0,
     ),
     "feature_cache_mb": Use(
         "what stores activations of frozen models: moon and fedcka with mu above 0, fedper, fedrep, fedcrc, "
@@ -141,7 +118,7 @@ OF_METHODS: dict[str, Use] = {
     "target_acc": Use("methods that have a global model", lambda _, method: method.serves != "private"),
     "save_local": Use(
         "methods whose clients send whole models, such as fedavg",
-        lambda _, method: _sends_whole_models(method),
+        lambda _, method: "save_local" in method.reads,
         off=False,
     ),
 }  # fmt: skip
@@ -152,7 +129,7 @@ NO_SETTING = {*EXECUTION, "seed", "evaluate_every", "knn_every"}
 
 
 def refuse_idle_in(config: Config, models: Sequence[Model]) -> None:
-    """Refuse fields without effect on the models: a mode of BatchNorm without such layers, a tap of missing pooling.
+    """Refuse a mode of BatchNorm for models without such layers.
 
     Args:
         config: Config of the run.
@@ -165,15 +142,6 @@ def refuse_idle_in(config: Config, models: Sequence[Model]) -> None:
     normed = (nn.BatchNorm2d, nn.GroupNorm)
     if config.bn != "track" and not any(isinstance(module, normed) for model in models for module in model.modules()):
         raise InputError(f"bn: {config.bn!r} would do nothing; {names} has no BatchNorm of maps")
-    for name in config.methods:
-        method = config.method(name).unwrapped
-        if isinstance(method, FedCKA) and method.tap == "pool" and not _pooled(models, method.layers):
-            raise InputError(f"{name}.tap: 'pool' would do nothing; the first layers of {names} are not pooled")
-
-
-def _pooled(models: Sequence[Model], layers: int) -> bool:
-    """Return True if one of the first ``layers`` layers of a model is pooled."""
-    return any(model.pooled(layer) != layer for model in models for layer in model.layers[:layers])
 
 
 def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mapping[str, Use]) -> None:

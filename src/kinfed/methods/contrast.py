@@ -41,6 +41,11 @@ class ContrastiveBase(FedAvg):
         reads = {"prev_init": ("mu above 0", self.mu > 0)}
         return {**super().idle, **unread(reads)}
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Fields read: those of FedAvg, and ``feature_cache_mb`` if frozen models are compared."""
+        return super().reads | ({"feature_cache_mb"} if self.mu > 0 else set())
+
     @abstractmethod
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
         """Return the objective: cross-entropy plus the term.

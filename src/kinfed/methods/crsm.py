@@ -127,6 +127,11 @@ class CRSMMixing(FedAvg):
         """Public images at the server, if ``rep_source`` is ``probe``."""
         return Requirements(public_images=self.rep_source == "probe")
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Fields read: those of FedAvg; what clients send besides their models cannot be saved."""
+        return super().reads - ({"save_local"} if self.rep_source != "probe" else set())
+
     # -- at the server ------------------------------------------------------------------------------------------------
 
     def init(self, server: Server) -> ServerState:

@@ -41,6 +41,12 @@ class FedAvg(Method):
         """Phases of local training, in order."""
         return [Phase(train=ALL)]
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Fields read: ``local_epochs`` by phases without own epochs, and ``save_local`` if whole models are sent."""
+        epochs = {"local_epochs"} if any(phase.epochs is None for phase in self.phases()) else set()
+        return frozenset({"momentum", *epochs, *({"save_local"} if self.shared == ALL else ())})
+
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
         """Refuse a model without a trainable parameter in any phase of local training."""
         super().check(models, sources, shape)

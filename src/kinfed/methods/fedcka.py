@@ -67,12 +67,15 @@ class FedCKA(ContrastiveBase):
         return MEASURES[KERNELS.get(self.metric, self.metric)]
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
-        """Refuse what FedAvg refuses, and a model with fewer layers than are compared."""
+        """Refuse what FedAvg refuses, a model with too few layers, and ``tap="pool"`` for layers without pooling."""
         super().check(models, sources, shape)
         for model in models:
             if self.layers > len(model.layers):
                 has = f"{len(model.layers)}: {', '.join(model.layers)}"
                 raise InputError(f"fedcka.layers: {self.layers} is too many; the model has {has}")
+        pooled = any(model.pooled(layer) != layer for model in models for layer in model.layers[: self.layers])
+        if self.tap == "pool" and not pooled:
+            raise InputError("fedcka.tap: 'pool' would do nothing; none of the compared layers is pooled")
 
     def contrast(self, client: Client, message: Message, previous: Tensors) -> Objective:
         """Return the objective: cross-entropy plus the mean contrastive term of the M layers (equations 1 and 2).

@@ -30,6 +30,11 @@ class FedPer(FedAvg):
     primary: ClassVar[str] = "stale"
     primary_label: ClassVar[str] = "stale head"
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Fields read: those of FedAvg's variants, and ``feature_cache_mb`` for heads on a frozen body."""
+        return super().reads | {"feature_cache_mb"}
+
     def head_phase(self) -> Phase:
         """Phase in which the personal head is trained on a frozen body."""
         return Phase(train=HEAD)

@@ -119,6 +119,11 @@ class Vote(Method):
         return replace(base, source_models=True, rounds=max(base.rounds, self.round))
 
     @property
+    def reads(self) -> frozenset[str]:
+        """Fields that the base reads."""
+        return self.base.reads
+
+    @property
     def unwrapped(self) -> Method:
         """Method that the vote is added to."""
         return self.base.unwrapped

@@ -233,6 +233,15 @@ class Method(ABC):
         """
         return {}
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Fields of the experiment that local training reads, of those that not every method does.
+
+        They are ``local_epochs``, ``momentum``, ``feature_cache_mb`` (with frozen models) and ``save_local`` (if
+        clients send whole models). A config that sets one that no method reads is refused.
+        """
+        return frozenset({"local_epochs", "momentum"})
+
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:  # noqa: B027
         """Refuse models or data that the method cannot work with, before the first round.
 

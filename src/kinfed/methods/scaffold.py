@@ -52,6 +52,11 @@ class SCAFFOLD(FedAvg):
         reads = {"denom": ("mode=niid; without momentum both are the same", self.mode == "niid")}
         return {**super().idle, **unread(reads)}
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Fields read: ``local_epochs``, and ``momentum`` unless ``mode`` is ``paper``."""
+        return super().reads - {"save_local"} - ({"momentum"} if self.mode == "paper" else set())
+
     def init(self, server: Server) -> ServerState:
         """Initial state: the initial model x⁰, and the control variate c = 0 of every parameter."""
         x = server.model.tensors()
