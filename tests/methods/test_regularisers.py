@@ -302,7 +302,7 @@ def test_layers_are_counted_from_the_input() -> None:
 
 
 def test_a_pooled_tap_is_refused_where_nothing_is_pooled() -> None:
-    with pytest.raises(InputError, match="fedcka.tap: 'pool' would do nothing; none of the compared layers is pooled"):
+    with pytest.raises(InputError, match="'pool' would do nothing; none of the compared layers is pooled"):
         build_runtime(FedCKA(tap="pool"), model="mlp")
     build_runtime(FedCKA(tap="pool"), model="tiny_cnn")
 
