@@ -24,7 +24,7 @@ from kinfed.methods.fedavg_crsm import FedAvgCRSM
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.methods.local import Local
-from kinfed.models import ARCHITECTURES, BODY, HEAD, Model, Part, Tensors, build, from_module, select
+from kinfed.models import ALL, ARCHITECTURES, BODY, HEAD, Model, Part, Tensors, build, from_module, select
 from kinfed.similarity import cka, class_means
 from tests.builders import build_runtime, close, dataset, equal_sizes, run, same
 
@@ -311,7 +311,7 @@ def test_each_stage_is_mixed_by_the_similarity_of_its_own_outputs(norm: crsm.Nor
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES])
 def test_every_tensor_of_every_architecture_is_mixed_once(architecture: str) -> None:
     model = build(architecture, (3, 32, 32), 10, 0)
-    parts = FedAvgCRSM(layers="each")._parts(model)
+    parts = FedAvgCRSM(layers="each").parts(model, ALL)
     covered = [name for part in parts.values() for name in select(model.state_dict(), part)]
     assert sorted(covered) == sorted(model.state_dict())
     assert all(tap in (*model.taps, "body") for tap in parts)
@@ -320,7 +320,7 @@ def test_every_tensor_of_every_architecture_is_mixed_once(architecture: str) -> 
 
 def test_stages_that_are_no_tap_points_are_mixed_by_the_representation() -> None:
     stages = {"first": nn.Linear(4, 4), "seen": nn.Linear(4, 4), "relu": nn.ReLU(), "third": nn.Linear(4, 4)}
-    parts = FedSHIBU()._parts(Model(stages, nn.Linear(4, 2), ["seen"]))
+    parts = FedSHIBU().parts(Model(stages, nn.Linear(4, 2), ["seen"]), BODY)
     assert parts == {"seen": ("body.seen.",), "body": ("body.first.", "body.third.", *HEAD)}
 
 
