@@ -15,33 +15,33 @@ import numpy as np
 import torch
 
 from kinfed.data import (
+    IID,
+    ByColumn,
     Dataset,
+    Dirichlet,
+    DirichletClients,
+    Disjoint,
     Federation,
     Normalisation,
     Partition,
+    Quantity,
     Samples,
-    by_column,
-    dirichlet,
-    dirichlet_clients,
-    disjoint,
-    iid,
-    quantity,
-    shards,
-    sorted_shards,
-    two_groups,
+    Shards,
+    SortedShards,
+    TwoGroups,
 )
 from kinfed.streams import numpy_stream
 
 RECIPES: dict[str, Callable[..., Partition]] = {
-    "iid": iid,
-    "shards 2": lambda train, test, clients, rng: shards(train, test, clients, 2, rng),
-    "dirichlet 0.5": lambda train, test, clients, rng: dirichlet(train, test, clients, 0.5, rng),
-    "dirichlet_clients 0.5": lambda train, test, clients, rng: dirichlet_clients(train, test, clients, 0.5, rng),
-    "disjoint": lambda train, test, clients, rng: disjoint(train, test, clients, None, rng),
-    "sort": sorted_shards,
-    "groups": two_groups,
-    "quantity 0.5": lambda train, test, clients, rng: quantity(train, test, clients, 0.5, rng),
-    "by a column": lambda train, test, clients, rng: by_column(
+    "iid": IID(),
+    "shards 2": Shards(2),
+    "dirichlet 0.5": Dirichlet(0.5),
+    "dirichlet_clients 0.5": DirichletClients(0.5),
+    "disjoint": Disjoint(),
+    "sort": SortedShards(),
+    "groups": TwoGroups(),
+    "quantity 0.5": Quantity(0.5),
+    "by a column": lambda train, test, clients, rng: ByColumn("column")(
         *(np.arange(len(labels)) % clients for labels in (train, test)), clients, rng
     ),
 }
@@ -73,7 +73,7 @@ def main() -> None:
         for name, recipe in RECIPES.items():
             cut = lambda recipe=recipe: recipe(train, test, clients, numpy_stream(0, "partition"))  # noqa: B023, E731
             rows.setdefault(name, []).append(seconds(cut, turns))
-        held = iid(train, test, clients, numpy_stream(0, "partition"))
+        held = IID()(train, test, clients, numpy_stream(0, "partition"))
         federation = Federation(data, held, np.arange(0))
         check = lambda: Federation(data, held, np.arange(0))  # noqa: B023, E731
         rows.setdefault("the federation's check", []).append(seconds(check, turns))

@@ -216,10 +216,10 @@ def test_methods_run_on_every_partition(partition: str, tmp_path: Path) -> None:
 def test_the_writers_of_mnist() -> None:
     import pyarrow.parquet as pq
 
-    from kinfed.data import by_column
+    from kinfed.data import ByColumn
 
     read = lambda split: pq.read_table(MNIST / f"{split}.parquet", columns=["writer_id"])["writer_id"].to_numpy()  # noqa: E731
-    cut = by_column(read("train"), read("test"), 1000, np.random.default_rng(0))
+    cut = ByColumn("writer_id")(read("train"), read("test"), 1000, np.random.default_rng(0))
     assert len(cut) == 539
     assert cut.pooled  # the 297 test writers are others
     assert sum(map(len, cut.train)) + sum(map(len, cut.test)) == 60_000

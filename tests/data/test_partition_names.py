@@ -23,13 +23,11 @@ from kinfed.data import (
     Quantity,
     Saved,
     Shards,
-    dirichlet,
     load,
     make_federation,
     make_partition,
     partition_fields,
     save_rows,
-    shards,
 )
 from kinfed.data.partitions import as_partition, partition_options
 from kinfed.errors import InputError
@@ -117,12 +115,6 @@ def test_fields_are_given_by_name() -> None:
     assert partition_fields("by:site") == {}
 
 
-def test_an_object_gives_the_rows_of_its_function() -> None:
-    train, test = balanced(10, 40), balanced(10, 9)
-    assert digest(Dirichlet(1.0)(train, test, 10, rng())) == digest(dirichlet(train, test, 10, 1.0, rng()))
-    assert digest(Shards(4)(train, test, 10, rng())) == digest(shards(train, test, 10, 4, rng()))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -130,6 +122,7 @@ def test_an_object_gives_the_rows_of_its_function() -> None:
         (lambda: Quantity(alpha=float("inf")), r"^Quantity\.alpha: inf is not allowed; must be a finite number$"),
         (lambda: Dirichlet(alpha=True), r"^Dirichlet\.alpha: True is not allowed; must not be true or false$"),
         (lambda: Shards(0), r"^Shards\.per_client: 0 is not allowed; must be greater than or equal to 1$"),
+        (lambda: Disjoint(0), r"^Disjoint\.classes_per_client: 0 is not allowed; must be greater than or equal to 1$"),
         (lambda: Disjoint("some"), r"^Disjoint\.classes_per_client: 'some' is not allowed; must be a valid integer"),
         (lambda: Saved(Path("nowhere")), "^partition: 'nowhere' is no file; kinfed partition writes one$"),
         (

@@ -18,31 +18,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed.data import (
+    IID,
+    ByColumn,
+    Dirichlet,
+    DirichletClients,
+    Disjoint,
     Partition,
-    by_column,
-    dirichlet,
-    dirichlet_clients,
-    disjoint,
-    iid,
-    quantity,
-    shards,
-    sorted_shards,
-    two_groups,
+    Partitioner,
+    Quantity,
+    Shards,
+    SortedShards,
+    TwoGroups,
 )
 from kinfed.data.partitions.dirichlet import SMALLEST
 from kinfed.errors import InputError
 from tests.data.test_partition import assert_cover, balanced, rng
 
 RECIPES: dict[str, Callable[..., Partition]] = {
-    "iid": iid,
-    "shards": lambda train, test, clients, rng: shards(train, test, clients, 2, rng),
-    "dirichlet": lambda train, test, clients, rng: dirichlet(train, test, clients, 1.0, rng),
-    "dirichlet_clients": lambda train, test, clients, rng: dirichlet_clients(train, test, clients, 1.0, rng),
-    "disjoint": lambda train, test, clients, rng: disjoint(train, test, clients, None, rng),
-    "sort": sorted_shards,
-    "groups": two_groups,
-    "quantity": lambda train, test, clients, rng: quantity(train, test, clients, 1.0, rng),
-    "by:COLUMN": by_column,
+    "iid": IID(),
+    "shards": Shards(2),
+    "dirichlet": Dirichlet(1.0),
+    "dirichlet_clients": DirichletClients(1.0),
+    "disjoint": Disjoint(),
+    "sort": SortedShards(),
+    "groups": TwoGroups(),
+    "quantity": Quantity(1.0),
+    "by:COLUMN": ByColumn("column"),
 }
 every = pytest.mark.parametrize("name", RECIPES)
 
@@ -86,11 +87,12 @@ def test_more_clients_than_samples_are_refused_with_both_numbers(name: str) -> N
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("recipe", [dirichlet, dirichlet_clients, quantity])
+@pytest.mark.parametrize("kind", [Dirichlet, DirichletClients, Quantity])
 @pytest.mark.parametrize("alpha", [0, -1, float("nan"), float("inf")])
-def test_an_illegal_alpha_is_refused(recipe: Callable[..., Partition], alpha: float) -> None:  # case 32
-    with pytest.raises(InputError, match=f"alpha: {alpha} is not allowed; must be greater than 0"):
-        recipe(balanced(10, 40), [0], 4, alpha, rng())
+def test_an_illegal_alpha_is_refused(kind: Callable[[float], Partitioner], alpha: float) -> None:  # case 32
+    allowed = "a finite number" if alpha == float("inf") else "greater than 0"
+    with pytest.raises(InputError, match=rf"^\w+\.alpha: {alpha} is not allowed; must be {allowed}$"):
+        kind(alpha)
 
 
 @pytest.mark.slow
@@ -173,8 +175,8 @@ def test_less_than_one_client_is_refused(name: str, clients: int) -> None:  # ca
 
 @pytest.mark.parametrize("per_client", [0, -2])
 def test_less_than_one_shard_is_refused(per_client: int) -> None:
-    with pytest.raises(InputError, match=f"shards: {per_client} is not allowed; 1 or more"):
-        shards(balanced(10, 40), [0], 5, per_client, rng())
+    with pytest.raises(InputError, match=rf"^Shards\.per_client: {per_client} is not allowed; must be greater than"):
+        Shards(per_client)
 
 
 # -- Dirichlet --------------------------------------------------------------------------------------------------------
@@ -183,18 +185,18 @@ def test_less_than_one_shard_is_refused(per_client: int) -> None:
 def test_a_dirichlet_without_a_chance_ends_at_once_and_says_how_far_off_it_is() -> None:  # case 29
     start = time.process_time()
     with pytest.raises(InputError, match=r"alpha: 0.01 left some of 90 clients .* of 20 draws") as told:
-        dirichlet(balanced(10, 100), [0], 90, 0.01, rng())
+        Dirichlet(0.01)(balanced(10, 100), [0], 90, rng())
     assert time.process_time() - start < 1
     assert "\n" not in str(told.value)
     hint = str(told.value).split("alpha ")[-1].split()[0]
-    assert_cover(dirichlet(balanced(10, 100), [0], 90, float(hint), rng()).train, 1000)
+    assert_cover(Dirichlet(float(hint))(balanced(10, 100), [0], 90, rng()).train, 1000)
     with pytest.raises(InputError, match="only fewer clients are feasible"):
-        dirichlet(balanced(2, 500), [0], 100, 0.01, rng())
+        Dirichlet(0.01)(balanced(2, 500), [0], 100, rng())
 
 
 def test_per_client_dirichlet_goes_on_when_a_class_runs_out() -> None:  # case 33
     for alpha in (100.0, 0.01):
-        cut = dirichlet_clients(balanced(10, 50), [], 2, alpha, rng())
+        cut = DirichletClients(alpha)(balanced(10, 50), [], 2, rng())
         assert [len(a) + len(b) for a, b in zip(cut.train, cut.test, strict=True)] == [250, 250]
         assert_cover([*cut.train, *cut.test], 500)
 
@@ -207,7 +209,7 @@ def test_per_client_dirichlet_goes_on_when_a_class_runs_out() -> None:  # case 3
 def test_per_client_dirichlet_has_equal_sizes_and_a_fifth_to_test(
     samples: int, clients: int, alpha: float, seed: int
 ) -> None:
-    cut = dirichlet_clients(np.arange(samples) % 5, np.arange(7) % 5, clients, alpha, rng(seed))
+    cut = DirichletClients(alpha)(np.arange(samples) % 5, np.arange(7) % 5, clients, rng(seed))
     sizes = [len(a) + len(b) for a, b in zip(cut.train, cut.test, strict=True)]
     assert max(sizes) - min(sizes) <= 1
     assert [len(rows) for rows in cut.test] == [max(1, round(0.2 * size)) for size in sizes]
@@ -216,19 +218,19 @@ def test_per_client_dirichlet_has_equal_sizes_and_a_fifth_to_test(
 def test_clients_of_their_own_proportions_are_tested_on_what_they_train_on() -> None:  # case 329
     train, test = balanced(100, 500), balanced(100, 100, 1)
     pool = np.concatenate([train, test])
-    cut = dirichlet_clients(train, test, 100, 0.5, rng())
+    cut = DirichletClients(0.5)(train, test, 100, rng())
     trained, tested = counts_of(pool, cut.train, 100), counts_of(pool, cut.test, 100)
     assert not tested[trained == 0].any()
     assert tested.sum(axis=1).tolist() == [120] * 100
     assert np.abs(tested - 0.2 * (trained + tested)).max() < 1.5  # and every class in its proportion
-    other = dirichlet_clients(train, test, 100, 0.5, rng(1))
-    assert digest(cut) == digest(dirichlet_clients(train, test, 100, 0.5, rng())) != digest(other)
+    other = DirichletClients(0.5)(train, test, 100, rng(1))
+    assert digest(cut) == digest(DirichletClients(0.5)(train, test, 100, rng())) != digest(other)
 
 
 def test_per_client_dirichlet_reaches_its_proportions() -> None:  # specification J.11
     seed = rng(5)
     labels = np.arange(400_000) % 4
-    cut = dirichlet_clients(labels, [], 4, 0.5, rng(5))
+    cut = DirichletClients(0.5)(labels, [], 4, rng(5))
     wanted = seed.dirichlet(np.full(4, 0.5), 4)
     first = seed.permutation(4)[0]  # it finds every class whole, and here takes no class's last sample
     shares = counts_of(labels, cut.train, 4)[first] / len(cut.train[first])
@@ -237,7 +239,7 @@ def test_per_client_dirichlet_reaches_its_proportions() -> None:  # specificatio
 
 
 def test_per_client_dirichlet_uses_the_test_set_too() -> None:  # CRC-2
-    cut = dirichlet_clients(np.zeros(70, int), np.zeros(30, int), 3, 0.5, rng())
+    cut = DirichletClients(0.5)(np.zeros(70, int), np.zeros(30, int), 3, rng())
     assert any((rows >= 70).any() for rows in cut.train)
     assert any((rows < 70).any() for rows in cut.test)
 
@@ -249,7 +251,7 @@ def test_per_client_dirichlet_uses_the_test_set_too() -> None:  # CRC-2
 @settings(deadline=None, max_examples=30)
 def test_disjoint_clients_have_whole_classes_that_nobody_else_has(clients: int, seed: int) -> None:
     train, test = balanced(10, 12, seed), balanced(10, 3, seed)
-    cut = disjoint(train, test, clients, None, rng(seed))
+    cut = Disjoint()(train, test, clients, rng(seed))
     counts = counts_of(train, cut.train)
     assert set(np.unique(counts)) <= {0, 12}
     assert ((counts > 0).sum(axis=0) == 1).all()
@@ -261,13 +263,13 @@ def test_disjoint_clients_have_whole_classes_that_nobody_else_has(clients: int, 
 def test_disjoint_gives_five_clients_two_classes_of_cifar10_and_twenty_of_cifar100() -> None:  # specification F.4
     for classes, each in ((10, 2), (100, 20)):
         labels = balanced(classes, 10)
-        counts = counts_of(labels, disjoint(labels, labels, 5, None, rng()).train, classes)
+        counts = counts_of(labels, Disjoint()(labels, labels, 5, rng()).train, classes)
         assert (counts > 0).sum(axis=1).tolist() == [each] * 5
 
 
 def test_twenty_clients_with_five_classes_of_a_hundred_share_none() -> None:  # HSSFL-8
     labels = balanced(100, 10)
-    counts = counts_of(labels, disjoint(labels, labels, 20, 5, rng()).train, 100)
+    counts = counts_of(labels, Disjoint(5)(labels, labels, 20, rng()).train, 100)
     assert (counts > 0).sum(axis=1).tolist() == [5] * 20
     assert (counts > 0).sum(axis=0).tolist() == [1] * 100
 
@@ -275,25 +277,25 @@ def test_twenty_clients_with_five_classes_of_a_hundred_share_none() -> None:  # 
 def test_as_many_clients_as_classes_or_more_share_each_class_equally() -> None:  # HSSFL-8: a fifth of the classes
     for classes, clients, each, piece in ((10, 20, 2, 15), (10, 10, 2, 30), (100, 100, 20, 3)):
         labels = balanced(classes, 60)
-        counts = counts_of(labels, disjoint(labels, labels, clients, None, rng()).train, classes)
+        counts = counts_of(labels, Disjoint()(labels, labels, clients, rng()).train, classes)
         assert (counts > 0).sum(axis=1).tolist() == [each] * clients
         assert set(np.unique(counts)) == {0, piece}
 
 
 def test_five_clients_with_two_classes_each_hold_at_most_two_labels() -> None:  # case 35
     labels = balanced(10, 10)
-    cut = disjoint(labels, labels, 5, 2, rng())
+    cut = Disjoint(2)(labels, labels, 5, rng())
     assert (counts_of(labels, cut.train) > 0).sum(axis=1).tolist() == [2] * 5
     assert_cover(cut.train, 100)
 
 
 @pytest.mark.parametrize(
     ("clients", "each", "allowed"),
-    [(4, 2, "each has 3 to 10$"), (7, 2, "each has 3 to 10$"), (5, 12, "each has 2 to 10$"), (3, 0, "4 to 10$")],
+    [(4, 2, "each has 3 to 10$"), (7, 2, "each has 3 to 10$"), (5, 12, "each has 2 to 10$")],
 )
 def test_classes_that_cannot_be_shared_equally_are_refused(clients: int, each: int, allowed: str) -> None:  # case 36
     with pytest.raises(InputError, match=f"classes_per_client: {each} is not allowed; {clients} clients .*{allowed}"):
-        disjoint(balanced(10, 100), [0], clients, each, rng())
+        Disjoint(each)(balanced(10, 100), [0], clients, rng())
 
 
 @pytest.mark.parametrize(("clients", "each", "size", "pieces"), [(5, 3, 60, [30, 30, 60]), (4, 3, 100, [50, 100, 100])])
@@ -301,7 +303,7 @@ def test_classes_that_not_all_have_as_often_are_dealt_in_unequal_parts(
     clients: int, each: int, size: int, pieces: list[int]
 ) -> None:  # cases 36, 340
     labels, test = balanced(10, size), balanced(10, size // 2, 1)
-    cut = disjoint(labels, test, clients, each, rng())
+    cut = Disjoint(each)(labels, test, clients, rng())
     for split, of in ((cut.train, labels), (cut.test, test)):
         counts = counts_of(of, split)
         for mine in counts:
@@ -309,7 +311,7 @@ def test_classes_that_not_all_have_as_often_are_dealt_in_unequal_parts(
             assert (held * size * 10 // len(of)).tolist() == pieces
         assert_cover(split, len(of))
     assert np.array_equal(counts_of(labels, cut.train) > 0, counts_of(test, cut.test) > 0)
-    others = {digest(disjoint(labels, test, clients, each, rng(seed))) for seed in range(5)}
+    others = {digest(Disjoint(each)(labels, test, clients, rng(seed))) for seed in range(5)}
     assert len(others) == 5
     assert digest(cut) in others
 
@@ -324,9 +326,9 @@ def test_every_number_of_classes_that_is_not_refused_is_dealt(
     groups = np.gcd(classes, clients)  # of clients that share classes among themselves
     if clients * each < clients + classes - groups:
         with pytest.raises(InputError, match=r"share .* classes equally if each has"):
-            disjoint(labels, [0], clients, each, rng(seed))
+            Disjoint(each)(labels, [0], clients, rng(seed))
         return
-    cut = disjoint(labels, [0], clients, each, rng(seed))
+    cut = Disjoint(each)(labels, [0], clients, rng(seed))
     assert_cover(cut.train, len(labels))
     assert ((counts_of(labels, cut.train, classes) > 0).sum(axis=1) == each).all()
     sizes = [len(rows) for rows in cut.train]
@@ -336,13 +338,13 @@ def test_every_number_of_classes_that_is_not_refused_is_dealt(
 def test_unequal_classes_are_cut_in_equal_shares() -> None:  # case 340
     sizes = np.array([60, 600, 60, 60, 120, 60, 60, 240, 60, 60])
     labels = rng().permutation(np.repeat(np.arange(10), sizes))
-    shares = counts_of(labels, disjoint(labels, [0], 5, 3, rng()).train) / sizes
+    shares = counts_of(labels, Disjoint(3)(labels, [0], 5, rng()).train) / sizes
     assert shares.sum(axis=1) == pytest.approx([2] * 5)  # each has two classes' worth
 
 
 def test_a_class_with_fewer_samples_than_clients_is_refused() -> None:
     with pytest.raises(InputError, match="class 0 has 3 training samples for 4 clients"):
-        disjoint(balanced(10, 3), [0], 20, 2, rng())
+        Disjoint(2)(balanced(10, 3), [0], 20, rng())
 
 
 # -- shards, groups, sizes --------------------------------------------------------------------------------------------
@@ -352,7 +354,7 @@ def test_a_class_with_fewer_samples_than_clients_is_refused() -> None:
 @settings(deadline=None, max_examples=30)
 def test_sorted_shards_have_equal_sizes_and_few_classes(clients: int, samples: int, seed: int) -> None:
     labels = rng(seed).integers(0, 10, samples)
-    cut = sorted_shards(labels, labels, clients, rng(seed))
+    cut = SortedShards()(labels, labels, clients, rng(seed))
     sizes = [len(rows) for rows in cut.train]
     assert max(sizes) - min(sizes) <= 2
     shards_of = np.array_split(np.sort(labels), 2 * clients)
@@ -364,16 +366,16 @@ def test_sorted_shards_have_equal_sizes_and_few_classes(clients: int, samples: i
 
 def test_shards_fewer_than_clients_are_refused() -> None:  # case 39
     with pytest.raises(InputError, match="clients: 60 is too many; sort makes 120 shards of 100 training samples"):
-        sorted_shards(balanced(10, 10), [0], 60, rng())
+        SortedShards()(balanced(10, 10), [0], 60, rng())
     with pytest.raises(InputError, match="class 0 has 10 training samples for 12 shards"):
-        shards(balanced(10, 10), [0], 60, 2, rng())
+        Shards(2)(balanced(10, 10), [0], 60, rng())
 
 
 def test_which_shard_of_a_class_a_client_gets_is_random() -> None:
     labels = balanced(2, 40)
     orders = []
     for seed in range(60):
-        cut = shards(labels, labels, 8, 1, rng(seed))
+        cut = Shards(1)(labels, labels, 8, rng(seed))
         firsts = [[rows.min() for rows in split if labels[rows[0]] == 0] for split in (cut.train, cut.test)]
         orders += [tuple(np.argsort(first).tolist()) for first in firsts]  # of the four clients that hold class 0
     assert len({*orders}) == 24  # every order of the four shards occurs
@@ -383,7 +385,7 @@ def test_which_shard_of_a_class_a_client_gets_is_random() -> None:
 
 def test_the_two_groups_of_fedshibus_figure() -> None:  # specification F.7
     train, test = balanced(10, 50), balanced(10, 10, 1)
-    cut = two_groups(train, test, 10, rng())
+    cut = TwoGroups()(train, test, 10, rng())
     for labels, split in ((train, cut.train), (test, cut.test)):
         counts = counts_of(labels, split)
         assert not counts[:5, 5:].any()
@@ -395,15 +397,15 @@ def test_the_two_groups_of_fedshibus_figure() -> None:  # specification F.7
 def test_groups_need_two_clients_and_two_classes() -> None:
     for labels, clients in ((balanced(10, 5), 1), (np.zeros(9, int), 3)):
         with pytest.raises(InputError, match="groups needs 2 clients and 2 classes"):
-            two_groups(labels, labels, clients, rng())
+            TwoGroups()(labels, labels, clients, rng())
     with pytest.raises(InputError, match="a group of 3 is more than its 1 training samples"):
-        two_groups([0, 1, 1, 1, 1, 1], [], 6, rng())
+        TwoGroups()([0, 1, 1, 1, 1, 1], [], 6, rng())
 
 
 @given(alpha=st.sampled_from([1e-3, 0.1, 0.5, 5.0]), clients=st.integers(1, 20), seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=30)
 def test_quantity_skew_leaves_everybody_ten_samples(alpha: float, clients: int, seed: int) -> None:
-    cut = quantity(np.zeros(400, int), np.zeros(200, int), clients, alpha, rng(seed))
+    cut = Quantity(alpha)(np.zeros(400, int), np.zeros(200, int), clients, rng(seed))
     assert_cover(cut.train, 400)
     sizes = np.array([len(rows) for rows in cut.train])
     assert sizes.min() >= SMALLEST
@@ -412,7 +414,7 @@ def test_quantity_skew_leaves_everybody_ten_samples(alpha: float, clients: int, 
 
 def test_quantity_skew_differs_in_sizes_not_in_classes() -> None:
     labels = balanced(2, 5000)
-    counts = counts_of(labels, quantity(labels, labels, 10, 0.5, rng()).train, 2)
+    counts = counts_of(labels, Quantity(0.5)(labels, labels, 10, rng()).train, 2)
     assert counts.sum(axis=1).max() > 5 * counts.sum(axis=1).min()
     large = counts[counts.sum(axis=1) > 500]
     assert np.abs(large / large.sum(axis=1, keepdims=True) - 0.5).max() < 0.1
@@ -420,7 +422,7 @@ def test_quantity_skew_differs_in_sizes_not_in_classes() -> None:
 
 def test_quantity_skew_without_ten_samples_for_everybody_is_refused() -> None:
     with pytest.raises(InputError, match=r"quantity gives every client at least 10 samples, and 100 .* 10 clients"):
-        quantity(balanced(10, 10), [], 11, 0.5, rng())
+        Quantity(0.5)(balanced(10, 10), [], 11, rng())
 
 
 # -- natural clients --------------------------------------------------------------------------------------------------
@@ -428,7 +430,7 @@ def test_quantity_skew_without_ten_samples_for_everybody_is_refused() -> None:
 
 def test_natural_clients_are_the_values_in_order() -> None:
     train, test = np.array(["b", "a", "c", "b"]), np.array(["c", "d", "b"])
-    cut = by_column(train, test, 20, rng())
+    cut = ByColumn("column")(train, test, 20, rng())
     assert cut.names == ("a", "b", "c")
     assert [rows.tolist() for rows in cut.train] == [[1], [0, 3], [2]]
     assert [rows.tolist() for rows in cut.test] == [[], [2], [0]]
@@ -437,7 +439,7 @@ def test_natural_clients_are_the_values_in_order() -> None:
 
 def test_at_most_so_many_natural_clients_are_drawn() -> None:
     column = np.repeat(np.arange(50), 4)
-    first, again, other = (by_column(column, column, 8, rng(seed)) for seed in (0, 0, 1))
+    first, again, other = (ByColumn("column")(column, column, 8, rng(seed)) for seed in (0, 0, 1))
     assert len(first) == 8
     assert first.names == again.names != other.names
     assert [int(name) for name in first.names] == sorted(int(name) for name in first.names)
@@ -445,7 +447,7 @@ def test_at_most_so_many_natural_clients_are_drawn() -> None:
 
 
 def test_natural_clients_that_the_test_set_does_not_know_are_split_locally() -> None:  # case 42
-    cut = by_column(np.repeat([3, 5, 9], [57, 1, 20]), np.repeat([4, 6], 30), 20, rng())
+    cut = ByColumn("column")(np.repeat([3, 5, 9], [57, 1, 20]), np.repeat([4, 6], 30), 20, rng())
     assert cut.pooled
     assert Counter(map(len, cut.train)) == Counter([46, 1, 16])
     assert [len(rows) for rows in cut.test] == [11, 0, 4]
@@ -456,30 +458,31 @@ def test_natural_clients_are_tested_on_what_they_train_on() -> None:  # cases 50
     column = np.repeat([1, 2, 3], [10, 9, 5])
     labels = np.concatenate([[0] * 9 + [1], [0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2, 3, 4]])
     for seed in range(10):
-        cut = by_column(column, np.zeros(4, int), 9, rng(seed), labels=np.append(labels, [0] * 4))
+        cut = ByColumn("column")(column, np.zeros(4, int), 9, rng(seed), labels=np.append(labels, [0] * 4))
         tested = [sorted(labels[rows].tolist()) for rows in cut.test]
         assert tested[0] == [0, 0]  # train 8, test 2, and the only sample of class 1 is trained on
         assert len(set(tested[1])) == 2
         assert len(tested[2]) == 1  # of this one no class has two samples
-    assert len({digest(by_column(column, [0], 9, rng(seed), labels=np.append(labels, 0))) for seed in range(5)}) == 5
+    labels = np.append(labels, 0)
+    assert len({digest(ByColumn("column")(column, [0], 9, rng(seed), labels)) for seed in range(5)}) == 5
 
 
 def test_a_class_with_many_samples_makes_up_for_those_with_one() -> None:  # case 329
     labels = np.append(np.zeros(20, int), np.arange(1, 21))
-    cut = by_column(np.zeros(40, int), [1], 9, rng(), labels=np.append(labels, 0))
+    cut = ByColumn("column")(np.zeros(40, int), [1], 9, rng(), labels=np.append(labels, 0))
     assert np.bincount(labels[cut.test[0]]).tolist() == [8]
 
 
 def test_a_column_without_values_is_refused() -> None:
     for column in (np.full(3, np.nan), np.zeros(0)):
         with pytest.raises(InputError, match=r"partition: the column .* has no value in the training set"):
-            by_column(column, [1.0], 3, rng())
+            ByColumn("column")(column, [1.0], 3, rng())
 
 
 def test_natural_clients_by_values_of_mixed_kind() -> None:
     column = np.array(["x", None, "y", "x"], dtype=object)
-    assert by_column(column, column[:0], 9, rng()).names == ("None", "x", "y")
+    assert ByColumn("column")(column, column[:0], 9, rng()).names == ("None", "x", "y")
     numbers = np.array([2.0, np.nan, 1.0, 2.0])
-    cut = by_column(numbers, numbers, 9, rng())
+    cut = ByColumn("column")(numbers, numbers, 9, rng())
     assert cut.names == ("1.0", "2.0")
     assert sum(map(len, cut.train)) == 3  # the sample of an unknown writer is not used

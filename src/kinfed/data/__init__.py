@@ -14,21 +14,14 @@ if TYPE_CHECKING:
     from kinfed.data.objects import as_dataset
     from kinfed.data.partitioning import make_federation
     from kinfed.data.partitions import PARTITIONS, make_partition, partition_fields
-    from kinfed.data.partitions.columns import ByColumn, Folders, by_column
-    from kinfed.data.partitions.dirichlet import (
-        Dirichlet,
-        DirichletClients,
-        Quantity,
-        dirichlet,
-        dirichlet_clients,
-        quantity,
-    )
-    from kinfed.data.partitions.disjoint import Disjoint, TwoGroups, disjoint, two_groups
-    from kinfed.data.partitions.iid import IID, iid
+    from kinfed.data.partitions.columns import ByColumn, Folders
+    from kinfed.data.partitions.dirichlet import Dirichlet, DirichletClients, Quantity
+    from kinfed.data.partitions.disjoint import Disjoint, TwoGroups
+    from kinfed.data.partitions.iid import IID
     from kinfed.data.partitions.partition import Partition
     from kinfed.data.partitions.partitioner import Partitioner
     from kinfed.data.partitions.saved import Saved, open_rows, save_rows
-    from kinfed.data.partitions.shards import Shards, SortedShards, shards, sorted_shards
+    from kinfed.data.partitions.shards import Shards, SortedShards
     from kinfed.data.samples import Dataset, Normalisation, Samples
     from kinfed.data.splits import Split
     from kinfed.data.subsets import balanced, select_classes, subsample
@@ -59,24 +52,15 @@ __all__ = [
     "TwoGroups",
     "as_dataset",
     "balanced",
-    "by_column",
-    "dirichlet",
-    "dirichlet_clients",
-    "disjoint",
     "from_arrays",
-    "iid",
     "load",
     "make_federation",
     "make_partition",
     "open_rows",
     "partition_fields",
-    "quantity",
     "save_rows",
     "select_classes",
-    "shards",
-    "sorted_shards",
     "subsample",
-    "two_groups",
 ]
 
 _MODULES = {
@@ -88,14 +72,14 @@ _MODULES = {
     "objects": ("as_dataset",),
     "partitioning": ("make_federation",),
     "partitions": ("PARTITIONS", "make_partition", "partition_fields"),
-    "partitions.columns": ("ByColumn", "Folders", "by_column"),
-    "partitions.dirichlet": ("Dirichlet", "DirichletClients", "Quantity", "dirichlet", "dirichlet_clients", "quantity"),
-    "partitions.disjoint": ("Disjoint", "TwoGroups", "disjoint", "two_groups"),
-    "partitions.iid": ("IID", "iid"),
+    "partitions.columns": ("ByColumn", "Folders"),
+    "partitions.dirichlet": ("Dirichlet", "DirichletClients", "Quantity"),
+    "partitions.disjoint": ("Disjoint", "TwoGroups"),
+    "partitions.iid": ("IID",),
     "partitions.partition": ("Partition",),
     "partitions.partitioner": ("Partitioner",),
     "partitions.saved": ("Saved", "open_rows", "save_rows"),
-    "partitions.shards": ("Shards", "SortedShards", "shards", "sorted_shards"),
+    "partitions.shards": ("Shards", "SortedShards"),
     "samples": ("Dataset", "Normalisation", "Samples"),
     "splits": ("Split",),
     "subsets": ("balanced", "select_classes", "subsample"),

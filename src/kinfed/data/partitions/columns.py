@@ -13,51 +13,79 @@ from kinfed.data.partitions.partitioner import Partitioner
 from kinfed.data.samples import CLIENT, Dataset, labels_of
 from kinfed.errors import InputError
 
-__all__ = ["ByColumn", "Folders", "by_column"]
+__all__ = ["ByColumn", "Folders"]
 
 
 @dataclass(frozen=True)
 class ByColumn(Partitioner):
     """Partition by a column of the data: samples with the same value go to the same client.
 
+    There is one client for each distinct value, in sorted order. If there are more values than ``clients``, ``clients``
+    of them are drawn at random and the other samples are not used. If there are fewer, there are fewer clients. The
+    test set is assigned by the same values. If it has none of the training set's values, a fifth of each client's own
+    samples is held out for testing instead, stratified by class; a client with one sample has no test sample.
+
     Attributes:
         column: Name of the column.
 
+    Raises:
+        InputError: If the data set has no such column, or the column has no value in the training set.
+
     >>> partition = ByColumn("writer")(["ann", "bob", "ann"], ["bob", "ann"], 2, np.random.default_rng(0))
-    >>> partition.names, [rows.tolist() for rows in partition.train]
-    (('ann', 'bob'), [[0, 2], [1]])
+    >>> partition.names, [rows.tolist() for rows in partition.train], [rows.tolist() for rows in partition.test]
+    (('ann', 'bob'), [[0, 2], [1]], [[1], [0]])
     """
 
     column: str
 
-    def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign samples to clients by value: one client for each value of the column; see `by_column`.
+    def __call__(
+        self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator, labels: ArrayLike | None = None
+    ) -> Partition:
+        """Assign the rows of both sets to clients, from the values of the column.
 
         Args:
             train: Value of each training sample, n.
             test: Value of each test sample.
             clients: Largest number of clients.
-            rng: Random generator of the partition.
+            rng: Random generator, the only source of randomness.
+            labels: Labels of the training samples followed by those of the test samples; without them, the samples
+                that are held out are not stratified.
         """
-        return by_column(train, test, clients, rng)
+        check_clients(clients)
+        before, after = _values(train), _values(test)
+        values = np.unique(before)
+        values = values[values == values]  # noqa: PLR0124 - drops NaN, the only value that differs from itself
+        if not len(values):
+            raise InputError("partition: the column that says who the clients are has no value in the training set")
+        shared = np.isin(after, values)
+        if len(values) > clients:
+            values = values[np.sort(rng.choice(len(values), clients, replace=False))]
+        names = tuple(str(value) for value in values)
+        owner, test_owner = (_places(column, values) for column in (before, after))
+        if shared.any():
+            return Partition(rows_by(owner, len(values)), rows_by(test_owner, len(values)), names=names)
+        owner = np.concatenate([owner, test_owner])
+        classes = np.zeros_like(owner) if labels is None else np.asarray(labels, dtype=np.int64)
+        return split_locally(owner, classes, len(values), rng, names)
 
     def of_dataset(self, dataset: Dataset, rows: Indices, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows from the data set's column.
-
-        Raises:
-            InputError: If there is no such column, or it has no value in the training set.
-        """
+        """Assign the rows of both sets to clients, from the data set's column."""
         if self.column not in dataset.columns:
             has = ", ".join(dataset.columns) or "none"
             raise InputError(f"partition: {f'by:{self.column}'!r} names no column of {dataset.name}; it has {has}")
         train, test = dataset.columns[self.column]
         labels = np.concatenate([labels_of(dataset.train)[rows], labels_of(dataset.test)])
-        return by_column(train[rows], test, clients, rng, labels=labels)
+        return self(train[rows], test, clients, rng, labels)
 
 
 @dataclass(frozen=True)
 class Folders(Partitioner):
     """Partition by folder: samples whose files lie in the same folder go to the same client.
+
+    It is `ByColumn` with the column ``client``, which has the names of the folders.
+
+    Raises:
+        InputError: If the data do not have one folder per client.
 
     >>> partition = Folders()(["ann", "bob", "ann"], ["bob", "ann"], 2, np.random.default_rng(0))
     >>> partition.names
@@ -65,68 +93,14 @@ class Folders(Partitioner):
     """
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign samples to clients by folder: one client for each folder name; see `by_column`.
-
-        Args:
-            train: Folder name of each training sample, n.
-            test: Folder name of each test sample.
-            clients: Largest number of clients.
-            rng: Random generator of the partition.
-        """
-        return by_column(train, test, clients, rng)
+        """Assign the rows of both sets to clients, from the names of their folders."""
+        return ByColumn(CLIENT)(train, test, clients, rng)
 
     def of_dataset(self, dataset: Dataset, rows: Indices, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign the rows from the column ``client``, which has the names of the folders.
-
-        Raises:
-            InputError: If the data do not have one folder per client.
-        """
+        """Assign the rows of both sets to clients, from the column ``client``."""
         if CLIENT not in dataset.columns:
             raise InputError(f"partition: 'folders' is not allowed; {dataset.name} does not have a folder a client")
         return ByColumn(CLIENT).of_dataset(dataset, rows, clients, rng)
-
-
-def by_column(
-    train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator, labels: ArrayLike | None = None
-) -> Partition:
-    """Assign samples by the values of a column: one client for each distinct value, in sorted order (``by:COLUMN``).
-
-    If there are more values than ``clients``, ``clients`` of them are drawn at random and the other samples are not
-    used. If there are fewer, there are fewer clients. The test set is assigned by the same values. If it has none of
-    the training set's values, a fifth of each client's own samples is held out for testing instead, stratified by
-    class; a client with one sample has no test sample.
-
-    Args:
-        train: Values of the column in the training set, n.
-        test: Values of the column in the test set.
-        clients: Largest number of clients.
-        rng: Random generator of the partition.
-        labels: Labels of the training samples followed by those of the test samples; without them, the samples that
-            are held out are not stratified.
-
-    Raises:
-        InputError: If the column has no value in the training set.
-
-    >>> partition = by_column(["ann", "bob", "ann"], ["bob", "ann"], 2, np.random.default_rng(0))
-    >>> [rows.tolist() for rows in partition.train], [rows.tolist() for rows in partition.test]
-    ([[0, 2], [1]], [[1], [0]])
-    """
-    check_clients(clients)
-    before, after = _values(train), _values(test)
-    values = np.unique(before)
-    values = values[values == values]  # noqa: PLR0124 - drops NaN, the only value that differs from itself
-    if not len(values):
-        raise InputError("partition: the column that says who the clients are has no value in the training set")
-    shared = np.isin(after, values)
-    if len(values) > clients:
-        values = values[np.sort(rng.choice(len(values), clients, replace=False))]
-    names = tuple(str(value) for value in values)
-    owner, test_owner = (_places(column, values) for column in (before, after))
-    if shared.any():
-        return Partition(rows_by(owner, len(values)), rows_by(test_owner, len(values)), names=names)
-    owner = np.concatenate([owner, test_owner])
-    classes = np.zeros_like(owner) if labels is None else np.asarray(labels, dtype=np.int64)
-    return split_locally(owner, classes, len(values), rng, names)
 
 
 def _places(column: NDArray[np.generic], values: NDArray[np.generic]) -> Indices:

@@ -5,7 +5,6 @@ Letters: ``n`` samples, ``N`` clients, ``K`` classes. Labels are 0..K-1, in any 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -30,7 +29,7 @@ from kinfed.data.partitions.partition import Indices, Partition
 from kinfed.data.partitions.partitioner import Partitioner
 from kinfed.errors import InputError
 
-__all__ = ["Dirichlet", "DirichletClients", "Quantity", "dirichlet", "dirichlet_clients", "quantity"]
+__all__ = ["Dirichlet", "DirichletClients", "Quantity"]
 
 SMALLEST = 10  # smallest number of training samples of a client (as in the code of MOON and NIID-Bench)
 DIRICHLET_TRIES = 1000
@@ -43,8 +42,18 @@ HOPELESS, TRIED = 14, 20
 class Dirichlet(Partitioner):
     """Each class divided among the clients in proportions drawn from Dir(α·1_N).
 
+    A client that holds n/N training samples gets no more (specification F.2). The draw is repeated until every client
+    has at least 10 training samples: at most 1,000 times, and as few as 20 times if success is unlikely. The test
+    samples of each class are divided in the same proportions as the training samples, so that a client is tested on
+    classes that it trains on; the papers test only the global model. A client may get no test samples of a rare class,
+    or none at all.
+
     Attributes:
         alpha: Concentration α > 0; the smaller it is, the more the clients differ.
+
+    Raises:
+        InputError: If alpha is not positive, or no draw gives every client 10 training samples. The message then names
+            an alpha that does, if there is one.
 
     >>> partition = Dirichlet(alpha=0.5)([0, 1] * 50, [0, 1] * 10, 3, np.random.default_rng(0))
     >>> len(partition), sum(len(rows) for rows in partition.train)
@@ -56,16 +65,29 @@ class Dirichlet(Partitioner):
     alpha: Annotated[float, Gt(0)] = 0.5
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign training and test samples, given as label arrays, to clients; see `dirichlet`."""
-        return dirichlet(train, test, clients, self.alpha, rng)
+        """Assign the rows of both sets to clients, from their labels."""
+        train, test = read_labels(train, test, clients)
+        _enough("dirichlet", len(train), clients)
+        counts = _dirichlet_draw(np.bincount(train, minlength=number_of_classes(train, test)), clients, self.alpha, rng)
+        return partition_by_owner(
+            assign_by_class(train, counts, rng), assign_by_class(test, proportional_counts(counts, test), rng), clients
+        )
 
 
 @dataclass(frozen=True)
 class DirichletClients(Partitioner):
     """Clients of equal sizes, each with class proportions drawn from Dir(α·1_K).
 
+    The training and the test set are pooled (specification F.3). Clients draw their samples one after another, in
+    random order. If a class runs out, the missing samples are drawn from the remaining classes, in the client's
+    proportions. Then a fifth of each client's samples is held out for testing, stratified by class. Sizes differ by at
+    most one, and every sample is used.
+
     Attributes:
         alpha: Concentration α > 0; the smaller it is, the more the clients differ.
+
+    Raises:
+        InputError: If alpha is not positive, or a client would get fewer than two samples.
 
     >>> partition = DirichletClients(alpha=0.5)([0, 1] * 50, [0, 1] * 10, 3, np.random.default_rng(0))
     >>> [len(rows) for rows in partition.train], [len(rows) for rows in partition.test]
@@ -77,16 +99,43 @@ class DirichletClients(Partitioner):
     alpha: Annotated[float, Gt(0)] = 0.5
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign training and test samples, given as label arrays, to clients; see `dirichlet_clients`."""
-        return dirichlet_clients(train, test, clients, self.alpha, rng)
+        """Assign the rows of both sets to clients, from their labels."""
+        check_clients(clients)
+        train, test = read_labels(train, test, clients=1)
+        pool = np.concatenate([train, test])
+        if len(pool) < 2 * clients:
+            raise InputError(
+                f"clients: {clients} is too many; dirichlet_clients gives each one 2 of the {len(pool)} samples or more"
+            )
+        left = np.bincount(pool)
+        wanted = rng.dirichlet(np.full(len(left), self.alpha), clients)
+        counts = np.zeros((clients, len(left)), dtype=np.int64)
+        for client, size in zip(rng.permutation(clients), equal_sizes(len(pool), clients), strict=True):
+            missing = int(size)
+            while missing:  # each pass finds all missing samples or uses up a class
+                p = np.where(left > 0, wanted[client], 0.0)
+                if not p.any():
+                    p = (left > 0).astype(float)
+                found = np.minimum(rng.multinomial(missing, p / p.sum()), left)
+                counts[client] += found
+                left -= found
+                missing -= int(found.sum())
+        return split_locally(assign_by_class(pool, counts.T, rng), pool, clients, rng)
 
 
 @dataclass(frozen=True)
 class Quantity(Partitioner):
     """IID samples in unequal numbers, in proportions drawn from Dir(α·1_N).
 
+    Every client gets 10 training samples; the rest is divided in the drawn proportions. The test set is divided in the
+    proportions of the training sizes. This differs from NIID-Bench, which repeats the draw until the smallest share
+    gives 10 samples; with many clients that never happens.
+
     Attributes:
         alpha: Concentration α > 0; the smaller it is, the more the clients differ.
+
+    Raises:
+        InputError: If alpha is not positive, or there are fewer than 10·N training samples.
 
     >>> partition = Quantity(alpha=0.5)([0, 1] * 50, [0, 1] * 10, 3, np.random.default_rng(0))
     >>> min(len(rows) for rows in partition.train) >= 10
@@ -98,117 +147,13 @@ class Quantity(Partitioner):
     alpha: Annotated[float, Gt(0)] = 0.5
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign training and test samples, given as label arrays, to clients; see `quantity`."""
-        return quantity(train, test, clients, self.alpha, rng)
-
-
-def dirichlet(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
-    """Divide each class among the clients in proportions drawn from Dir(α·1_N) (specification F.2).
-
-    A client that holds n/N training samples gets no more. The draw is repeated until every client has at least 10
-    training samples: at most 1,000 times, and as few as 20 times if success is unlikely. The test samples of each
-    class are divided in the same proportions as the training samples, so that a client is tested on classes that it
-    trains on; the papers test only the global model. A client may get no test samples of a rare class, or none at all.
-
-    Args:
-        train: Label of each training sample, n integers 0..K-1.
-        test: Label of each test sample, integers 0..K-1.
-        clients: Number of clients N.
-        alpha: Concentration α > 0.
-        rng: Random generator of the partition.
-
-    Raises:
-        InputError: If alpha is not positive, or no draw gives every client 10 training samples. The message then names
-            an alpha that does, if there is one.
-
-    >>> partition = dirichlet([0, 1] * 50, [0, 1] * 10, 3, 0.5, np.random.default_rng(0))
-    >>> min(len(rows) for rows in partition.train) >= 10
-    True
-    """
-    train, test = read_labels(train, test, clients)
-    _positive(alpha)
-    _enough("dirichlet", len(train), clients)
-    counts = _dirichlet_draw(np.bincount(train, minlength=number_of_classes(train, test)), clients, alpha, rng)
-    return partition_by_owner(
-        assign_by_class(train, counts, rng), assign_by_class(test, proportional_counts(counts, test), rng), clients
-    )
-
-
-def dirichlet_clients(
-    train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator
-) -> Partition:
-    """Draw the class proportions of each client from Dir(α·1_K); sizes are equal (specification F.3).
-
-    The training and the test set are pooled. Clients draw their samples one after another, in random order. If a class
-    runs out, the missing samples are drawn from the remaining classes, in the client's proportions. Then a fifth of
-    each client's samples is held out for testing, stratified by class. Sizes differ by at most one, and every sample
-    is used.
-
-    Args:
-        train: Label of each training sample, n integers 0..K-1.
-        test: Label of each test sample, integers 0..K-1.
-        clients: Number of clients N.
-        alpha: Concentration α > 0.
-        rng: Random generator of the partition.
-
-    Raises:
-        InputError: If alpha is not positive, or a client would get fewer than two samples.
-
-    >>> partition = dirichlet_clients([0, 1] * 50, [0, 1] * 10, 3, 0.5, np.random.default_rng(0))
-    >>> [len(rows) for rows in partition.train], [len(rows) for rows in partition.test]
-    ([32, 32, 32], [8, 8, 8])
-    """
-    check_clients(clients)
-    train, test = read_labels(train, test, clients=1)
-    _positive(alpha)
-    pool = np.concatenate([train, test])
-    if len(pool) < 2 * clients:
-        raise InputError(
-            f"clients: {clients} is too many; dirichlet_clients gives each one 2 of the {len(pool)} samples or more"
-        )
-    left = np.bincount(pool)
-    wanted = rng.dirichlet(np.full(len(left), alpha), clients)
-    counts = np.zeros((clients, len(left)), dtype=np.int64)
-    for client, size in zip(rng.permutation(clients), equal_sizes(len(pool), clients), strict=True):
-        missing = int(size)
-        while missing:  # each pass finds all missing samples or uses up a class
-            p = np.where(left > 0, wanted[client], 0.0)
-            if not p.any():
-                p = (left > 0).astype(float)
-            found = np.minimum(rng.multinomial(missing, p / p.sum()), left)
-            counts[client] += found
-            left -= found
-            missing -= int(found.sum())
-    return split_locally(assign_by_class(pool, counts.T, rng), pool, clients, rng)
-
-
-def quantity(train: ArrayLike, test: ArrayLike, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
-    """Assign IID samples in unequal numbers: 10 training samples to each client, the rest in Dir(α·1_N) proportions.
-
-    The test set is divided in the proportions of the training sizes. This differs from NIID-Bench, which repeats the
-    draw until the smallest share gives 10 samples; with many clients that never happens.
-
-    Args:
-        train: Label of each training sample, n integers 0..K-1.
-        test: Label of each test sample, integers 0..K-1.
-        clients: Number of clients N.
-        alpha: Concentration α > 0.
-        rng: Random generator of the partition.
-
-    Raises:
-        InputError: If alpha is not positive, or there are fewer than 10·N training samples.
-
-    >>> partition = quantity([0, 1] * 50, [0, 1] * 10, 3, 0.5, np.random.default_rng(0))
-    >>> min(len(rows) for rows in partition.train) >= 10
-    True
-    """
-    train, test = read_labels(train, test, clients)
-    _positive(alpha)
-    _enough("quantity", len(train), clients)
-    rest = rounded_sizes(rng.dirichlet(np.full(clients, alpha)), len(train) - SMALLEST * clients)
-    sizes = SMALLEST + rest
-    owner = assign_at_random(sizes, rng)
-    return partition_by_owner(owner, assign_at_random(rounded_sizes(sizes / len(train), len(test)), rng), clients)
+        """Assign the rows of both sets to clients, from their labels."""
+        train, test = read_labels(train, test, clients)
+        _enough("quantity", len(train), clients)
+        rest = rounded_sizes(rng.dirichlet(np.full(clients, self.alpha)), len(train) - SMALLEST * clients)
+        sizes = SMALLEST + rest
+        owner = assign_at_random(sizes, rng)
+        return partition_by_owner(owner, assign_at_random(rounded_sizes(sizes / len(train), len(test)), rng), clients)
 
 
 def _dirichlet_draw(sizes: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
@@ -244,11 +189,6 @@ def _dirichlet_counts(sizes: Indices, clients: int, alpha: float, rng: np.random
         counts[k] = np.diff(ends, prepend=0)
         held += counts[k]
     return counts
-
-
-def _positive(alpha: float) -> None:
-    if not 0 < alpha < math.inf:
-        raise InputError(f"alpha: {alpha} is not allowed; must be greater than 0")
 
 
 def _enough(partition: str, samples: int, clients: int) -> None:

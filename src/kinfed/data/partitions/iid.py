@@ -11,39 +11,26 @@ from kinfed.data.partitions.assign import assign_at_random, equal_sizes, partiti
 from kinfed.data.partitions.partition import Partition
 from kinfed.data.partitions.partitioner import Partitioner
 
-__all__ = ["IID", "iid"]
+__all__ = ["IID"]
 
 
 @dataclass(frozen=True)
 class IID(Partitioner):
     """Equal random parts.
 
-    >>> partition = IID()([0, 1] * 5, [0, 1], 2, np.random.default_rng(0))
-    >>> [len(rows) for rows in partition.train]
-    [5, 5]
-    """
-
-    def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign training and test samples, given as label arrays, to clients; see `iid`."""
-        return iid(train, test, clients, rng)
-
-
-def iid(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-    """Divide both sets at random into N parts whose sizes differ by at most one (specification F.5).
-
-    Args:
-        train: Label of each training sample, n integers 0..K-1.
-        test: Label of each test sample, integers 0..K-1.
-        clients: Number of clients N.
-        rng: Random generator of the partition.
+    Both sets are divided at random into N parts, one for each client, whose sizes differ by at most one
+    (specification F.5).
 
     Raises:
         InputError: If there are more clients than training samples.
 
-    >>> partition = iid([0, 1] * 5, [0, 1], 2, np.random.default_rng(0))
+    >>> partition = IID()([0, 1] * 5, [0, 1], 2, np.random.default_rng(0))
     >>> [len(rows) for rows in partition.train], [len(rows) for rows in partition.test]
     ([5, 5], [1, 1])
     """
-    train, test = read_labels(train, test, clients)
-    owner = assign_at_random(equal_sizes(len(train), clients), rng)
-    return partition_by_owner(owner, assign_at_random(equal_sizes(len(test), clients), rng), clients)
+
+    def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
+        """Assign the rows of both sets to clients, from their labels."""
+        train, test = read_labels(train, test, clients)
+        owner = assign_at_random(equal_sizes(len(train), clients), rng)
+        return partition_by_owner(owner, assign_at_random(equal_sizes(len(test), clients), rng), clients)

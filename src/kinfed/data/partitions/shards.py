@@ -23,15 +23,22 @@ from kinfed.data.partitions.partition import Indices, Partition, rows_by
 from kinfed.data.partitions.partitioner import Partitioner
 from kinfed.errors import InputError
 
-__all__ = ["Shards", "SortedShards", "shards", "sorted_shards"]
+__all__ = ["Shards", "SortedShards"]
 
 
 @dataclass(frozen=True)
 class Shards(Partitioner):
     """A few shards of one class each for every client, with test shards of the same classes.
 
+    Each of the K classes is cut, in the order of the data set, into N·s/K near-equal shards (specification F.1). A
+    shuffled N×s table has the classes of the N clients; it is used for both sets. A client may get a class twice, so it
+    holds at most s classes.
+
     Attributes:
-        per_client: Number of shards of each client, and the largest number of classes that it holds.
+        per_client: Number of shards s of each client.
+
+    Raises:
+        InputError: If N·s is no multiple of K, or a class has fewer training samples than shards.
 
     >>> partition = Shards(per_client=1)([0, 0, 1, 1], [0, 1], 2, np.random.default_rng(0))
     >>> sorted(rows.tolist() for rows in partition.train)
@@ -43,13 +50,44 @@ class Shards(Partitioner):
     per_client: Annotated[int, Ge(1)] = 2
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign training and test samples, given as label arrays, to clients; see `shards`."""
-        return shards(train, test, clients, self.per_client, rng)
+        """Assign the rows of both sets to clients, from their labels."""
+        train, test = read_labels(train, test, clients)
+        classes = number_of_classes(train, test)
+        total = clients * self.per_client
+        if total % classes:
+            raise InputError(
+                f"shards: {clients} clients × {self.per_client} shards = {total} is no multiple of the {classes} "
+                f"classes"
+            )
+        each = total // classes
+        table = rng.permutation(np.repeat(np.arange(classes), each)).reshape(clients, self.per_client)
+        # The clients that hold a shard of each class, in the order of the table.
+        holders = [slots // self.per_client for slots in rows_by(table.ravel(), classes)]
+        for k, rows in enumerate(rows_by(train, classes)):
+            if len(rows) < each:
+                raise InputError(f"shards: class {k} has {len(rows)} training samples for {each} shards")
+
+        def owners(labels: Indices) -> Indices:
+            owner = np.empty_like(labels)
+            for rows, holding in zip(rows_by(labels, classes), holders, strict=True):
+                of_shard = np.empty(each, dtype=np.int64)
+                of_shard[rng.permutation(each)[::-1]] = holding
+                owner[rows] = np.repeat(of_shard, equal_sizes(len(rows), each))
+            return owner
+
+        return partition_by_owner(owners(train), owners(test), clients)
 
 
 @dataclass(frozen=True)
 class SortedShards(Partitioner):
     """Two random shards for every client, from 2N shards of the training set sorted by label.
+
+    Their sizes differ by at most one (specification F.6). A shard may hold the end of one class and the start of the
+    next. The test samples of each class are divided in the same proportions as its training samples; shards of the
+    test set would have other classes than those of training.
+
+    Raises:
+        InputError: If there are fewer than 2N training samples.
 
     >>> partition = SortedShards()([0, 1, 0, 1], [0, 1], 2, np.random.default_rng(0))
     >>> [len(rows) for rows in partition.train]
@@ -57,84 +95,14 @@ class SortedShards(Partitioner):
     """
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-        """Assign training and test samples, given as label arrays, to clients; see `sorted_shards`."""
-        return sorted_shards(train, test, clients, rng)
-
-
-def shards(train: ArrayLike, test: ArrayLike, clients: int, per_client: int, rng: np.random.Generator) -> Partition:
-    """Assign s shards of one class each to every client, with test shards of the same classes (specification F.1).
-
-    Each class is cut, in the order of the data set, into N·s/K near-equal shards. A shuffled N×s table has the classes
-    of each client; it is used for both sets. A client may get a class twice, so it holds at most s classes.
-
-    Args:
-        train: Label of each training sample, n integers 0..K-1.
-        test: Label of each test sample, integers 0..K-1.
-        clients: Number of clients N.
-        per_client: Number of shards s of each client.
-        rng: Random generator of the partition.
-
-    Raises:
-        InputError: If N·s is no multiple of K, or a class has fewer training samples than shards.
-
-    >>> partition = shards([0, 0, 1, 1], [0, 1], clients=2, per_client=1, rng=np.random.default_rng(0))
-    >>> sorted(rows.tolist() for rows in partition.train)
-    [[0, 1], [2, 3]]
-    """
-    train, test = read_labels(train, test, clients)
-    classes = number_of_classes(train, test)
-    if per_client < 1:
-        raise InputError(f"shards: {per_client} is not allowed; 1 or more")
-    if clients * per_client % classes:
-        raise InputError(
-            f"shards: {clients} clients × {per_client} shards = {clients * per_client} is no multiple of the "
-            f"{classes} classes"
-        )
-    each = clients * per_client // classes
-    table = rng.permutation(np.repeat(np.arange(classes), each)).reshape(clients, per_client)
-    # The clients that hold a shard of each class, in the order of the table.
-    holders = [slots // per_client for slots in rows_by(table.ravel(), classes)]
-    for k, rows in enumerate(rows_by(train, classes)):
-        if len(rows) < each:
-            raise InputError(f"shards: class {k} has {len(rows)} training samples for {each} shards")
-
-    def owners(labels: Indices) -> Indices:
-        owner = np.empty_like(labels)
-        for rows, holding in zip(rows_by(labels, classes), holders, strict=True):
-            of_shard = np.empty(each, dtype=np.int64)
-            of_shard[rng.permutation(each)[::-1]] = holding
-            owner[rows] = np.repeat(of_shard, equal_sizes(len(rows), each))
-        return owner
-
-    return partition_by_owner(owners(train), owners(test), clients)
-
-
-def sorted_shards(train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
-    """Sort the training set by label, cut it into 2N equal shards, and assign two to each client (specification F.6).
-
-    A shard may hold the end of one class and the start of the next. The test samples of each class are divided in the
-    same proportions as its training samples; shards of the test set would have other classes than those of training.
-
-    Args:
-        train: Label of each training sample, n integers 0..K-1.
-        test: Label of each test sample, integers 0..K-1.
-        clients: Number of clients N.
-        rng: Random generator of the partition.
-
-    Raises:
-        InputError: If there are fewer than 2N training samples.
-
-    >>> partition = sorted_shards([0, 1, 0, 1], [0, 1], 2, np.random.default_rng(0))
-    >>> [len(rows) for rows in partition.train]
-    [2, 2]
-    """
-    train, test = read_labels(train, test, clients)
-    if len(train) < 2 * clients:
-        raise InputError(
-            f"clients: {clients} is too many; sort makes {2 * clients} shards of {len(train)} training samples"
-        )
-    of_shard = rng.permutation(np.repeat(np.arange(clients), 2))
-    owner = np.empty_like(train)
-    owner[np.argsort(train, kind="stable")] = np.repeat(of_shard, equal_sizes(len(train), 2 * clients))
-    counts = class_counts(train, owner, number_of_classes(train, test), clients)
-    return partition_by_owner(owner, assign_by_class(test, proportional_counts(counts, test), rng), clients)
+        """Assign the rows of both sets to clients, from their labels."""
+        train, test = read_labels(train, test, clients)
+        if len(train) < 2 * clients:
+            raise InputError(
+                f"clients: {clients} is too many; sort makes {2 * clients} shards of {len(train)} training samples"
+            )
+        of_shard = rng.permutation(np.repeat(np.arange(clients), 2))
+        owner = np.empty_like(train)
+        owner[np.argsort(train, kind="stable")] = np.repeat(of_shard, equal_sizes(len(train), 2 * clients))
+        counts = class_counts(train, owner, number_of_classes(train, test), clients)
+        return partition_by_owner(owner, assign_by_class(test, proportional_counts(counts, test), rng), clients)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kinfed.data import Dataset, Federation, Partition, load, save_rows, select_classes, sorted_shards
+from kinfed.data import Dataset, Federation, Partition, SortedShards, load, save_rows, select_classes
 from kinfed.data.partitions.partition import Indices
 from kinfed.data.samples import labels_of
 from kinfed.errors import InputError, plain
@@ -116,7 +116,7 @@ class _Repeat:
         if not file.is_file():
             train, test = labels_of(self.dataset.train), labels_of(self.dataset.test)
             stream = numpy_stream(self.seed, partition)
-            share_out = paired if partition == "paired" else sorted_shards
+            share_out = paired if partition == "paired" else SortedShards()
             cut = share_out(train[rows], test, self.config.clients, stream)
             cut = replace(cut, train=[rows[mine] for mine in cut.train])
             self.folder.mkdir(parents=True, exist_ok=True)
