@@ -3,10 +3,10 @@
 All registered methods run on the digits once without a stop, with partial participation and augmentation, in this
 process and in two worker processes. Each trial of ``python benchmarks/kill.py --kills 100`` then draws three of them
 (all have their turn before one comes again), starts them with two worker processes or none, and ends that at a moment
-drawn evenly from the time that it takes: by SIGKILL to the process, by SIGKILL to its whole group, by SIGTERM or by
-SIGHUP. It resumes with `kinfed resume`, ends that likewise half of the time, and compares all files of the runs but
-those that tell the time. Afterwards nothing of kinfed's may lie in shared memory. ``--seed`` of a second call goes on
-elsewhere.
+drawn evenly from the time that it works, after its start: by SIGKILL to the process, by SIGKILL to its whole group, by
+SIGTERM or by SIGHUP. It resumes with `kinfed resume`, ends that likewise half of the time, and compares all files of
+the runs but those that tell the time. Afterwards nothing of kinfed's may lie in shared memory. ``--seed`` of a second
+call goes on elsewhere.
 """
 
 from __future__ import annotations
@@ -51,9 +51,18 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def ended_after(seconds: float, how: str, *arguments: str) -> bool:
-    """Run the command for so long, and end it; whether it was still running."""
+def started(process: subprocess.Popen[bytes], out: Path) -> float:
+    """Wait until a comparison has begun or its process has ended; return the seconds that this took."""
+    began = time.perf_counter()
+    while process.poll() is None and not (out / "comparison.toml").is_file():
+        time.sleep(0.05)
+    return time.perf_counter() - began
+
+
+def ended_after(seconds: float, how: str, out: Path, *arguments: str) -> bool:
+    """Run a command for some seconds after its start, and end it; return True if it was still running."""
     process = start(*arguments)
+    started(process, out)
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -93,8 +102,10 @@ def _narrow(name: str) -> list[str]:
     return ["--set", f"{name}.hidden=32", "--set", f"{name}.out=16"]
 
 
-def never_stopped(methods: list[str], pool: str, folder: Path) -> tuple[dict[int, Path], dict[int, float]]:
-    """The comparison of all methods, by its workers, and how long a few of them take."""
+def never_stopped(
+    methods: list[str], pool: str, folder: Path
+) -> tuple[dict[int, Path], dict[int, tuple[float, float]]]:
+    """The comparison of all methods, by its workers, and how long a few of them take to start and to work."""
     straight, took = {}, {}
     for workers in (0, 2):
         straight[workers] = folder / f"straight-{workers}"
@@ -103,23 +114,25 @@ def never_stopped(methods: list[str], pool: str, folder: Path) -> tuple[dict[int
         if code:
             sys.exit(f"the comparison itself fails, with exit code {code}")
         seconds = time.perf_counter() - began
-        began = time.perf_counter()
-        start(*comparison(methods[:AT_ONCE], workers, pool, folder / f"few-{workers}")).wait()
-        took[workers] = time.perf_counter() - began
+        few = folder / f"few-{workers}"
+        process = start(*comparison(methods[:AT_ONCE], workers, pool, few))
+        to_start, began = started(process, few), time.perf_counter()
+        process.wait()
+        took[workers] = (to_start, time.perf_counter() - began)
         print(f"never stopped, {workers} workers: {seconds:.0f} s", flush=True)
     return straight, took
 
 
-def end_it(arguments: list[str], out: Path, seconds: float, rng: random.Random) -> list[tuple[str, float]]:
+def end_it(
+    arguments: list[str], out: Path, seconds: tuple[float, float], rng: random.Random
+) -> list[tuple[str, float]]:
     """End a comparison, and half of the time once more while it is resumed: how, and after how many seconds."""
-    done = []
-    for _ in range(rng.choice((1, 2))):
-        how, moment = rng.choice(ENDS), rng.uniform(0, seconds)
-        if ended_after(moment, how, *arguments):
+    done, (to_start, to_work) = [], seconds
+    for again in range(rng.choice((1, 2))):
+        how, moment = rng.choice(ENDS), rng.uniform(0, to_work) + again * to_start  # a resumed one has its folder
+        if ended_after(moment, how, out, *arguments):
             done.append((how, moment))
         arguments = ["resume", str(out)]
-        if not (out / "comparison.toml").is_file():
-            break
     return done
 
 
@@ -138,7 +151,7 @@ def main() -> None:
         start("sources", "train", *train).wait()
     straight, took = never_stopped(methods, pool, folder)
     kills: Counter[str] = Counter()
-    trials = differ = nothing = 0
+    trials = differ = 0
     for some in turns(methods, rng):
         if sum(kills.values()) >= given.kills:
             break
@@ -146,9 +159,6 @@ def main() -> None:
         trials += 1
         done = end_it(comparison(some, workers, pool, out), out, took[workers], rng)
         kills.update(how for how, _ in done)
-        if not (out / "comparison.toml").is_file():
-            nothing += 1  # ended before there was anything to resume
-            continue
         code = start("resume", str(out)).wait()
         runs = [f"{name}-seed0" for name in some]
         same = code == 0 and all(files(out / run) == files(straight[workers] / run) for run in runs)
@@ -161,7 +171,7 @@ def main() -> None:
             shutil.rmtree(out)
     counted = ", ".join(f"{count} by {how}" for how, count in sorted(kills.items()))
     print(f"{sum(kills.values())} ends ({counted}) in {trials} comparisons of {AT_ONCE} of {len(methods)} methods:")
-    print(f"{differ} ended differently or left something behind, {nothing} had nothing to resume yet")
+    print(f"{differ} ended differently or left something behind")
     if differ:
         print(f"what differs is kept in {folder}")
     else:

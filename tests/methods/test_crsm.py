@@ -17,13 +17,14 @@ from kinfed.engine.checks import upload_error
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.learning import LocalTraining, activations, features
-from kinfed.methods import ClientState, Message, Method, ServerState, comparison, row_weights
+from kinfed.methods import ClientState, Message, Method, ServerState, comparison
 from kinfed.methods.crsm import CRSMMixing
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedavg_crsm import FedAvgCRSM
 from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.methods.local import Local
+from kinfed.methods.row_weights import Norm
 from kinfed.models import ALL, ARCHITECTURES, BODY, HEAD, Model, Part, Tensors, build, from_module, select
 from kinfed.similarity import cka, class_means
 from tests.builders import build_runtime, close, dataset, equal_sizes, run, same
@@ -67,7 +68,7 @@ def with_similarity(monkeypatch: pytest.MonkeyPatch, matrix: Tensor) -> None:
 @pytest.mark.parametrize("norm", ["distance", "minmax", "sum", "softmax", "power"])
 @pytest.mark.parametrize(("mixing", "plain"), [(FedSHIBU, FedBABU), (FedAvgCRSM, FedAvg)])
 def test_equal_similarities_give_the_plain_mean(
-    norm: row_weights.Norm,
+    norm: Norm,
     mixing: type[CRSMMixing],
     plain: type[Method],
     tmp_path: Path,
@@ -93,7 +94,7 @@ class LocalBody(FedBABU, Local):
 @pytest.mark.parametrize("norm", ["minmax", "sum", "power"])
 @pytest.mark.parametrize(("mixing", "alone"), [(FedSHIBU, LocalBody), (FedAvgCRSM, Local)])
 def test_similarity_to_oneself_alone_is_isolated_training(
-    norm: row_weights.Norm,
+    norm: Norm,
     mixing: type[CRSMMixing],
     alone: type[Method],
     tmp_path: Path,
@@ -296,7 +297,7 @@ def similarities(runtime: ClientRuntime, uploads: dict[int, Message], stage: str
 
 @pytest.mark.independent("fedshibu")
 @pytest.mark.parametrize("norm", ["power", "distance"])
-def test_each_stage_is_mixed_by_the_similarity_of_its_own_outputs(norm: row_weights.Norm) -> None:
+def test_each_stage_is_mixed_by_the_similarity_of_its_own_outputs(norm: Norm) -> None:
     fields: dict[str, Any] = {"norm": norm, "gamma": 8.0, "reach": 0.5}
     method = FedSHIBU(layers="each", **fields)
     runtime, state, uploads = first_round(method)
@@ -392,7 +393,7 @@ def test_rows_become_weights(fields: dict[str, Any], row: int, expected: list[fl
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("include_self", [True, False])
-def test_an_undefined_similarity_weighs_nothing_and_shifts_nobody(norm: row_weights.Norm, include_self: bool) -> None:
+def test_an_undefined_similarity_weighs_nothing_and_shifts_nobody(norm: Norm, include_self: bool) -> None:
     undefined = torch.full((4, 4), torch.nan, dtype=torch.float64)  # case 72
     undefined[:3, :3] = C
     method, counts = FedSHIBU(norm=norm, include_self=include_self, k=1), torch.ones(4, dtype=torch.float64)
@@ -404,14 +405,14 @@ def test_an_undefined_similarity_weighs_nothing_and_shifts_nobody(norm: row_weig
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("include_self", [True, False])
-def test_one_client_alone_keeps_its_body(norm: row_weights.Norm, include_self: bool) -> None:
+def test_one_client_alone_keeps_its_body(norm: Norm, include_self: bool) -> None:
     alone = torch.ones(1, 1, dtype=torch.float64)
     assert FedSHIBU(norm=norm, include_self=include_self).row_weights(alone, alone[0], alone).tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("norm", ["minmax", "sum"])
 @pytest.mark.filterwarnings("ignore:.*constant")
-def test_a_body_of_zeros_cannot_be_compared_and_stays_alone(norm: row_weights.Norm) -> None:  # case 72
+def test_a_body_of_zeros_cannot_be_compared_and_stays_alone(norm: Norm) -> None:  # case 72
     runtime, state, uploads = first_round(FedSHIBU(norm=norm))
     zeros = {n: torch.zeros_like(t) for n, t in uploads[0].tensors.items()}
     after = runtime.method.aggregate(runtime.server(1), state, {**uploads, 0: Message(zeros, uploads[0].numbers)})

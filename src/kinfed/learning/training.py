@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -123,33 +123,20 @@ def train(
     if not parameters:
         return Tally(0, 0, float("nan"), float("nan"), None)
     weights = {name: p.detach() for name, p in parameters.items()}  # the same memory, outside autograd
-    one_call = "fused" if samples.inputs.device.type in ("cpu", "cuda") else "foreach"  # for all tensors, in a step
-    optimiser = torch.optim.SGD(
-        parameters.values(),
-        training.lr if phase.lr is None else phase.lr,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-        **{one_call: True},
-    )
-    labels = samples.labels
-    skipped = 0
-    losses: _Told = []
-    plains: _Told = []
-    terms: _Told = []
-    epochs = training.epochs if phase.epochs is None else phase.epochs
+    optimiser, losses = _sgd(parameters.values(), phase, training), _Losses()
     with seeded_globals(order, samples.inputs.device, certain=False):
-        for _ in range(epochs):
+        for _ in range(training.epochs if phase.epochs is None else phase.epochs):
             shuffled = torch.randperm(len(samples), generator=order).to(samples.inputs.device)
             for rows in shuffled.split(training.batch_size):
                 dropped = phase.drop_last and len(rows) < min(training.batch_size, len(samples))
                 if len(rows) < fewest or dropped:
-                    skipped += len(rows)
+                    losses.skipped += len(rows)
                     continue
                 optimiser.zero_grad(set_to_none=True)
-                told = objective(model, Batch(read(rows), rows[:0] if labels is None else labels[rows], rows))
-                plain, term = told if isinstance(told, Loss) else (told, None)
-                loss = Loss(plain, term).total
-                loss.backward()
+                told = objective(model, Batch(read(rows), _labels_of(samples, rows), rows))
+                loss = told if isinstance(told, Loss) else Loss(told)
+                total = loss.total
+                total.backward()
                 if before_step or after_step:
                     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
                     moving = {name: weights[name] for name in gradients}
@@ -158,23 +145,54 @@ def train(
                 optimiser.step()
                 if after_step:
                     after_step(moving)
-                losses.append((len(rows), loss.detach()))
-                plains.append((len(rows), plain.detach()))
-                if term is not None:
-                    terms.append((len(rows), term.detach()))
-    seen = sum(count for count, _ in losses)
-    return Tally(len(losses), skipped, _mean(losses, seen), _mean(plains, seen), _mean(terms, seen) if terms else None)
+                losses.add(len(rows), total, loss)
+    return losses.tally()
 
 
-_Told = list[tuple[int, Tensor]]  # for each step: the number of its samples, and a mean over them
+def _sgd(parameters: Iterable[nn.Parameter], phase: Phase, training: LocalTraining) -> torch.optim.SGD:
+    listed = [*parameters]
+    one_call = "fused" if listed[0].device.type in ("cpu", "cuda") else "foreach"  # for all tensors, in a step
+    lr, options = training.lr if phase.lr is None else phase.lr, {one_call: True}
+    return torch.optim.SGD(listed, lr, momentum=training.momentum, weight_decay=training.weight_decay, **options)
 
 
-def _mean(told: _Told, seen: int) -> float:
-    """Mean over all samples seen, NaN without a step; computed at the end, so that no step waits for the device."""
-    if not told:
+def _labels_of(samples: Samples, rows: Tensor) -> Tensor:
+    """Return the labels of a batch; an empty tensor for samples without labels."""
+    return rows[:0] if samples.labels is None else samples.labels[rows]
+
+
+class _Losses:
+    """Losses of the steps of a phase; they stay on the device until the end, so that no step waits for it."""
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self._totals: _Means = []
+        self._plains: _Means = []
+        self._terms: _Means = []
+
+    def add(self, samples: int, total: Tensor, loss: Loss) -> None:
+        """Add a step."""
+        self._totals.append((samples, total.detach()))
+        self._plains.append((samples, loss.plain.detach()))
+        if loss.term is not None:
+            self._terms.append((samples, loss.term.detach()))
+
+    def tally(self) -> Tally:
+        """Return the record of the phase."""
+        seen = sum(samples for samples, _ in self._totals)
+        term = _mean(self._terms, seen) if self._terms else None
+        return Tally(len(self._totals), self.skipped, _mean(self._totals, seen), _mean(self._plains, seen), term)
+
+
+_Means = list[tuple[int, Tensor]]  # for each step: the number of its samples, and a mean over them
+
+
+def _mean(means: _Means, seen: int) -> float:
+    """Compute the mean over all samples seen; NaN without a step."""
+    if not means:
         return float("nan")
-    counts, means = zip(*told, strict=True)
-    weighted = torch.stack(means) * torch.tensor(counts, device=means[0].device)
+    counts, values = zip(*means, strict=True)
+    weighted = torch.stack(values) * torch.tensor(counts, device=values[0].device)
     total: float = functools.reduce(operator.add, weighted.double().tolist())
     return total / seen
 

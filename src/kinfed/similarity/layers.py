@@ -115,9 +115,7 @@ def compare_layers(
     >>> compare_layers({"conv": x[:, 0]}, {"conv": 2 * x[:, 0], "fc": x[:, 1]}).values.round(2)
     array([[1.  , 0.09]])
     """
-    by = as_measure(measure)
-    if by.needs_labels:
-        raise InputError(f"measure: {by.name!r} is not allowed; it needs labels, and here are none")
+    by = _without_labels(measure)
     if kernel != "linear" and not by.of_grams:
         raise InputError(f"kernel: {kernel!r} would do nothing; it is of CKA, and the measure is {by.name}")
     kernel = by.options.get("kernel", kernel)
@@ -157,6 +155,14 @@ def compare_layers(
         centring=CENTRING if by.of_grams else None,
         measure=by.name,
     )
+
+
+def _without_labels(measure: str | Measure | Callable[..., Any]) -> Measure:
+    """Return a measure by its name or function; refuse one that needs labels."""
+    by = as_measure(measure)
+    if by.needs_labels:
+        raise InputError(f"measure: {by.name!r} is not allowed; it needs labels, and here are none")
+    return by
 
 
 def _layers(side: str, given: Mapping[str, Array]) -> dict[str, Tensor]:
