@@ -427,7 +427,7 @@ def vote(
     from kinfed.experiment.vote import vote as hold_vote
     from kinfed.methods.fedvote import Vote
     from kinfed.registry import nothing_from_files
-    from kinfed.report.vote import save_picture
+    from kinfed.report.vote import save_vote_picture
 
     _truths(overwrite=overwrite, quiet=quiet, allow_code=allow_code)
     file = _file(fields)
@@ -454,7 +454,7 @@ def vote(
         config = _config(new, uses=uses, allow_code=allow_code)
         with result_folder(out, "vote") as folder, _display(quiet) as make_callback:
             held = train_and_vote(config, sources, rule, folder, make_callback, overwrite=overwrite)
-    save_picture(held, folder / "vote.png")
+    save_vote_picture(held, folder / "vote.png")
     return held
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kinfed
-from kinfed.report.figures import mean_series, save_picture
+from kinfed.report.figures import mean_series, save_report_picture
 from kinfed.report.folders import Run, read_runs
 
 
@@ -36,5 +36,5 @@ def test_a_run_of_which_no_client_could_be_tested_has_a_picture(tmp_path: Path) 
     (run,) = read_runs([kinfed.run("fedper", out=tmp_path / "o", clients=10, rounds=1, quiet=True).path])
     run.lines[-1]["client_acc"] = {"personal": [None] * 10}
     assert np.isnan(run.client_accuracies()).all()
-    save_picture([run], tmp_path / "picture.png")
+    save_report_picture([run], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").is_file()

@@ -20,7 +20,7 @@ from kinfed.display import Display
 from kinfed.errors import InputError
 from kinfed.methods import Picture
 from kinfed.report import terminal
-from kinfed.report.figures import clients, cost, curves, partition, save_picture
+from kinfed.report.figures import clients, cost, curves, partition, save_report_picture
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship
 from kinfed.report.matrices import matrix_figure
@@ -72,7 +72,7 @@ def test_plotly_and_matplotlib_are_given_text(tmp_path: Path) -> None:
     assert heatmap.x[0] == "$\\foo$"
     assert '&lt;b&gt;&amp;lt;&lt;a href="x"&gt;' in heatmap.x
     assert len({*heatmap.x}) == len(CLASSES)
-    save_picture([run], tmp_path / "p.png")
+    save_report_picture([run], tmp_path / "p.png")
     title = "<b>\x1b[31m$\\foo$"
     run.pictured[1] = {
         "alike": Picture(torch.eye(2), title, "clients", "clients", similarity=True),
@@ -82,7 +82,7 @@ def test_plotly_and_matplotlib_are_given_text(tmp_path: Path) -> None:
     told = kinship(run, "alike").data[0].text[0][0]
     for figure in (kinship(run, "alike"), matrix_figure(run, "other"), matrix_figure(run, "named")):
         assert "<b>" not in figure.to_json()
-    save_picture([run], tmp_path / "p.png")
+    save_report_picture([run], tmp_path / "p.png")
     assert not set("\x1b\n<\ud800") & set(told)
     rows = [holding(["a"], config={"fedavg": {"x": name}}) for name in ("<b>%{y}", "\ud800[/b]")]
     for figure in (curves(rows), clients(rows), cost(rows)):

@@ -136,7 +136,7 @@ def test_a_function_that_gives_no_number_is_told_in_one_line(function: Any, mess
 
 @pytest.mark.parametrize("given", ["rv3", 3, None, [rv2]])
 def test_what_is_no_measure_is_refused(given: Any) -> None:
-    with pytest.raises(InputError, match=r"^metric is one of cka, debiased_cka, .*, or a function .*; got "):
+    with pytest.raises(InputError, match=r"^measure is one of cka, debiased_cka, .*, or a function .*; got "):
         s.similarity_matrix(sides(4, 4), given)
     with pytest.raises(InputError, match=r"'tests.outside.rv2:NAME' cannot be imported"):
         s.as_measure("tests.outside.rv2:NAME")

@@ -12,6 +12,8 @@ import torch
 from kinfed import similarity as s
 from kinfed.errors import InputError
 
+NAMES = [name for name, one in s.MEASURES.items() if not one.options]  # measures that are functions too
+
 
 def related(n=200, p=3, q=3, seed=0):
     """Two sides that share some of what they say."""
@@ -33,16 +35,16 @@ def widened(x, rng, columns=16):
     [(torch.float64, 0, 1e-9), (torch.float64, 1e6, 1e-6), (torch.float32, 0, 1e-5), (torch.float32, 1e3, 3e-2),
      (torch.float16, 0, 1e-2), (torch.bfloat16, 0, 5e-2)],
 )  # fmt: skip
-@pytest.mark.parametrize("metric", ["cca", "svcca", "pwcca"])
-def test_a_bottleneck_counts_as_wide_as_it_is_in_any_precision(metric, dtype, shift, error):  # case 325
+@pytest.mark.parametrize("measure_name", ["cca", "svcca", "pwcca"])
+def test_a_bottleneck_counts_as_wide_as_it_is_in_any_precision(measure_name, dtype, shift, error):  # case 325
     x, y = related()
     exact = [widened(side, np.random.default_rng(i)) for i, side in enumerate((x, y))]
     wide = [torch.from_numpy(side + shift).to(dtype) for side in exact]
-    measure = getattr(s, metric)
+    measure = getattr(s, measure_name)
     # pwcca weighs by the features, and a rotation into more of them does not leave these alone.
-    expected = measure(*exact) if metric == "pwcca" else measure(x, y)
+    expected = measure(*exact) if measure_name == "pwcca" else measure(x, y)
     assert measure(*wide).item() == pytest.approx(expected, abs=error)
-    assert s.similarity_matrix(wide, metric)[0, 1].item() == pytest.approx(expected, abs=error)
+    assert s.similarity_matrix(wide, measure_name)[0, 1].item() == pytest.approx(expected, abs=error)
     assert s.kept_dimensions(wide[0], 1.0) == 3
     assert len(s.canonical_correlations(*wide)) == 3
 
@@ -126,7 +128,7 @@ def test_living_features_count():  # case 349
 
 X, Y = related(n=30)
 FUNCTIONS = {
-    **{metric: (getattr(s, metric), (X, Y)) for metric in s.METRICS},
+    **{measure_name: (getattr(s, measure_name), (X, Y)) for measure_name in NAMES},
     **{f"{m}_distance": (getattr(s, f"{m}_distance"), (X, Y)) for m in ("emd", "frobenius", "procrustes")},
     "cka_gap": (s.cka_gap, (torch.from_numpy(X), torch.eye(30))),
     "minibatch_cka": (s.minibatch_cka, ()),
@@ -150,7 +152,7 @@ def test_every_option_refuses_what_it_is_not(name, option):  # case 326
         if not (option == "rows" and nonsense is None):
             with pytest.raises(InputError, match=f"^{option} (is|must be) .*got {nonsense!r}".replace("[1]", r"\[1\]")):
                 function(*sides, **{option: nonsense})
-            if name in s.METRICS:
+            if name in NAMES:
                 with pytest.raises(InputError, match=f"^{option} (is|must be) "):
                     s.similarity_matrix([X, Y], name, **{option: nonsense})
 
@@ -174,7 +176,7 @@ def test_every_option_refuses_what_it_is_not(name, option):  # case 326
         (lambda: s.class_means(X, np.zeros(30), 0), "classes is at least 1, a whole number, got 0"),
         (lambda: s.class_means(X, np.full(30, 0.5), 2), "class_means needs 30 labels in 0…1, whole numbers; got"),
         (lambda: s.class_means(X, np.full(30, -1), 2), "class_means needs 30 labels in 0…1, whole numbers; got"),
-        (lambda: s.similarity_matrix([X], "CKA"), "metric is one of cka, "),
+        (lambda: s.similarity_matrix([X], "CKA"), "measure is one of cka, "),
     ],
 )  # fmt: skip
 def test_a_misspelt_option_is_refused_in_one_line(call, message):  # case 326
@@ -206,17 +208,19 @@ BIASED = {
 @pytest.mark.parametrize("name", BIASED)
 def test_a_bias_that_misleads_is_told_with_n_and_p_and_the_debiased_value(name):  # case 328
     own, wide, narrow = unrelated(512, 512, 32)
-    metric, (options, debiased) = name.split()[0], BIASED[name]
+    measure_name, (options, debiased) = name.split()[0], BIASED[name]
     for other in (wide, narrow):
         with pytest.warns(s.BiasedSimilarityWarning) as caught:
-            value = getattr(s, metric)(own, other, **options)
+            value = getattr(s, measure_name)(own, other, **options)
         assert value > 0.5
         (told,) = (str(w.message) for w in caught)
-        assert f"{metric} of n=50 examples" in told
+        assert f"{measure_name} of n=50 examples" in told
         assert f"p=512 features is {value:.2f}, debiased {s.cka(own, other, **debiased):.2f}: where" in told
         assert caught[0].filename == __file__
-    with pytest.warns(s.BiasedSimilarityWarning, match=f"^representation 0 against [01]: {metric} of n=50") as caught:
-        s.similarity_matrix([own], metric, against=[wide, narrow], **options)
+    with pytest.warns(
+        s.BiasedSimilarityWarning, match=f"^representation 0 against [01]: {measure_name} of n=50"
+    ) as caught:
+        s.similarity_matrix([own], measure_name, against=[wide, narrow], **options)
     assert len(caught) == 1
     assert caught[0].filename == __file__
 
@@ -339,7 +343,7 @@ NO_NUMBERS = {
     "a dictionary": ({"a": X}, "dict of object"),
 }
 TAKERS = {
-    **{metric: (lambda side, m=metric: getattr(s, m)(X, side)) for metric in s.METRICS},
+    **{measure_name: (lambda side, m=measure_name: getattr(s, m)(X, side)) for measure_name in NAMES},
     "first of cka": lambda side: s.cka(side, X),
     "beside a Gram": lambda side: s.cka(side, s.Gram.of_features(X)),
     "procrustes_distance": lambda side: s.procrustes_distance(side, X),
@@ -371,16 +375,16 @@ def test_what_is_no_array_of_numbers_is_refused_in_one_line(kind, taker):  # cas
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("metric", s.METRICS)
-def test_numbers_of_any_make_are_read(metric):  # case 342
-    measure, expected = getattr(s, metric), getattr(s, metric)(X, Y)
+@pytest.mark.parametrize("measure_name", NAMES)
+def test_numbers_of_any_make_are_read(measure_name):  # case 342
+    measure, expected = getattr(s, measure_name), getattr(s, measure_name)(X, Y)
     for same in (X.tolist(), Frame(X), np.ma.masked_array(X, mask=False), X.astype(np.longdouble), X.view(np.ndarray)):
         assert measure(same, Y) == pytest.approx(expected, abs=1e-12)
     whole = np.random.default_rng(0).permuted(np.tile([0, 1, 1], (30, 1)), axis=1)
     expected = measure(whole.astype(float), Y)
     for kind in (bool, np.uint8, np.int8, np.uint16, np.uint32, np.uint64, np.int64, np.float16):
         assert measure(whole.astype(kind), Y) == pytest.approx(expected, abs=1e-12)
-        assert s.similarity_matrix([whole.astype(kind), Y], metric)[0, 1] == pytest.approx(expected, abs=1e-12)
+        assert s.similarity_matrix([whole.astype(kind), Y], measure_name)[0, 1] == pytest.approx(expected, abs=1e-12)
     for kind in (torch.bool, torch.uint8, torch.int32, torch.bfloat16):
         assert measure(torch.from_numpy(whole).to(kind), Y).item() == pytest.approx(expected, abs=1e-12)
 

@@ -15,6 +15,8 @@ from kinfed.errors import InputError
 # What is asked here is whether the numbers are right, not whether they mean anything.
 pytestmark = pytest.mark.filterwarnings("ignore::kinfed.similarity.BiasedSimilarityWarning")
 
+NAMES = [name for name, one in s.MEASURES.items() if not one.options]  # measures that are functions too
+
 
 def representations(count=5, n=12, seed=0):
     rng = np.random.default_rng(seed)
@@ -22,12 +24,12 @@ def representations(count=5, n=12, seed=0):
     return [base @ rng.standard_normal((6, 20)) + rng.standard_normal((n, 20)) + 3 for _ in range(count)]
 
 
-@pytest.mark.parametrize("metric", s.METRICS)
-def test_every_metric_is_that_of_the_pairs(metric):
+@pytest.mark.parametrize("measure_name", NAMES)
+def test_every_metric_is_that_of_the_pairs(measure_name):
     xs = [x[:, :5] for x in representations()]
-    measure = getattr(s, metric)
+    measure = getattr(s, measure_name)
     expected = np.array([[measure(x, y) for y in xs] for x in xs])
-    assert s.similarity_matrix(xs, metric) == pytest.approx(expected, abs=1e-10)
+    assert s.similarity_matrix(xs, measure_name) == pytest.approx(expected, abs=1e-10)
 
 
 @pytest.mark.parametrize("options", [{}, {"kernel": "rbf", "bandwidth": 0.8}, {"debiased": True}, {"center": False}])
@@ -62,9 +64,9 @@ def test_single_precision_input_is_computed_in_double():
 def test_a_side_that_is_not_finite_stays_in_its_row_and_column():
     xs = representations()
     xs[1][0, 0] = np.inf
-    for metric in ("cka", "procrustes", "emd"):
+    for measure_name in ("cka", "procrustes", "emd"):
         with pytest.warns(s.UndefinedSimilarityWarning, match="representation 1 is not finite$"):
-            matrix = s.similarity_matrix(xs, metric)
+            matrix = s.similarity_matrix(xs, measure_name)
         assert np.isnan(matrix).sum() == 9
 
 
@@ -100,12 +102,12 @@ def test_rbf_without_a_bandwidth_is_not_defined():
 
 
 @pytest.mark.parametrize("side", ["x", "y"])
-@pytest.mark.parametrize("metric", [m for m in s.METRICS if m not in ("emd", "frobenius")])
-def test_a_constant_side_is_nan_and_named_by_every_measure_that_divides(metric, side):
-    fill = 0.0 if metric in ("cosine", "class_mean") else 0.1
+@pytest.mark.parametrize("measure_name", [m for m in NAMES if m not in ("emd", "frobenius")])
+def test_a_constant_side_is_nan_and_named_by_every_measure_that_divides(measure_name, side):
+    fill = 0.0 if measure_name in ("cosine", "class_mean") else 0.1
     sides = {"x": representations(1)[0][:, :5], "y": representations(1)[0][:, :5], side: np.full((12, 5), fill)}
-    with pytest.warns(s.UndefinedSimilarityWarning, match=f"{metric} is not defined, NaN: {side} is constant$"):
-        assert np.isnan(getattr(s, metric)(sides["x"], sides["y"]))
+    with pytest.warns(s.UndefinedSimilarityWarning, match=f"{measure_name} is not defined, NaN: {side} is constant$"):
+        assert np.isnan(getattr(s, measure_name)(sides["x"], sides["y"]))
 
 
 def test_wide_layers_keep_their_debiased_rbf_similarity_in_a_float32_loss():
@@ -118,7 +120,7 @@ def test_wide_layers_keep_their_debiased_rbf_similarity_in_a_float32_loss():
 
 def test_unknown_names_and_options_are_refused():
     xs = representations(2)
-    with pytest.raises(ValueError, match=r"metric is one of cka, .*'ckaa'"):
+    with pytest.raises(ValueError, match=r"measure is one of cka, .*'ckaa'"):
         s.similarity_matrix(xs, "ckaa")
     with pytest.raises(TypeError, match="kernell"):
         s.similarity_matrix(xs, kernell="rbf")
@@ -316,12 +318,12 @@ def test_grams_are_refused_where_they_do_not_fit():
         s.similarity_matrix([gram], "rsa")
 
 
-@pytest.mark.parametrize("metric", s.METRICS)
-def test_each_against_each_of_others_is_a_block_of_all_pairs(metric):
+@pytest.mark.parametrize("measure_name", NAMES)
+def test_each_against_each_of_others_is_a_block_of_all_pairs(measure_name):
     xs = [x[:, :5] for x in representations(7)]
-    block = s.similarity_matrix(xs[:3], metric, against=xs[3:])
+    block = s.similarity_matrix(xs[:3], measure_name, against=xs[3:])
     assert block.shape == (3, 4)
-    assert block == pytest.approx(s.similarity_matrix(xs, metric)[:3, 3:], abs=1e-12)
+    assert block == pytest.approx(s.similarity_matrix(xs, measure_name)[:3, 3:], abs=1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, {"kernel": "rbf", "bandwidth": 0.8}, {"debiased": True}, {"center": False}])
@@ -370,17 +372,17 @@ def test_each_side_is_sketched_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("metric", "options"), [("cca", {"statistic": "r2"}), ("svcca", {"variance": 0.8}), ("pwcca", {})]
+    ("measure_name", "options"), [("cca", {"statistic": "r2"}), ("svcca", {"variance": 0.8}), ("pwcca", {})]
 )
 @pytest.mark.parametrize("places", [(), (4, 4), (2, 2)])
-def test_the_cca_family_of_many_is_that_of_the_pairs(metric, options, places):
+def test_the_cca_family_of_many_is_that_of_the_pairs(measure_name, options, places):
     rng = np.random.default_rng(0)
     xs = [rng.standard_normal((30, p, *places)) + 2 for p in (3, 4, 5)]
     xs = [*xs, np.concatenate([xs[0], xs[1] * 1e3], axis=1), rng.standard_normal((30, 3, 4, 4))]
     for sides in (xs, xs[:-1]):
-        expected = np.array([[getattr(s, metric)(x, y, **options) for y in sides] for x in sides])
-        assert s.similarity_matrix(sides, metric, **options) == pytest.approx(expected, abs=1e-12)
-        block = s.similarity_matrix(sides[:2], metric, against=sides[2:], **options)
+        expected = np.array([[getattr(s, measure_name)(x, y, **options) for y in sides] for x in sides])
+        assert s.similarity_matrix(sides, measure_name, **options) == pytest.approx(expected, abs=1e-12)
+        block = s.similarity_matrix(sides[:2], measure_name, against=sides[2:], **options)
         assert block == pytest.approx(expected[:2, 2:], abs=1e-12)
 
 
@@ -389,8 +391,8 @@ def test_each_side_of_a_cca_is_decomposed_once(monkeypatch):
     side, seen = matrix.side, []
     monkeypatch.setattr(matrix, "side", lambda x: seen.append(x) or side(x))
     xs = [x[:, :5] for x in representations()]
-    for metric in ("cca", "svcca", "pwcca"):
-        s.similarity_matrix(xs[:2], metric, against=xs[2:])
+    for measure_name in ("cca", "svcca", "pwcca"):
+        s.similarity_matrix(xs[:2], measure_name, against=xs[2:])
         assert len(seen) == 5
         seen.clear()
 
@@ -399,20 +401,20 @@ def test_widths_need_not_be_that_of_the_target():
     rng = np.random.default_rng(0)
     target = rng.standard_normal((600, 256))
     sources = [target[:, :16] @ rng.standard_normal((16, p)) + rng.standard_normal((600, p)) for p in (64, 128, 512)]
-    for metric in ("cka", "sketched_cka", "rsa", "procrustes"):
-        scores = s.similarity_matrix([target], metric, against=sources)
+    for measure_name in ("cka", "sketched_cka", "rsa", "procrustes"):
+        scores = s.similarity_matrix([target], measure_name, against=sources)
         assert scores.shape == (1, 3)
-        assert scores[0] == pytest.approx([getattr(s, metric)(target, y) for y in sources], abs=1e-10)
-    for metric in ("frobenius", "cosine", "emd", "feature_cov"):
+        assert scores[0] == pytest.approx([getattr(s, measure_name)(target, y) for y in sources], abs=1e-10)
+    for measure_name in ("frobenius", "cosine", "emd", "feature_cov"):
         with pytest.raises(
             ValueError, match=r"^representation 0 against 0: .* same features: x has 256, y has 64$"
         ) as caught:
-            s.similarity_matrix([target], metric, against=sources)
+            s.similarity_matrix([target], measure_name, against=sources)
         assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("metric", "message"),
+    ("measure_name", "message"),
     [
         ("cca", "cca of n=12 examples and p=20 features"),
         ("svcca", "svcca of n=12 examples"),
@@ -421,55 +423,57 @@ def test_widths_need_not_be_that_of_the_target():
         ("cosine", "same features: x has 5, y has 20"),
     ],
 )
-def test_a_pair_that_a_measure_refuses_is_named(metric, message):
+def test_a_pair_that_a_measure_refuses_is_named(measure_name, message):
     wide = [np.random.default_rng(seed).standard_normal((12, 20)) for seed in range(3)]
     narrow = [x[:, :5] for x in wide]
     unknown = np.full((12, 5), np.nan)
     with pytest.raises(ValueError, match=f"^representation [01] against 2: .*{message}"):
-        s.similarity_matrix([unknown, narrow[1]], metric, against=[*narrow[:2], wide[2]])
+        s.similarity_matrix([unknown, narrow[1]], measure_name, against=[*narrow[:2], wide[2]])
 
 
 def test_different_examples_are_refused_on_either_side():
     xs = representations(3)
-    for metric in s.METRICS:
-        if metric != "feature_cov":
+    for measure_name in NAMES:
+        if measure_name != "feature_cov":
             with pytest.raises(ValueError, match=r"numbers of rows differ: \[12, 12, 11\]"):
-                s.similarity_matrix(xs[:2], metric, against=[xs[2][1:]])
+                s.similarity_matrix(xs[:2], measure_name, against=[xs[2][1:]])
 
 
-@pytest.mark.parametrize("metric", ["cka", "sketched_cka", "procrustes", "pwcca", "rsa", "class_mean", "feature_cov"])
-def test_what_is_not_defined_is_named_on_its_side(metric):
+@pytest.mark.parametrize(
+    "measure_name", ["cka", "sketched_cka", "procrustes", "pwcca", "rsa", "class_mean", "feature_cov"]
+)
+def test_what_is_not_defined_is_named_on_its_side(measure_name):
     xs, ys = ([x[:, :5] for x in representations(3, seed=seed)] for seed in (0, 1))
     xs[1], ys[2] = xs[1] * 0, ys[2] * np.inf
     with pytest.warns(
         s.UndefinedSimilarityWarning,
-        match=f"^{metric} is not defined, NaN: representation 1 is constant, against 2 is not finite$",
+        match=f"^{measure_name} is not defined, NaN: representation 1 is constant, against 2 is not finite$",
     ) as caught:
-        matrix = s.similarity_matrix(xs, metric, against=ys)
+        matrix = s.similarity_matrix(xs, measure_name, against=ys)
     assert len(caught) == 1
     assert caught[0].filename == __file__
     assert np.isnan(matrix).tolist() == [[False, False, True], [True] * 3, [False, False, True]]
     with pytest.warns(s.UndefinedSimilarityWarning, match="NaN: against 0 is not finite$"):
-        s.similarity_matrix(xs[:1], metric, against=ys[2:])
+        s.similarity_matrix(xs[:1], measure_name, against=ys[2:])
 
 
-@pytest.mark.parametrize("metric", s.METRICS)
+@pytest.mark.parametrize("measure_name", NAMES)
 @settings(max_examples=8, deadline=None)
 @given(order=st.permutations(range(4)), seed=st.integers(0, 2**32 - 1))
-def test_an_order_of_the_others_is_an_order_of_the_columns(metric, order, seed):
+def test_an_order_of_the_others_is_an_order_of_the_columns(measure_name, order, seed):
     xs = [x[:, :5] for x in representations(6, seed=seed)]
-    matrix = s.similarity_matrix(xs[4:], metric, against=xs[:4])
-    permuted = s.similarity_matrix(xs[4:], metric, against=[xs[i] for i in order])
+    matrix = s.similarity_matrix(xs[4:], measure_name, against=xs[:4])
+    permuted = s.similarity_matrix(xs[4:], measure_name, against=[xs[i] for i in order])
     assert permuted == pytest.approx(matrix[:, order], abs=1e-12)
 
 
-@pytest.mark.parametrize("metric", ["cka", "sketched_cka", "cosine"])
+@pytest.mark.parametrize("measure_name", ["cka", "sketched_cka", "cosine"])
 @pytest.mark.parametrize("p", [3, 20])
-def test_the_gradient_is_that_of_the_pairs(metric, p):
+def test_the_gradient_is_that_of_the_pairs(measure_name, p):
     xs = [torch.from_numpy(x[:, :p].copy()) for x in representations(4)]
     live = [xs[0].clone().requires_grad_() for _ in range(2)]
-    s.similarity_matrix([live[0], xs[1]], metric, against=xs[2:])[0].sum().backward()
-    sum(getattr(s, metric)(live[1], y) for y in xs[2:]).backward()
+    s.similarity_matrix([live[0], xs[1]], measure_name, against=xs[2:])[0].sum().backward()
+    sum(getattr(s, measure_name)(live[1], y) for y in xs[2:]).backward()
     torch.testing.assert_close(live[0].grad, live[1].grad, atol=1e-12, rtol=1e-9)
 
 
@@ -482,14 +486,14 @@ def test_a_stack_is_as_good_as_a_list():
 
 def test_options_are_those_of_the_measure():
     xs = representations(2)
-    for metric, option in (
+    for measure_name, option in (
         ("feature_cov", "kernel"),
         ("class_mean", "center"),
         ("sketched_cka", "kernel"),
         ("cka", "ys"),
     ):
-        with pytest.raises(TypeError, match=f"^{metric} has no option '{option}'"):
-            s.similarity_matrix(xs, metric, against=xs, **{option: "rbf"})
+        with pytest.raises(TypeError, match=f"^{measure_name} has no option '{option}'"):
+            s.similarity_matrix(xs, measure_name, against=xs, **{option: "rbf"})
     with pytest.raises(ValueError, match="center is 'before' or 'after'"):
         s.similarity_matrix(xs, "sketched_cka", center=True)
     with pytest.raises(ValueError, match="repeats is at least 1"):

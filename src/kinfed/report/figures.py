@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["clients", "cost", "curves", "partition", "save_picture"]
+__all__ = ["clients", "cost", "curves", "partition", "save_report_picture"]
 
 ROW = 60  # longest name of a row, in characters: more than other names, since it has the fields that tell rows apart
 
@@ -180,7 +180,7 @@ def cost(runs: Sequence[Run]) -> go.Figure:
     return styled(figure, height=140 + 40 * len(grouped))
 
 
-def save_picture(runs: Sequence[Run], path: Path) -> None:
+def save_report_picture(runs: Sequence[Run], path: Path) -> None:
     """Write one PNG: curves, accuracy of every client, who holds what, and the pictures of every method."""
     pictures = [(row, group[0], name) for row, group in in_rows(runs).items() for name in group[0].pictures]
     down = 1 + math.ceil((1 + max(len(pictures), 1)) / 2)

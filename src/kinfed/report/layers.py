@@ -67,11 +67,11 @@ def save_layers(result: LayerSimilarity, folder: Path) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     numbers, picture = folder / "similarity.json", folder / "similarity.png"
     numbers.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
-    _save_picture(result, picture)
+    _save_layer_picture(result, picture)
     return numbers, picture
 
 
-def _save_picture(result: LayerSimilarity, path: Path) -> None:
+def _save_layer_picture(result: LayerSimilarity, path: Path) -> None:
     size = 1.6 + 0.55 * max(len(result.features_a), len(result.features_b), 3)
     with picture(path, len(result.matrices) * size + 1, size + 0.6) as figure:
         _draw(result, figure)

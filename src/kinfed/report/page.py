@@ -73,7 +73,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     with output(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, _page(runs))
-        figures.save_picture(runs, out.with_suffix(".png"))
+        figures.save_report_picture(runs, out.with_suffix(".png"))
         for run in runs:
             kin = [name for name, picture in run.pictures.items() if shows_kinship(run, picture)]
             for name in kin[:1]:  # the picture of all runs has the other matrices

@@ -234,13 +234,13 @@ def save_holdings(holdings: Holdings, federation: Federation, folder: Path, batc
     """
     write_whole(folder / "partition.json", json.dumps(holdings.json(batch_size)) + "\n", durable=False)
     yield folder / "partition.json"
-    _save_picture(holdings, folder / "partition.png")
+    _save_partition_picture(holdings, folder / "partition.png")
     yield folder / "partition.png"
     save_rows(federation, folder / "rows.json")
     yield folder / "rows.json"
 
 
-def _save_picture(holdings: Holdings, path: Path) -> None:
+def _save_partition_picture(holdings: Holdings, path: Path) -> None:
     with picture(path, 10, min(9, 3.2 + 0.16 * len(holdings.names))) as figure:
         _draw(holdings, figure)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kinfed.experiment.vote import Ballots
 
-__all__ = ["provenance", "ranking_table", "save_picture"]
+__all__ = ["provenance", "ranking_table", "save_vote_picture"]
 
 MISLEADING = 0.1  # bias of a mean score above which a note warns
 NUMBERED = 240  # largest number of cells that show their scores as numbers
@@ -93,7 +93,7 @@ def ranking_table(vote: Ballots) -> Table:
     return table
 
 
-def save_picture(vote: Ballots, path: Path) -> Path:
+def save_vote_picture(vote: Ballots, path: Path) -> Path:
     """Write a PNG of the scores by source (rows) and client (columns), with the votes beside it.
 
     The winner is the first row, and clients with similar ballots are side by side. Each client's first choice is

@@ -18,7 +18,7 @@ from kinfed.similarity.gram import Gram, Kernel, median_square_distance
 from kinfed.similarity.inputs import UndefinedSimilarityWarning, flatten
 from kinfed.similarity.layers import LayerSimilarity, compare_layers, load_activations, load_ids
 from kinfed.similarity.matrix import similarity_matrix
-from kinfed.similarity.measures import MEASURES, METRICS, Measure, as_measure
+from kinfed.similarity.measures import MEASURES, Measure, as_measure
 from kinfed.similarity.minibatch import minibatch_cka
 from kinfed.similarity.procrustes import procrustes, procrustes_distance
 from kinfed.similarity.rsa import dissimilarities, rsa, spearman
@@ -27,7 +27,6 @@ from kinfed.similarity.unpaired import class_mean, class_means, feature_cov
 
 __all__ = [
     "MEASURES",
-    "METRICS",
     "BiasedSimilarityWarning",
     "Gram",
     "Kernel",

@@ -49,7 +49,7 @@ _OF_ALL = (cka, sketched_cka, class_mean, feature_cov)  # computed for all pairs
 
 def similarity_matrix(
     representations: Sequence[Array] | Sequence[Gram],
-    metric: str | Measure | Callable[..., Any] = "cka",
+    measure: str | Measure | Callable[..., Any] = "cka",
     *,
     against: Sequence[Array] | Sequence[Gram] | None = None,
     **options: Any,
@@ -64,7 +64,7 @@ def similarity_matrix(
         representations: N activations, each n×p (p may differ) or n×c×h×w, of the same examples in the same order. For
             ``feature_cov`` the examples may differ; for ``class_mean`` they are matrices of `class_means`. For ``cka``
             also N `Gram` objects, each n×n whatever the number of features.
-        metric: Name of one of `MEASURES`, a `Measure`, or a function of two representations (see `Measure.of`).
+        measure: Name of one of `MEASURES`, a `Measure`, or a function of two representations (see `Measure.of`).
         against: M other representations; Gram objects if the N are.
         **options: Keywords of the measure; for ``cka`` these are ``kernel``, ``bandwidth``, ``debiased`` and
             ``center``.
@@ -75,7 +75,7 @@ def similarity_matrix(
         NaN, with one warning that names them.
 
     Raises:
-        InputError: If the metric is not known, there is no representation, or the measure refuses a pair, which the
+        InputError: If the measure is not known, there is no representation, or the measure refuses a pair, which the
             message names.
         TypeError: If the measure has no such option.
 
@@ -86,33 +86,33 @@ def similarity_matrix(
            [1.  , 1.  , 0.02],
            [0.02, 0.02, 1.  ]])
     """
-    measure = as_measure(metric, "metric")
-    keywords = inspect.signature(measure.function).parameters.values()
+    by = as_measure(measure)
+    keywords = inspect.signature(by.function).parameters.values()
     known = [parameter.name for parameter in keywords if parameter.kind is parameter.KEYWORD_ONLY]
     for option in options:
         if option not in known:
-            raise TypeError(f"{measure.name} has no option {option!r}; it has {', '.join(known) or 'none'}")
-    check_options(measure.function, options)
-    options = {**measure.options, **options}
+            raise TypeError(f"{by.name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+    check_options(by.function, options)
+    options = {**by.options, **options}
     given = {f"representation {i}": x for i, x in enumerate(several("similarity_matrix", representations))}
     others = {} if against is None else {f"against {j}": y for j, y in enumerate(several("against", against))}
     every = given | others
     grams = [x for x in every.values() if isinstance(x, Gram)]
-    if grams and not (measure.of_grams and len(grams) == len(every)):
+    if grams and not (by.of_grams and len(grams) == len(every)):
         raise InputError("similarity_matrix takes Grams for cka, and then of all representations")
     if any(gram.debiased != options.get("debiased", False) for gram in grams):
         raise InputError(f"similarity_matrix: a Gram is not as debiased={options.get('debiased', False)} wants it")
     sides = {name: x.unit if isinstance(x, Gram) else tensor(name, x) for name, x in every.items()}
-    if not measure.differentiable:
-        refuse_gradient(measure.name, sides)
-    if measure.paired:
+    if not by.differentiable:
+        refuse_gradient(by.name, sides)
+    if by.paired:
         same_rows("similarity_matrix", [*sides.values()])
     rows, columns = [sides[name] for name in given], [sides[name] for name in others] or None
-    matrix = _of_units(rows, columns) if grams else _of_activations(measure, rows, columns, options)
+    matrix = _of_units(rows, columns) if grams else _of_activations(by, rows, columns, options)
     undefined = _all_nan(given, matrix) + ([] if columns is None else _all_nan(others, matrix.T))
     if undefined:
-        warn_undefined(measure.name, {name: sides[name] for name in undefined})
-    if measure.function is rsa:
+        warn_undefined(by.name, {name: sides[name] for name in undefined})
+    if by.function is rsa:
         warn_left_out({name: x for name, x in sides.items() if name not in undefined})
     return matrix if any(isinstance(x, Tensor | Gram) for x in every.values()) else matrix.numpy()
 

@@ -22,7 +22,7 @@ from kinfed.similarity.rsa import rsa
 from kinfed.similarity.sketch import sketched_cka
 from kinfed.similarity.unpaired import class_mean, feature_cov
 
-__all__ = ["MEASURES", "METRICS", "Measure", "as_measure"]
+__all__ = ["MEASURES", "Measure", "as_measure"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,17 +143,13 @@ _OWN = _measures()
 MEASURES = Registry("measure", _OWN, _fault, _from_elsewhere)
 """Measures by name; a user's own is ``package.module:function`` or an entry point in ``kinfed.measures``."""
 
-METRICS = tuple(name for name, one in _OWN.items() if not one.options)
-"""Names of the measures that are also functions of `kinfed.similarity`."""
 
-
-def as_measure(given: str | Measure | Callable[..., Any], what: str = "measure") -> Measure:
+def as_measure(given: str | Measure | Callable[..., Any]) -> Measure:
     """Find a measure by name, or make one from a function.
 
     Args:
         given: Name of one of `MEASURES`, a `Measure`, which is returned unchanged, or a function of two
             representations.
-        what: Name of the argument for error messages.
 
     Raises:
         InputError: If there is no measure of this name, or the argument is none of these.
@@ -166,6 +162,6 @@ def as_measure(given: str | Measure | Callable[..., Any], what: str = "measure")
     if isinstance(given, str) and given in MEASURES:
         return MEASURES[given]
     if not callable(given):
-        raise InputError(f"{what} is one of {', '.join(MEASURES)}, or a function of two representations; got {given!r}")
+        raise InputError(f"measure is one of {', '.join(MEASURES)}, or a function of two representations; got {given!r}")
     own = [one for one in _OWN.values() if one.function is given and not one.options]
     return own[0] if own else Measure.of(given)
