@@ -394,6 +394,27 @@ class Late(NoCallback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.parametrize("every", [1, 2, 10])
+@pytest.mark.parametrize("pressed", [1, 2, 4])
+def test_a_run_that_was_stopped_ends_with_the_files_of_one_that_was_not(
+    pressed: int, every: int, tmp_path: Path
+) -> None:
+    """Found by the kill benchmark: the checkpoint of a stop stayed, and a planned one was deleted in its place."""
+    runtime, folder = build_runtime("fedper", rounds=6, checkpoint_every=every), RunFolder(tmp_path / "out")
+    folder.path.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(runtime, serial(runtime, folder), folder, Late(pressed))
+    run(runtime, tmp_path / "out")
+    run(build_runtime("fedper", rounds=6, checkpoint_every=every), tmp_path / "straight")
+    ends = [
+        {str(path.relative_to(end)): path.read_bytes() for path in end.rglob("*") if path.is_file()}
+        for end in (tmp_path / "out", tmp_path / "straight")
+    ]
+    for end in ends:
+        end.pop("seconds.jsonl")
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.parametrize(("pressed", "ended"), [(1, 2), (4, 4)])
 def test_ctrl_c_after_a_rounds_checkpoint_was_due_ends_the_next_with_one(
     pressed: int, ended: int, tmp_path: Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ __all__ = ["CHECKPOINT_VERSION", "MODEL_VERSION", "Checkpoint", "RunFolder", "sa
 
 CHECKPOINT_VERSION = 2
 MODEL_VERSION = 1
-KEPT_CHECKPOINTS = 2  # the one before the last is the reserve if the last is damaged
 METRICS, SECONDS, ERRORS = "metrics.jsonl", "seconds.jsonl", "errors.log"
 
 # Paths of the files that a run writes into its folder; no other file there is ever deleted.
@@ -126,10 +125,15 @@ class RunFolder:
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> list[int]:
-        """Write a checkpoint, delete all but the last two, and return the rounds of these.
+    def save_checkpoint(self, checkpoint: Checkpoint, planned: Callable[[int], bool] = lambda _: True) -> list[int]:
+        """Write a checkpoint, keep one more as a reserve if the last is damaged, and return the rounds of these.
 
-        The metrics of its rounds are flushed to disk before it.
+        The metrics of its rounds are flushed to disk before it. A planned checkpoint replaces those of stops between
+        planned ones, so that a run that was stopped ends with the same files as one that was not.
+
+        Args:
+            checkpoint: The checkpoint.
+            planned: Function that returns True for a round after which a checkpoint is planned.
         """
         for name in (METRICS, SECONDS):
             if (path := self.path / name).is_file():
@@ -144,9 +148,12 @@ class RunFolder:
         }
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
         save_tensors(path, checkpoint.state.tensors, about)
-        there = self._checkpoints()
-        delete(there[KEPT_CHECKPOINTS:], self.path, RUN_FILES)
-        return [_round_of(path) for path in there[:KEPT_CHECKPOINTS]]
+        others = [other for other in self._checkpoints() if other != path]
+        reserves = [other for other in others if planned(_round_of(other))]
+        if not reserves and not planned(checkpoint.round):
+            reserves = others
+        delete([other for other in others if other not in reserves[:1]], self.path, RUN_FILES)
+        return [_round_of(kept) for kept in (path, *reserves[:1])]
 
     def last_checkpoint(self) -> Checkpoint | None:
         """Read the latest valid checkpoint, with a warning for each invalid one; None if there are no checkpoints.

@@ -94,14 +94,15 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, ca
                 line |= present.evaluate(state, ledger.now, line)
             with clock("save"):
                 folder.append(METRICS, line)
-                regular = round % settings.checkpoint_every == 0 or round == settings.rounds
-                if regular:
+                planned = settings.saves(round)
+                if planned:
                     folder.save_pictures(round, method.pictures(state))
                 failed = 0 if answers.uploads else failed + 1
                 stopping = interrupt.asked  # read once: a later signal waits for the checkpoint of the next round
-                if regular or stopping or failed >= FAILED_ROUNDS:
+                if planned or stopping or failed >= FAILED_ROUNDS:
                     ledger.sync()
-                    ledger.saved(round, folder.save_checkpoint(Checkpoint(round, state, ledger.now)))
+                    checkpoint = Checkpoint(round, state, ledger.now)
+                    ledger.saved(round, folder.save_checkpoint(checkpoint, settings.saves))
             folder.append(SECONDS, {"round": round, **clock.seconds})
             callback.round(line)
             if failed >= FAILED_ROUNDS:

@@ -60,6 +60,10 @@ class RoundSettings:
         every = self.evaluate_every if method.supervised else self.knn_every
         return round == self.rounds or (every > 0 and round % every == 0)
 
+    def saves(self, round: int) -> bool:
+        """Return True if a checkpoint is planned after a round."""
+        return round == self.rounds or round % self.checkpoint_every == 0
+
     def fits_probes(self, round: int, method: Method) -> bool:
         """Return True if linear probes are fitted after a round."""
         wanted = not method.supervised if self.linear_probe is None else self.linear_probe
