@@ -12,6 +12,7 @@ call goes on elsewhere.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -24,6 +25,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from kinfed.engine.exchange import LOCK
 from kinfed.methods import METHODS
 
 # Files that tell the time, or, as the config, which sources other methods of the comparison had.
@@ -76,8 +80,12 @@ def ended_after(seconds: float, how: str, out: Path, *arguments: str) -> bool:
 
 
 def in_shared_memory() -> list[str]:
-    """What lies there of kinfed's."""
-    return sorted(path.name for path in SHARED_MEMORY.glob("kinfed-*")) if SHARED_MEMORY.is_dir() else []
+    """What lies there of kinfed's, but for folders of processes that live: other runs on this machine."""
+    left = []
+    for path in sorted(SHARED_MEMORY.glob("kinfed-*")):
+        with contextlib.suppress(Timeout, FileNotFoundError), FileLock(path / LOCK).acquire(timeout=0):
+            left.append(path.name)
+    return left
 
 
 def turns(methods: list[str], rng: random.Random) -> Iterator[list[str]]:
