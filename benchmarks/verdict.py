@@ -35,6 +35,7 @@ class Design:
         better: By how much each method is better than the first one.
         same: True if all seeds have the same clients, who then answer half of their test samples alike in all seeds.
         of_seeds: Standard deviation of a method over the seeds.
+        at_clients: Standard deviation of a method over the clients.
     """
 
     seeds: int
@@ -42,6 +43,7 @@ class Design:
     better: tuple[float, ...]
     same: bool
     of_seeds: float = OF_METHOD_IN_SEEDS
+    at_clients: float = OF_METHOD_AT_CLIENTS
 
     def draw(self, stream: np.random.Generator) -> dict[str, Measured]:
         """Draw the accuracies of one comparison."""
@@ -49,7 +51,7 @@ class Design:
         cells = (1 if self.same else seeds, self.clients)
         samples = np.broadcast_to(stream.integers(SAMPLES[0], SAMPLES[1] + 1, cells), (seeds, self.clients))
         expected = MEAN + OF_CLIENTS * stream.standard_normal(cells)
-        expected = expected + OF_METHOD_AT_CLIENTS * stream.standard_normal((methods, *cells))
+        expected = expected + self.at_clients * stream.standard_normal((methods, *cells))
         expected = expected + np.array(self.better)[:, None, None]
         alike_in_all = samples // 2 if self.same else np.zeros_like(samples)
         fixed = stream.binomial(alike_in_all[:1], expected.clip(0, 1)[:, :1])
@@ -95,6 +97,15 @@ def blind(repeats: int) -> None:
     print("| winner named | " + " | ".join(f"{rate:.1%}" for rate in rates) + " |")
 
 
+def few(repeats: int) -> None:
+    """Print how often a winner is named where two methods are a tie at each of three clients."""
+    print("| seeds | clients of the seeds | 2 tied at 3 clients |\n|--:|---|--:|")
+    for seeds, name, same in ((1, "", False), (3, "others", False), (3, "the same", True), (5, "the same", True)):
+        of_seeds = OF_METHOD_IN_SEEDS if seeds > 1 else 0.0
+        rate = told(Design(seeds, 3, (0.0, 0.0), same, of_seeds, at_clients=0.0), repeats)[0]
+        print(f"| {seeds} | {name} | {rate:.1%} |")
+
+
 def power(repeats: int) -> None:
     """Print how often the better of two methods is named, by its difference."""
     print("| clients of the seeds | seeds | clients | " + " | ".join(f"{of:g}" for of in DIFFERENCES) + " |")
@@ -116,6 +127,8 @@ def main() -> None:
     ties(given.repeats)
     print("\nOne seed, of a tie over seeds: a winner is named in\n")
     blind(given.repeats)
+    print("\nFew clients, who are all there are: a winner is named in\n")
+    few(given.repeats)
     print("\nPower: the better of two methods is named in, by its difference\n")
     power(given.repeats)
     print(f"\n{given.repeats:,} repeats a cell, {time.monotonic() - began:.0f} s")

@@ -60,6 +60,15 @@ def test_few_clients_of_one_seed_have_the_error_of_their_samples() -> None:  # A
     error = math.sqrt(sum(p * (1 - p) / 100 for p in right))
     assert (told.low, told.high) == pytest.approx((0.2 - 1.959964 * error, 0.2 + 1.959964 * error))
     assert told.over == "samples"
+    seeds = [
+        measured([[0.7, 0.6, 0.9], [0.75, 0.65, 0.9]], sizes)
+        for sizes in ([[50, 40, 30]], [[50, 40, 30], [40, 50, 30]])
+    ]
+    same, others = (compared(row, measured(np.full((2, 3), 0.5), row.samples)) for row in seeds)
+    assert (same.over, others.over) == ("seeds and samples", "seeds")
+    once = compared(seeds[0].of([0]), measured(np.full((1, 3), 0.5), seeds[0].samples[:1]))
+    assert same.lasting == pytest.approx(((once.high - once.low) / 2 / 1.959964) ** 2, rel=0.1)
+    assert others.lasting == 0
     assert compared(measured([[0.7, 0.6, 0.9, 0.8]]), measured([[0.5, 0.6, 0.7, 0.8]])).over == "samples"
 
 
@@ -162,3 +171,16 @@ def test_as_many_seeds_as_are_said_to_be_needed_show_a_difference() -> None:
     assert seeds_needed(compared(Measured.whole({0: 0.5}, 9), Measured.whole({0: 0.4}, 9))) is None
     small = [Measured.whole(dict(enumerate(of)), 10_000) for of in ([0.501, 0.54, 0.46], [0.5, 0.5, 0.5])]
     assert seeds_needed(compared(*small)) is None
+
+
+@pytest.mark.parametrize(("seeds", "same"), [(1, True), (3, False), (5, False), (5, True)])
+def test_ties_seldom_have_a_winner(seeds: int, same: bool) -> None:  # benchmarks/verdict.py measures more
+    stream = np.random.default_rng(0)
+    named = 0
+    for _ in range(500):
+        cells = (1 if same else seeds, 20)
+        expected = 0.75 + 0.1 * stream.standard_normal(cells) + 0.03 * stream.standard_normal((2, *cells))
+        of_seeds = 0.01 * stream.standard_normal((2, seeds, 1)) * (seeds > 1)
+        right = stream.binomial(50, (expected + of_seeds).clip(0, 1))
+        named += len(alike({name: measured(own / 50) for name, own in zip("ab", right, strict=True)})) == 1
+    assert named / 500 <= 0.06

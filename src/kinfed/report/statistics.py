@@ -94,8 +94,8 @@ class Comparison:
         low: Lower end of the 95 % interval.
         high: Upper end.
         p: Probability of a difference at least as large if there is none.
-        over: Draws that the interval allows for: ``"seeds and clients"``, ``"seeds"``, ``"clients"`` (and their
-            samples) or ``"samples"``.
+        over: Draws that the interval allows for: ``"seeds and clients"``, ``"seeds and samples"``, ``"seeds"``,
+            ``"clients"`` (and their samples) or ``"samples"``.
         seeds: Number of seeds.
         clients: Number of clients.
         samples: Number of test samples of one seed, the mean over the seeds.
@@ -123,7 +123,8 @@ def compare(one: Measured, other: Measured) -> Comparison | None:
 
     * Two seeds or more: the variance over the seeds, by S - 1 degrees of freedom. With five clients or more, that of
       clients who differ alike in all seeds is added, from the products of a client's deviations in two seeds; it is
-      about zero if every seed draws new clients. The degrees of freedom are then at most N - 1.
+      about zero if every seed draws new clients. The degrees of freedom are then at most N - 1. With two to four
+      clients that have as many samples in all seeds, the error of the samples is added as with one seed.
     * One seed, five clients or more: the variance over the clients, which has that of their samples in it. Clients
       count as independent. It says nothing about other seeds.
     * One seed, fewer clients: the variance of two proportions of the samples (Agresti and Caffo, 2000), as if the two
@@ -333,7 +334,10 @@ def _variance(pair: _Pair, of_seeds: Array) -> _Variance:
         return _Variance(_of_clients(deviations, clients), 0.0, max(as_many - 1, 1), "clients")
     over_seeds = float(of_seeds.var(ddof=1)) / seeds
     if clients < FEW_CLIENTS:
-        return _Variance(over_seeds, 0.0, seeds - 1, "seeds")
+        same = clients > 1 and bool((pair.samples == pair.samples[0]).all())  # so are their test samples, most likely
+        return _Variance(
+            over_seeds, _of_samples(pair) if same else 0.0, seeds - 1, "seeds and samples" if same else "seeds"
+        )
     return _Variance(over_seeds, _of_lasting_clients(deviations, clients), min(seeds, clients) - 1, "seeds and clients")
 
 
@@ -390,11 +394,11 @@ def _of_lasting_clients(deviations: Array, clients: int) -> float:
 
 
 def _of_samples(pair: _Pair) -> float:
-    """Return the variance of the difference of one seed that is due to its test samples.
+    """Return the variance of the difference that is due to the test samples, the same ones in all seeds.
 
     Each proportion gets a success and a failure more, so that one of 0 or 1 has a variance as well.
     """
     right = np.nan_to_num(pair.accuracies) * pair.samples + 1
     proportions = right / (pair.samples + 2)
     variances = (proportions * (1 - proportions) / (pair.samples + 2)).sum(axis=0)
-    return float((pair.shares**2 * variances).sum())
+    return float((pair.shares**2 * variances).sum(axis=1).mean())
