@@ -130,8 +130,7 @@ def compare(one: Measured, other: Measured) -> Comparison | None:
     * One seed, fewer clients: the variance of two proportions of the samples (Agresti and Caffo, 2000), as if the two
       rows had other samples, which is too wide. It says nothing about other seeds or other clients.
 
-    Test samples are few and counted: the variance is at least that of the fewest samples on which the rows can
-    disagree (McNemar), and of one such sample.
+    The variance is at least that of the fewest samples, one or more, on which the rows can disagree (McNemar).
 
     Args:
         one: The one row.
