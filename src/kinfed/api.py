@@ -81,6 +81,27 @@ class Result:
 
         return frame(read_runs([self.path]))
 
+    def differences(self, against: str | None = None) -> pd.DataFrame:
+        """Return the differences of the rows to one of them as a pandas DataFrame, over the same seeds and clients.
+
+        The columns are ``method``, ``against``, ``difference`` (mean less that of ``against``), ``low`` and ``high``
+        (its 95 % interval), ``p`` and ``wilcoxon`` (p-values by Student's t and over the clients, with Holm's
+        correction), ``over`` (the draws that the interval allows for), ``seeds``, ``clients`` and ``samples`` (numbers
+        of them). Values are NaN without a common seed. Rows with pooled data are left out.
+
+        Args:
+            against: Name of a row; the best one without pooled data if not given.
+
+        Raises:
+            InputError: If there is no such row, or it has no accuracy.
+
+        >>> result.differences("local")  # doctest: +SKIP
+        """
+        from kinfed.report.differences import difference_frame
+        from kinfed.report.folders import read_runs
+
+        return difference_frame(read_runs([self.path]), against)
+
     def _repr_html_(self) -> str:
         """Return the table as HTML, which notebooks show."""
         from kinfed.report.folders import read_runs

@@ -12,12 +12,12 @@ from kinfed.experiment.targets import as_text, targets
 from kinfed.report.folders import Run
 from kinfed.report.reached import reaches_of, speed_ups
 from kinfed.report.rows import in_rows, is_supervised, seeds_of
-from kinfed.report.ties import ERRORS
 
 __all__ = ["notes"]
 
 SHARED = ("data", "rounds", "model")  # keys of the summary that must be equal in runs that are compared
 DIVERGED = 2  # training has diverged if its cross-entropy exceeds that of guessing by this factor
+ERRORS = 2  # standard errors above chance that an accuracy has to be
 SIZES = ("train", "test")  # keys of the summary's ``data`` with the numbers of samples
 
 LEFT_OUT = {  # reason for left-out samples, of methods with labels and without

@@ -15,6 +15,7 @@ from kinfed.experiment.targets import targets
 from kinfed.files import output, write_whole
 from kinfed.report import figures
 from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_table, voted, votes
+from kinfed.report.differences import DIFFERENCES, difference_table
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship, save_kinship
 from kinfed.report.matrices import last_round, matrix_figure, shows_kinship
@@ -123,6 +124,7 @@ def _page(runs: Sequence[Run]) -> str:
 <p class="setting">{_text(setting(runs))}</p>
 <p class="verdict">{_text(verdict(runs))}</p>
 {_table(table(runs))}
+{_differences(runs)}
 {_new_clients(runs)}
 {"".join(_target(runs, target) for target in targets([run.summary for run in runs]))}
 {"".join(_vote(row, group) for row, group in votes(runs).items())}
@@ -149,6 +151,14 @@ def _neighbours(runs: Sequence[Run]) -> str:
         " Without labels there is no accuracy until a linear probe is fitted after the last round; before, it is that "
         "of a vote of the nearest neighbours in the representation, on the whole test set."
     )
+
+
+def _differences(runs: Sequence[Run]) -> str:
+    """Return the section with the differences to the best row; empty if there are none."""
+    content = difference_table(runs)
+    if not content.rows:
+        return ""
+    return f'<h2>Differences</h2><p class="caption">{_text(DIFFERENCES)}</p>{_table(content)}'
 
 
 def _new_clients(runs: Sequence[Run]) -> str:

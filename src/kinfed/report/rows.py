@@ -7,7 +7,10 @@ from typing import Any
 
 from kinfed.report.folders import Run
 
-__all__ = ["config_of_all", "in_rows", "is_supervised", "seeds_of", "setting"]
+__all__ = ["config_of_all", "in_rows", "is_supervised", "learns_alone", "pools", "seeds_of", "setting"]
+
+ALONE = ("local", "local_ssl")
+POOLED = ("central", "central_byol")
 
 # Fields of the config that do not define a row: the seed, and those that do not influence the results.
 NO_BEARING = (
@@ -66,6 +69,16 @@ def is_supervised(run: Run) -> bool:
     return bool(run.summary.get("supervised", True))
 
 
+def learns_alone(row: str) -> bool:
+    """Return True if a row is of a method whose clients train alone."""
+    return row.split(maxsplit=1)[0] in ALONE
+
+
+def pools(row: str) -> bool:
+    """Return True if a row is of a method that needs the data of all clients at one place, and so serves nobody."""
+    return row.split(maxsplit=1)[0] in POOLED
+
+
 def setting(runs: Sequence[Run]) -> str:
     """Describe the experiment in words: data, clients, partition, rounds, seeds and model."""
     first = runs[0].summary
@@ -78,7 +91,8 @@ def setting(runs: Sequence[Run]) -> str:
     seeds = sorted({run.summary["seed"] for run in runs})
     spread = "; ± is the sample standard deviation over the seeds" if len(seeds) > 1 else ""
     several = len(in_rows(runs)) > 1
-    marked = " Marked are the best of each column and all that cannot be told from it." if several else ""
+    apart = ", pooled data apart" if any(map(pools, in_rows(runs))) else ""
+    marked = f" Marked are the best of each column and all that cannot be told from it{apart}." if several else ""
     new = f"{data['new_clients']} new clients held back, " if data.get("new_clients") else ""
     return (
         f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from kinfed.errors import plain
 from kinfed.report.folders import Run
-from kinfed.report.rows import in_rows, seeds_of
-from kinfed.report.ties import Measured, alike
+from kinfed.report.rows import in_rows, pools, seeds_of
+from kinfed.report.statistics import Measured, alike
 
 __all__ = ["COLUMNS", "NEW_CLIENTS", "Cell", "Table", "table"]
 
@@ -33,6 +34,9 @@ class Column:
         digits: Number of decimals that are shown.
         accuracy: True if the quantity is an accuracy, so that spreads and best values are shown.
         share: Function that returns, from a summary, the fraction of the test samples that the accuracy is based on.
+        clients: Name of the clients' accuracies, in ``client_acc`` of `Run.lines`, of which it is the mean; empty if it
+            is not the mean of any, or they share their test samples.
+        weighted: True if clients count by their test samples in that mean, False if they count alike.
     """
 
     heading: str
@@ -41,15 +45,27 @@ class Column:
     digits: int = 3
     accuracy: bool = True
     share: Callable[[Summary], float] = lambda s: 1.0
+    clients: str = ""
+    weighted: bool = True
 
     def of(self, group: Sequence[Run]) -> Measured | None:
-        """Return the values of a row, by seed; None if a run of the row has no value."""
+        """Return the values of a row, by seed and, where they are known, by client; None if a run has no value."""
         told = {run.summary["seed"]: self.read(run.summary) for run in group}
-        first = group[0].summary
         known = {seed: value for seed, value in told.items() if value is not None}
-        return (
-            Measured(known, self.share(first) * first["data"]["test"], self.digits) if len(known) == len(told) else None
-        )
+        if len(known) < len(told):
+            return None
+        first = group[0].summary
+        return self._of_clients(group) or Measured.whole(known, self.share(first) * first["data"]["test"])
+
+    def _of_clients(self, group: Sequence[Run]) -> Measured | None:
+        """Return the values of a row by seed and client; None if a run does not have them, or has other clients."""
+        told = [run.lines[-1]["client_acc"].get(self.clients, ()) for run in group]
+        tested = [run.federation.get("test", ()) for run in group]
+        if len({*map(len, told), *map(len, tested)}) > 1 or not told[0]:
+            return None
+        accuracies, samples = np.array(told, dtype=np.float64), np.array(tested, dtype=np.float64)
+        seeds = tuple(run.summary["seed"] for run in group)
+        return Measured(seeds, accuracies, samples, samples if self.weighted else np.ones_like(samples))
 
 
 COLUMNS = (
@@ -59,16 +75,17 @@ COLUMNS = (
     Column("local probe", "the same, fitted to and tested on samples of the client's own classes alone",
            lambda s: s["metrics"].get("linear_local_acc_mean")),
     Column("own test", "accuracy on the clients' own test samples, weighted by their number, before any fine-tuning",
-           lambda s: s["metrics"]["personal_acc_weighted"]),
-    Column("mean over clients", "the same, plain mean over clients", lambda s: s["metrics"]["personal_acc_mean"]),
+           lambda s: s["metrics"]["personal_acc_weighted"], clients="personal"),
+    Column("mean over clients", "the same, plain mean over clients", lambda s: s["metrics"]["personal_acc_mean"],
+           clients="personal", weighted=False),
     Column("sd over clients", "its spread over clients (population standard deviation)",
            lambda s: s["metrics"]["personal_acc_std"], accuracy=False),
     Column("worst tenth", "mean accuracy of the tenth of the clients served worst",
            lambda s: s["metrics"]["personal_acc_worst_tenth"], share=lambda s: 0.1),
     Column("refreshed", "own test accuracy after each client has fitted its head to the latest body once more",
-           lambda s: s["metrics"].get("refreshed_acc_weighted")),
+           lambda s: s["metrics"].get("refreshed_acc_weighted"), clients="refreshed"),
     Column("fine-tuned", "own test accuracy after each client has fine-tuned a copy of the model tested",
-           lambda s: s["metrics"].get("fine_tuned_acc_weighted")),
+           lambda s: s["metrics"].get("fine_tuned_acc_weighted"), clients="fine_tuned"),
     Column("pooled test", "accuracy of the one global model on the pooled test set",
            lambda s: s["metrics"]["global_acc"]),
     Column("MB", "megabytes (10⁶) sent in both directions, all rounds",
@@ -111,7 +128,7 @@ class Cell:
     Attributes:
         text: The text, often a number.
         spread: Spread over the seeds; empty for one seed.
-        best: True if the number is the best of its column or does not differ from it significantly.
+        best: True if the number is the best of its column or cannot be told from it (`alike`); never with pooled data.
     """
 
     text: str
@@ -186,7 +203,8 @@ def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
         shown = True
         headings.append(column.heading)
         meanings.append(column.meaning)
-        best = alike(told) if column.accuracy else []
+        ranked = {row: measured for row, measured in told.items() if not pools(row)}
+        best = alike(ranked) if column.accuracy and ranked else []
         for row, measured in found.items():
             cells[row].append(Cell("–") if measured is None else _number(measured, column, row in best))
     return Table(tuple(headings), tuple(meanings), tuple(tuple(row) for row in cells.values()) if shown else ())
