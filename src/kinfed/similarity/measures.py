@@ -162,6 +162,8 @@ def as_measure(given: str | Measure | Callable[..., Any]) -> Measure:
     if isinstance(given, str) and given in MEASURES:
         return MEASURES[given]
     if not callable(given):
-        raise InputError(f"measure is one of {', '.join(MEASURES)}, or a function of two representations; got {given!r}")
+        raise InputError(
+            f"measure is one of {', '.join(MEASURES)}, or a function of two representations; got {given!r}"
+        )
     own = [one for one in _OWN.values() if one.function is given and not one.options]
     return own[0] if own else Measure.of(given)
