@@ -44,7 +44,7 @@ def test_a_share_of_every_class_of_each_client_is_set_aside() -> None:
         held, of_drawn = (np.bincount(labels[rows], minlength=10) for rows in (own, drawn))
         assert np.abs(of_drawn - 0.25 * held).max() <= 1
         assert not (of_drawn[held > 0] >= held[held > 0]).any()
-    assert after.partition.test is before.partition.test
+    assert all(map(np.array_equal, after.partition.test, before.partition.test))
 
 
 def test_a_client_with_one_sample_keeps_it_and_one_with_two_has_one_of_each() -> None:
