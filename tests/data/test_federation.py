@@ -130,9 +130,9 @@ def test_samples_split_locally_are_rows_of_both_sets_together() -> None:
 
 def test_a_global_model_is_tested_on_what_nobody_trains_on() -> None:
     whole = federation()
-    assert whole.tested == (whole.dataset.test, whole.partition.test)
+    assert (whole.tested.samples, whole.tested.test) == (whole.dataset.test, whole.partition.test)
     fed = make_federation(dataset(), DirichletClients(alpha=0.5), clients=5, public=24, seed=0)
-    tested, own = fed.tested
+    tested, own = fed.tested.samples, fed.tested.test
     assert len(tested) == sum(len(rows) for rows in fed.partition.test)
     for client in range(5):
         assert torch.equal(tested.take(own[client]).inputs, fed.test(client).inputs)

@@ -248,6 +248,6 @@ def test_where_clients_split_their_samples_themselves_no_test_sample_is_learned_
     cut = Partition([rows[:100], rows[150:260]], [rows[100:150], rows[260:]], pooled=True)
     runtime = build_runtime("fedbyol", Federation(data, cut, np.arange(24)))
     learned = {image.numpy().tobytes() for image in Evaluator(runtime)._probed.inputs}
-    tested = {image.numpy().tobytes() for image in runtime.federation.tested[0].inputs}
+    tested = {image.numpy().tobytes() for image in runtime.federation.tested.samples.inputs}
     assert (len(Evaluator(runtime)._probed), len(tested)) == (24 + 210, 126)
     assert not learned & tested

@@ -486,7 +486,7 @@ def test_the_nearest_prototype_among_the_clients_classes_is_an_answer(tmp_path: 
     for id, kept in outcome.client_states.items():
         client = runtime.client(id, 3)
         models = runtime.method.evaluated(client, runtime.method.download(outcome.state, id), kept)
-        model, test = client.model, runtime.federation.tested[0]
+        model, test = client.model, runtime.federation.tested.samples
         model.load(models["prototype"])
         answered = features(model, test, "head").argmax(dim=1)
         distances = torch.cdist(features(model, test).double(), prototypes.double())

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kinfed.data.samples import Dataset, Normalisation, Samples
     from kinfed.data.splits import Split
     from kinfed.data.subsets import balanced, select_classes, subsample
+    from kinfed.data.validation import with_validation
 
 __all__ = [
     "FORMATS",
@@ -61,6 +62,7 @@ __all__ = [
     "save_rows",
     "select_classes",
     "subsample",
+    "with_validation",
 ]
 
 _MODULES = {
@@ -83,6 +85,7 @@ _MODULES = {
     "samples": ("Dataset", "Normalisation", "Samples"),
     "splits": ("Split",),
     "subsets": ("balanced", "select_classes", "subsample"),
+    "validation": ("with_validation",),
 }
 
 

@@ -5,17 +5,46 @@ Letters: ``N`` clients, ``K`` classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kinfed.data.partitions.partition import Cut, Indices, Partition
-from kinfed.data.samples import Dataset, Samples, labels_of
+from kinfed.data.samples import Dataset, Samples, joined, labels_of
 
-__all__ = ["Federation"]
+__all__ = ["Federation", "TestSet"]
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Samples on which a global model is tested: the pooled test set, followed by the clients' validation samples.
+
+    Attributes:
+        samples: The samples.
+        size: Number n of samples of the pooled test set, which are the first ones.
+        test: Rows of each client's own test samples.
+        validation: Rows of each client's validation samples; empty without validation.
+    """
+
+    __test__ = False  # pytest collects classes named Test…
+
+    samples: Samples
+    size: int
+    test: Cut
+    validation: Cut
+
+    def parts(self, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the two parts of a mask of the samples: the pooled test set, and the validation samples."""
+        return right[: self.size], right[self.size :]
+
+    def own(self, right: Tensor, client: int) -> tuple[Tensor, Tensor]:
+        """Return the entries of a mask for a client's own test samples, and for its validation samples."""
+        validation = self.validation[client] if self.validation else np.arange(0)
+        return right[torch.from_numpy(self.test[client])], right[torch.from_numpy(validation)]
 
 
 @dataclass(frozen=True)
@@ -27,6 +56,7 @@ class Federation:
         partition: Rows of each client in `splits`.
         public_rows: Rows of ``dataset.train`` that the server holds as public images; empty if it holds none.
         new_clients: Rows of each new client in `splits`. New clients never train; their numbers begin at N.
+        validation: Rows of each client's validation samples in the training split of `splits`; empty for none.
 
     Raises:
         ValueError: If a sample belongs to two clients, to a client and the server, or does not exist.
@@ -44,9 +74,10 @@ class Federation:
     partition: Partition
     public_rows: Indices
     new_clients: Partition = Partition([], [])  # noqa: RUF009 - its lists are never changed
+    validation: Cut = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        train = [*self.partition.train, *self.new_clients.train, self.public_rows]
+        train = [*self.partition.train, *self.new_clients.train, *self.validation, self.public_rows]
         test = [*self.partition.test, *self.new_clients.test]
         sizes = len(self.dataset.train), len(self.dataset.test)
         splits = [("training", train, sizes[0]), ("test", test, sizes[1])]
@@ -73,8 +104,7 @@ class Federation:
         train, test = self.dataset.train, self.dataset.test
         if not self.partition.pooled:
             return train, test
-        labels = torch.from_numpy(np.concatenate([labels_of(train), labels_of(test)]))
-        together = replace(train, inputs=torch.cat([train.inputs, test.inputs]), labels=labels)
+        together = joined(train, test)
         return together, together
 
     def train(self, client: int) -> Samples:
@@ -93,6 +123,10 @@ class Federation:
         """
         return self.splits[1].take(self._rows(client)[1])
 
+    def validate(self, client: int) -> Samples:
+        """Return a copy of the validation samples of a client; there may be none."""
+        return self.splits[0].take(self.validation[client] if client < len(self.validation) else [])
+
     def _rows(self, client: int) -> tuple[Indices, Indices]:
         clients = len(self) + len(self.new_clients)
         if not 0 <= client < clients:
@@ -106,29 +140,36 @@ class Federation:
         return self.dataset.train.take(self.public_rows).without_labels() if len(self.public_rows) else None
 
     @cached_property
-    def tested(self) -> tuple[Samples, list[Indices]]:
-        """The test samples of the global model, and the rows of each client's own samples among them.
+    def tested(self) -> TestSet:
+        """The samples on which a global model is tested.
 
-        These are the whole test set (specification G.1). If the clients' samples were split locally, they are instead
-        the test samples of all clients but the new ones, since clients may train on samples of the official test set.
+        The pooled test set is the whole test set (specification G.1). If the clients' samples were split locally, it is
+        instead the test samples of all clients but the new ones, since clients may train on samples of the official
+        test set.
         """
-        own = self.partition.test
-        if not self.partition.pooled:
-            return self.dataset.test, own
-        rows = np.sort(np.concatenate(own))
-        return self.splits[1].take(rows), [np.searchsorted(rows, mine) for mine in own]
+        own, pooled = self.partition.test, self.dataset.test
+        if self.partition.pooled:
+            rows = np.sort(np.concatenate(own))
+            own, pooled = [np.searchsorted(rows, mine) for mine in own], self.splits[1].take(rows)
+        sizes = [len(rows) for rows in self.validation]
+        ends = len(pooled) + np.cumsum(sizes, dtype=np.int64)
+        validation = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        if sizes:
+            pooled = joined(pooled, self.splits[0].take(np.concatenate(self.validation)))
+        return TestSet(pooled, len(pooled) - sum(sizes), own, validation)
 
     @property
     def unused(self) -> int:
         """The number of training and test samples that neither a client nor the server holds."""
         holders = (self.partition, self.new_clients)
-        held = sum(len(rows) for holder in holders for rows in (*holder.train, *holder.test))
+        cuts = [self.validation, *(cut for holder in holders for cut in (holder.train, holder.test))]
+        held = sum(len(rows) for cut in cuts for rows in cut)
         return len(self.dataset.train) + len(self.dataset.test) - held - len(self.public_rows)
 
     def pooled(self) -> Federation:
         """Return a federation with one client, which holds the training and test samples of all clients."""
         train, test = ([np.sort(np.concatenate(cut))] for cut in (self.partition.train, self.partition.test))
-        return replace(self, partition=Partition(train, test, self.partition.pooled))
+        return replace(self, partition=Partition(train, test, self.partition.pooled), validation=[])
 
     def class_counts(self) -> NDArray[np.int64]:
         """Count the training samples of each client and class, N×K."""

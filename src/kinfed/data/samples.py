@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["AS_THEY_ARE", "CLIENT", "Dataset", "Normalisation", "Samples", "labels_of"]
+__all__ = ["AS_THEY_ARE", "CLIENT", "GROUP", "Dataset", "Normalisation", "Samples", "joined", "labels_of"]
 
+GROUP = "group"  # column with the group of each sample, such as its patient; groups are not divided
 CLIENT = "client"  # column with the client of each sample, in data with one folder per client
 
 
@@ -142,6 +143,12 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one input, (c, h, w) for images."""
         return tuple(self.train.inputs.shape[1:])
+
+
+def joined(first: Samples, second: Samples) -> Samples:
+    """Return the samples of two labelled sets, one after the other, with the normalisation of the first."""
+    labels = torch.from_numpy(np.concatenate([labels_of(first), labels_of(second)]))
+    return replace(first, inputs=torch.cat([first.inputs, second.inputs]), labels=labels)
 
 
 def labels_of(samples: Samples) -> NDArray[np.int64]:

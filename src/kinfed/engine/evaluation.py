@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from kinfed.engine.checks import not_finite
@@ -22,7 +23,9 @@ from kinfed.methods import ClientId, Message, ServerState
 from kinfed.methods.aggregation import mean_of
 from kinfed.models import BODY, Tensors, select
 
-__all__ = ["Evaluation"]
+__all__ = ["VALIDATION", "Evaluation"]
+
+VALIDATION = "validation_"  # prefix of the names of accuracies on validation samples
 
 Served = Mapping[ClientId, Callable[[], Tensors]]  # functions, so that only one model is in memory at a time
 
@@ -33,16 +36,21 @@ class _Accuracies:
 
     Attributes:
         sizes: Number of test samples of each client, m.
-        of: Accuracies by name, m each, in [0, 1]; None for a client without one.
+        validation_sizes: Number of validation samples of each client, m; empty without validation.
+        of: Accuracies by name, m each, in [0, 1]; None for a client without one. Those on validation samples have the
+            name of the model after ``validation_``.
     """
 
     sizes: Sequence[int]
+    validation_sizes: Sequence[int] = ()
     of: dict[str, list[float | None]] = field(default_factory=dict)
 
     def note(self, result: TestResult, at: int) -> float | None:
-        """Record the accuracy of a result for the client at an index, and return it."""
+        """Record the accuracies of a result for the client at an index; return the one on test samples."""
         accuracy = _share(result.correct)
         self.leave_out(result.name)[at] = accuracy
+        if self.validation_sizes:
+            self.leave_out(f"{VALIDATION}{result.name}")[at] = _share(result.validation)
         return accuracy
 
     def leave_out(self, name: str) -> list[float | None]:
@@ -54,8 +62,11 @@ class _Accuracies:
         return {
             f"{name}_{quantity}": value
             for name, of_clients in sorted(self.of.items())
-            for quantity, value in over_clients(of_clients, self.sizes).items()
+            for quantity, value in over_clients(of_clients, self._sizes_of(name)).items()
         }
+
+    def _sizes_of(self, name: str) -> Sequence[int]:
+        return self.validation_sizes if name.startswith(VALIDATION) else self.sizes
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,10 @@ class Evaluation:
         """
         method, federation, settings = self.runtime.method, self.runtime.federation, self.runtime.settings
         last = self.round == settings.rounds
-        own = _Accuracies([len(rows) for rows in federation.tested[1]])
+        sizes, validation_sizes = (
+            [len(rows) for rows in cut] for cut in (federation.tested.test, federation.validation)
+        )
+        own = _Accuracies(sizes, validation_sizes)
         if not any(own.sizes):
             self.untested["all"] = "no client has test samples"
         new = _Accuracies([len(rows) for rows in federation.new_clients.test])
@@ -111,8 +125,10 @@ class Evaluation:
             own.of["personal"] = own.of[method.primary]
             if "fine_tuned" in own.of:
                 own.of["initial"] = own.of[method.primary]
+            if VALIDATION + method.primary in own.of:
+                own.of[VALIDATION + "personal"] = own.of[VALIDATION + method.primary]
         line = {"global_acc": global_acc, **own.spreads(), **new.spreads()}
-        for name in (method.primary, "initial"):
+        for name in (method.primary, "initial", VALIDATION + method.primary):
             own.of.pop(name, None)  # for each client it is already there as personal
         told = dict(sorted((own.of | new.of).items()))
         return {**line, "untested": dict(sorted(self.untested.items())), "client_acc": told}
@@ -124,7 +140,7 @@ class Evaluation:
         linear probes are due.
         """
         federation, method = self.runtime.federation, self.runtime.method
-        pooled, rows = federation.tested
+        tested = federation.tested
         if fault := not_finite(model):
             self.untested["global"] = fault
             return None, None, {}
@@ -133,16 +149,17 @@ class Evaluation:
         if method.supervised:
             right = self.executor.test(model)
         elif probed is not None:
-            model, right = probed.tensors, probed.correct
+            model, right = probed.tensors, torch.cat([probed.correct, probed.validation])
         accuracy = None
         if isinstance(right, Failure):
             self.untested["global"] = self._noted(right, "test of the global model")
         elif right is not None:
-            accuracy = _share(right)
-            own.of["global"] = [_share(right[of_client]) for of_client in rows]
+            accuracy = _share(right[: tested.size])
+            for id in range(len(federation)):
+                own.note(TestResult("global", *tested.own(right, id)), id)
         there = method.supervised or probed is not None
         saved = model if there else select(model, BODY)
-        self._save("global", saved, None, accuracy, f"the pooled test set, {len(pooled)} samples")
+        self._save("global", saved, None, accuracy, f"the pooled test set, {tested.size} samples")
         if not there:
             return None, None, {}
         serves = method.primary == "global"

@@ -32,6 +32,7 @@ class TestResult:
     Attributes:
         name: Name of the tested model, as in the metrics.
         correct: Mask of the test samples that the model classifies correctly, bool.
+        validation: Mask of the validation samples that the model classifies correctly, bool; empty without validation.
         tensors: Tensors of the model, if it is to be saved; otherwise empty.
         fault: Reason why the model cannot be tested, with ``correct`` and ``tensors`` empty; otherwise empty.
         client: Client to which a result of a global model refers; None if it refers to all clients, or to the client
@@ -42,6 +43,7 @@ class TestResult:
 
     name: str
     correct: Tensor = NOTHING_TESTED
+    validation: Tensor = NOTHING_TESTED
     tensors: Tensors = field(default_factory=dict)
     fault: str = ""
     client: ClientId | None = None
@@ -75,8 +77,8 @@ class Evaluator:
                 results[name] = self._tested(name, client, tensors if client.last_round else {})
             elif PROBED in results:  # without labels, the linear probe is the head
                 probed = results[PROBED]
-                right = probed.correct[torch.from_numpy(self.runtime.federation.tested[1][id])]
-                results |= {name: TestResult(name, right, probed.tensors), PROBED: replace(probed, tensors={})}
+                own = self.runtime.federation.tested.own(torch.cat([probed.correct, probed.validation]), id)
+                results |= {name: TestResult(name, *own, probed.tensors), PROBED: replace(probed, tensors={})}
             elif client.last_round:
                 results[name] = TestResult(name, tensors=select(tensors, BODY))
         return [*results.values()]
@@ -102,24 +104,25 @@ class Evaluator:
             ``knn``: nearest neighbours, tested on the pooled test set. Empty if that set is empty or nothing is due.
         """
         federation, method, settings = self.runtime.federation, self.runtime.method, self.runtime.settings
+        tested = federation.tested
         linear, neighbours = settings.fits_probes(round, method), settings.asks_neighbours(round, method)
-        if not (linear or neighbours) or not len(federation.tested[0]):
+        if not (linear or neighbours) or not len(tested.samples):
             return []
         device = self.runtime.device
-        known, asked = self._probed.to(device), self.runtime.seen(federation.tested[0]).to(device)
+        known, asked = self._probed.to(device), self.runtime.seen(tested.samples).to(device)
         assert known.labels is not None and asked.labels is not None  # noqa: PT018
         x, x_test = (finite(features(model, samples), "representations") for samples in (known, asked))
         y, y_test = known.labels, asked.labels
         classes = len(federation.dataset.classes)
         results: list[TestResult] = []
         if neighbours:
-            results.append(TestResult(KNN, knn(x, y, x_test, y_test, classes=classes).cpu()))
+            results.append(TestResult(KNN, *tested.parts(knn(x, y, x_test, y_test, classes=classes).cpu())))
         if not linear:
             return results
         bias, counts = model.head.bias is not None, federation.class_counts()
 
-        def fitted(own: tuple[int, ...]) -> tuple[nn.Linear, Tensor]:
-            """Fit a classifier for some of the classes; return it with the mask of correctly classified test images."""
+        def fitted(own: tuple[int, ...]) -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
+            """Fit a classifier for some of the classes; return it with the masks of correctly classified images."""
             order = torch.tensor(own, device=device)
             rows, rows_test = (torch.isin(labels, order).nonzero().squeeze(1) for labels in (y, y_test))
             places, places_test = (torch.searchsorted(order, labels) for labels in (y[rows], y_test[rows_test]))
@@ -127,19 +130,21 @@ class Evaluator:
             head = linear_probe(x[rows], places, classes=len(own), stream=stream, bias=bias)
             with torch.no_grad():
                 logits = finite(head(x_test[rows_test]), "linear probe's outputs")
-                return head, (logits.argmax(dim=1) == places_test).cpu()
+                right = (logits.argmax(dim=1) == places_test).cpu()
+            size = int((rows_test < tested.size).sum())
+            return head, (right[:size], right[size:])
 
         everything = tuple(range(classes))
         head, right = fitted(everything)
         under = {f"head.{name}": tensor.cpu() for name, tensor in head.state_dict().items()}
-        results.append(TestResult(PROBED, right, model.tensors(BODY) | under))
+        results.append(TestResult(PROBED, *right, model.tensors(BODY) | under))
         right_of = {everything: right}  # clients with the same classes share a classifier
         for id in ids:
             own = tuple(counts[id].nonzero()[0].tolist())
             if len(own) > 1:
                 if own not in right_of:
                     _, right_of[own] = fitted(own)
-                results.append(TestResult(LOCAL, right_of[own], client=id))
+                results.append(TestResult(LOCAL, *right_of[own], client=id))
         return results
 
     @cached_property
@@ -199,21 +204,23 @@ class Evaluator:
         """Test the client's present model on its test samples; the result contains the tensors to be saved."""
         if fault := not_finite(client.model.state_dict()):
             return TestResult(name, fault=fault)
-        samples = self.runtime.seen(self.runtime.federation.test(client.id)).to(self.runtime.device)
+        federation = self.runtime.federation
+        own = [federation.test(client.id), *([federation.validate(client.id)] if federation.validation else [])]
         try:
-            return TestResult(name, correct(client.model, samples).cpu(), saved or {})
+            right = [correct(client.model, self.runtime.seen(part).to(self.runtime.device)).cpu() for part in own]
+            return TestResult(name, right[0], right[1] if federation.validation else NOTHING_TESTED, saved or {})
         except NotFinite as error:
             return TestResult(name, fault=str(error))
 
     def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
-        """Test the global model on rows of the pooled test set; return the mask of correct predictions, bool.
+        """Test the global model on rows of `Federation.tested`; return the mask of correct predictions, bool.
 
         Args:
             tensors: Tensors of the global model.
             start: First row.
             stop: Row after the last one.
         """
-        model, tested = self.runtime.fresh_model(), self.runtime.federation.tested[0]
+        model, tested = self.runtime.fresh_model(), self.runtime.federation.tested.samples
         model.load(tensors)
         assert tested.labels is not None
         part = replace(tested, inputs=tested.inputs[start:stop], labels=tested.labels[start:stop])

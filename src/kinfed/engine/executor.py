@@ -128,7 +128,7 @@ class TaskRunner:
             tensors: Tensors of the global model.
             rows: Rows of the pooled test set; None for all.
         """
-        rows = range(len(self.runtime.federation.tested[0])) if rows is None else rows
+        rows = range(len(self.runtime.federation.tested.samples)) if rows is None else rows
         try:
             with self._drawing("test", rows.start):
                 return self.evaluator.test(tensors, rows.start, rows.stop)

@@ -44,7 +44,7 @@ from kinfed.settings import own_settings
 
 __all__ = ["ProcessExecutor", "WorkersFailed"]
 
-CORRECT = "correct"
+CORRECT, VALIDATION = "correct", "validation"
 NO_SETUP = -1  # number of the setup in the message of a worker that has just started
 
 
@@ -151,7 +151,7 @@ class ProcessExecutor:
         Returns:
             Mask of the samples that the model classifies correctly, bool, n; or the first `Failure`.
         """
-        size = len(self._here.runtime.federation.tested[0])
+        size = len(self._here.runtime.federation.tested.samples)
         share = max(math.ceil(size / CHUNK / len(self._workers)), 1) * CHUNK
         chunks = [range(start, min(start + share, size)) for start in range(0, max(size, 1), share)]
         jobs = (_Job("test", self._exchange.post(Message(tensors)), rows=rows) for rows in chunks)
@@ -351,7 +351,7 @@ def _unpacked(parcel: Parcel, words: _Words) -> list[TestResult]:
         at, _, name = path.partition("/")
         of_results[int(at)][name] = tensor
     return [
-        TestResult(name, own.pop(CORRECT), own, fault, client)
+        TestResult(name, own.pop(CORRECT), own.pop(VALIDATION), own, fault, client)
         for (name, fault, client), own in zip(words, of_results, strict=True)
     ]
 
@@ -360,6 +360,7 @@ def _packed(results: list[TestResult], path: Path) -> tuple[Parcel, _Words]:
     """Pack results: their tensors in a parcel, and their other fields."""
     tensors = {f"{at}/{name}": t for at, result in enumerate(results) for name, t in result.tensors.items()}
     correct = {f"{at}/{CORRECT}": result.correct for at, result in enumerate(results)}
+    correct |= {f"{at}/{VALIDATION}": result.validation for at, result in enumerate(results)}
     words = [(result.name, result.fault, result.client) for result in results]
     return post(Message(tensors | correct), path), words
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from kinfed.data import Federation, load, make_federation, subsample
+from kinfed.data import Federation, load, make_federation, subsample, with_validation
 from kinfed.engine import (
     ClientRuntime,
     RoundSettings,
@@ -39,12 +39,11 @@ def federation_of(config: Config) -> Federation:
         InputError: If the data cannot be loaded, or do not allow the partition of the config.
     """
     if config.data.startswith("<"):
-        federation: Federation = config.objects[config.data]
-        return federation
+        return with_validation(config.objects[config.data], config.validation, config.seed)
     dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
     if config.train_images is not None:
         dataset = subsample(dataset, config.train_images, config.seed)
-    return make_federation(
+    federation = make_federation(
         dataset,
         config.partitioner(),
         clients=config.clients,
@@ -52,6 +51,7 @@ def federation_of(config: Config) -> Federation:
         public=config.public,
         new_clients=config.new_clients,
     )
+    return with_validation(federation, config.validation, config.seed)
 
 
 def runtime_of(config: Config) -> ClientRuntime:
@@ -172,6 +172,7 @@ def about_clients(runtime: ClientRuntime) -> str:
         "train": federation.class_counts().tolist(),
         "test": [len(rows) for rows in federation.partition.test],
         "probe": len(federation.public_rows),
+        **({"validation": [len(rows) for rows in federation.validation]} if federation.validation else {}),
         "skipped": federation.dataset.skipped,
         "skipped_names": list(federation.dataset.skipped_names),
         **({"left_out": len(left), "left_out_names": list(left[:5])} if left else {}),

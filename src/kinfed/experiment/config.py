@@ -106,6 +106,9 @@ class Config(BaseModel):
     classes_per_client: int | None = Field(
         None, ge=1, description="number of classes per client, which other clients may have too (partition disjoint)"
     )
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="share of each client's training samples that is set aside for validation"
+    )
     new_clients: int = Field(
         0, ge=0, description="number of clients, drawn at random, that never train and are tested at the end"
     )

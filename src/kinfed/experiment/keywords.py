@@ -40,6 +40,7 @@ class Fields(TypedDict, total=False):
     shards: int
     alpha: float
     classes_per_client: int | None
+    validation: float
     new_clients: int
     rounds: int
     training: LocalTraining

@@ -29,7 +29,7 @@ from kinfed.engine.exchange import clear_left_behind
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.assemble import about_clients, check_unchanged, runtime_of, settled, sources_of
 from kinfed.experiment.config import EXECUTION, Config, model_shares
-from kinfed.experiment.config_file import FORMER_NAMES, read_toml
+from kinfed.experiment.config_file import ADDED, FORMER_NAMES, read_toml
 from kinfed.experiment.folders import (
     COMPARISON,
     COMPARISON_SUMMARIES,
@@ -258,12 +258,11 @@ def _tell_target(config: Config, out: Path) -> None:
 def folder_of(config: Config, out: Path) -> RunFolder:
     """Return the folder of a run of one method; it refuses checkpoints that were made with another config."""
     (method,) = config.methods
+    defaults = {name for name in ADDED if getattr(config, name) == Config.model_fields[name].default}
+    fields = config.model_dump(mode="json", exclude=EXECUTION | defaults)
     return RunFolder(
         out,
-        {
-            FORMER_NAMES.get(name, name): value
-            for name, value in config.model_dump(mode="json", exclude=EXECUTION).items()
-        },
+        {FORMER_NAMES.get(name, name): value for name, value in fields.items()},
         {"method": method, "data": config.data, "partition": config.partition},
     )
 

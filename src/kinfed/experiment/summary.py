@@ -6,16 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kinfed.engine import (
-    ClientRuntime,
-)
+from kinfed.engine import ClientRuntime
+from kinfed.engine.evaluation import VALIDATION
 from kinfed.experiment.config import Config
 from kinfed.experiment.participation import never_trained, of_trained
 from kinfed.experiment.so_far import Lines
 from kinfed.experiment.targets import rounds_to
 from kinfed.models import default_architecture
 
-__all__ = ["summarise", "target_reached"]
+__all__ = ["chosen", "summarise", "target_reached"]
 
 SUMMARY_VERSION = 1
 SPREAD = ("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth")
@@ -52,8 +51,10 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
             "train": sum(len(rows) for rows in federation.partition.train),
             "test": sum(len(rows) for rows in federation.partition.test),
             "probe": len(federation.public_rows),
+            **({"validation": sum(map(len, federation.validation))} if federation.validation else {}),
         },
         "metrics": _metrics(runtime, lines, never),
+        "chosen": chosen(lines),
         "rounds_to_target": target_reached(config, lines),
         "vote": None,  # of every run; a method's outcome may be one
         "train_loss": lines[-1]["train_loss"],
@@ -91,6 +92,22 @@ def _metrics(runtime: ClientRuntime, lines: Lines, never: Sequence[int]) -> dict
         metrics[f"{name}_mean_of_last_10_rounds"] = math.fsum(series[-10:]) / len(series[-10:]) if series else None
         metrics[f"{name}_best_on_test"] = max(series, default=None)
     return metrics
+
+
+def chosen(lines: Lines) -> dict[str, Any] | None:
+    """Return the first round with the best accuracy on validation samples, and its accuracies; None without validation.
+
+    >>> lines = [{"round": r, "validation_personal_acc_weighted": v, "personal_acc_weighted": 0.5, "global_acc": None}
+    ...          for r, v in ((1, 0.4), (2, 0.6), (3, 0.6))]
+    >>> chosen(lines)["round"]
+    2
+    """
+    measured = [line for line in lines if line.get(f"{VALIDATION}personal_acc_weighted") is not None]
+    if not measured:
+        return None
+    best = max(measured, key=lambda line: line[f"{VALIDATION}personal_acc_weighted"])
+    accuracies = (f"{VALIDATION}personal_acc_weighted", "personal_acc_weighted", "personal_acc_mean", "global_acc")
+    return {"round": best["round"], **{name: best.get(name) for name in accuracies}}
 
 
 def target_reached(config: Config, lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

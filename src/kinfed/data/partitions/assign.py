@@ -189,11 +189,7 @@ def partition_by_owner(train: Indices, test: Indices, clients: int) -> Partition
 def split_locally(
     owner: Indices, labels: Indices, clients: int, rng: np.random.Generator, names: tuple[str, ...] = ()
 ) -> Partition:
-    """Hold out a fifth of each client's samples for testing, stratified by class (specification F.3).
-
-    A client with two or more samples gets at least one test sample; a single sample is for training. The number held
-    out of each class follows the class sizes, rounded by the Sainte-Laguë method. The last sample of a class is held
-    out only if no others are left, so that a client is tested on classes that it trains on.
+    """Hold out a fifth of each client's samples for testing, stratified by class (specification F.3); see `held_out`.
 
     Args:
         owner: Owner of each sample, n.
@@ -201,6 +197,27 @@ def split_locally(
         clients: Number of clients N.
         rng: Random generator.
         names: Names of the clients; empty if they have none.
+    """
+    tested = held_out(owner, labels, clients, LOCAL_TEST, rng)
+    train, test = (rows_by(np.where(mask, owner, NOBODY), clients) for mask in (~tested, tested))
+    return Partition(train, test, pooled=True, names=names)
+
+
+def held_out(
+    owner: Indices, labels: Indices, clients: int, share: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Draw a share of each client's samples, stratified by class; return a mask of the drawn samples, n.
+
+    Of a client with two or more samples, at least one is drawn and one is left; a single sample is left. The number
+    drawn of each class follows the class sizes, rounded by the Sainte-Laguë method. The last sample of a class is drawn
+    only if no others are left, so that the classes that are drawn are also among those that are left.
+
+    Args:
+        owner: Owner of each sample, n; `NOBODY` for samples without one.
+        labels: Labels of the samples, n.
+        clients: Number of clients N.
+        share: Share of the samples, in (0, 1).
+        rng: Random generator.
     """
     shuffle = rng.permutation(len(owner))
     cell = owner[shuffle] * (labels.max() + 1) + labels[shuffle]  # one number for each pair of client and class
@@ -213,8 +230,8 @@ def split_locally(
     order = shuffle[np.argsort(owner[shuffle] + turn / 2, kind="stable")]  # by client and turn; ties at random
     sizes = np.bincount(owner + 1, minlength=clients + 1)
     rank = np.arange(len(order)) - np.repeat(sizes.cumsum() - sizes, sizes)
-    kept = np.where(sizes > 1, np.round(LOCAL_TEST * sizes).clip(min=1), 0)
-    tested = np.empty(len(owner), dtype=bool)
-    tested[order] = rank < np.repeat(kept, sizes)
-    train, test = (rows_by(np.where(mask, owner, NOBODY), clients) for mask in (~tested, tested))
-    return Partition(train, test, pooled=True, names=names)
+    drawn = np.where(sizes > 1, np.round(share * sizes).clip(1, np.maximum(sizes - 1, 1)), 0)
+    mask = np.empty(len(owner), dtype=bool)
+    mask[order] = rank < np.repeat(drawn, sizes)
+    mask &= owner != NOBODY
+    return mask

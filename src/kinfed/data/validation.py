@@ -1,0 +1,84 @@
+"""Validation samples: a share of each client's training samples that no client trains on."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kinfed.data.federation import Federation
+from kinfed.data.partitions.assign import held_out
+from kinfed.data.partitions.partition import Indices
+from kinfed.data.samples import GROUP, labels_of
+from kinfed.errors import InputError
+from kinfed.streams import numpy_stream
+
+__all__ = ["with_validation"]
+
+
+def with_validation(federation: Federation, share: float, seed: int) -> Federation:
+    """Set a share of each client's training samples aside for validation, stratified by class.
+
+    If the data have a column ``group`` (patients, writers, videos), a group is set aside as a whole. A client with one
+    sample, or with one group, has no validation samples. Those of new clients are not touched.
+
+    Args:
+        federation: Federation without validation samples.
+        share: Share of the training samples, in [0, 1); 0 returns the federation unchanged.
+        seed: Seed of the run.
+
+    Raises:
+        InputError: If no client has enough samples.
+
+    >>> from kinfed.data import from_arrays, make_federation
+    >>> dataset = from_arrays([[0.1]] * 40, [0, 1] * 20, [[0.1]] * 10, [0, 1] * 5)
+    >>> federation = with_validation(make_federation(dataset, "iid", clients=3, seed=0), 0.25, seed=0)
+    >>> [(len(federation.train(client)), len(federation.validate(client))) for client in range(3)]
+    [(9, 3), (9, 3), (9, 3)]
+    """
+    if not share:
+        return federation
+    rows = np.concatenate(federation.partition.train)
+    owner = np.repeat(np.arange(len(federation)), [len(own) for own in federation.partition.train])
+    labels = labels_of(federation.splits[0])[rows]
+    stream = numpy_stream(seed, "validation")
+    groups = _groups(federation)
+    if groups is None:
+        chosen = held_out(owner, labels, len(federation), share, stream)
+    else:
+        chosen = np.zeros(len(rows), dtype=bool)
+        for client in range(len(federation)):
+            (own,) = np.nonzero(owner == client)
+            chosen[own] = _whole_groups(labels[own], groups[rows[own]], share, stream)
+    if not chosen.any():
+        raise InputError(f"validation: {share:g} sets nothing aside; every client has one sample or group only")
+    drawn = [rows[chosen & (owner == client)] for client in range(len(federation))]
+    left = [rows[~chosen & (owner == client)] for client in range(len(federation))]
+    return replace(federation, partition=replace(federation.partition, train=left), validation=drawn)
+
+
+def _groups(federation: Federation) -> NDArray[np.generic] | None:
+    """Return the group of each sample of the training split; None if the data have no such column."""
+    if GROUP not in federation.dataset.columns:
+        return None
+    train, test = federation.dataset.columns[GROUP]
+    return np.concatenate([train, test]) if federation.partition.pooled else train
+
+
+def _whole_groups(
+    labels: Indices, groups: NDArray[np.generic], share: float, stream: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Draw groups of one client that hold about a share of its samples, with its classes in similar proportions."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    folds = min(max(round(1 / share), 2), len(np.unique(groups)))
+    mask = np.zeros(len(labels), dtype=bool)
+    if folds > 1:
+        splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=int(stream.integers(2**31)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of classes with fewer samples than folds
+            _, rows = next(splitter.split(labels, labels, groups))
+        mask[rows] = len(rows) < len(labels)
+    return mask
