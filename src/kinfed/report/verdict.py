@@ -13,7 +13,7 @@ from kinfed.report.ties import Measured, alike
 __all__ = ["verdict"]
 
 ALONE = ("local", "local_ssl")
-NO_GAIN = " Training alone is among them: nothing here says that federation helps."
+NO_GAIN = " Training alone is among them: these results do not show that federation helps."
 
 
 def verdict(runs: Sequence[Run]) -> str:
@@ -36,21 +36,20 @@ def verdict(runs: Sequence[Run]) -> str:
     if len(told) < 2:
         return ""
     means = {row: measured.mean for row, measured in told.items()}
-    measured = "on their own test samples" if labelled else "under a linear probe"
+    measured = "on their own test samples" if labelled else "with a linear probe"
     first = alike(told)
     alone = max((row for row in ALONE if row in means), key=lambda row: means[row], default=None)
-    against = f", against {means[alone]:.3f} when each trains alone" if alone and alone not in first else ""
+    against = f", against {means[alone]:.3f} when each client trains alone" if alone and alone not in first else ""
     if len(first) > 1:
         return f"{_tie(told, first, measured)}{against}.{NO_GAIN if alone in first else ''}"
     order = sorted(means, key=lambda method: -means[method])
     federated = [row for row in order if row.split()[0] not in REFERENCES]
     best = order[0]
+    what = "serves these clients best" if labelled else "has the best representations"
     if best.split()[0] not in ALONE or not federated:
-        what = "serves these clients best" if labelled else "has the best representations"
         return f"{best} {what}: {means[best]:.3f} {measured}{against}."
-    what = "These clients are served best" if labelled else "Representations are best"
     return (
-        f"{what} by training alone ({means[best]:.3f} {measured}); "
+        f"Training alone {what} ({means[best]:.3f} {measured}); "
         f"the best federated method is {federated[0]} ({means[federated[0]]:.3f})."
     )
 
