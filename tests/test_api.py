@@ -39,14 +39,14 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
         "overwrite: 'False' is not allowed; must be true or false",
     ),
     "quiet None": (lambda run: wrong.run("fedavg", quiet=None), "quiet: None is not"),
-    "data 5": (lambda run: wrong.run("fedavg", data=5), "data: 5 is not allowed; a name, a path, a Dataset"),
-    "data of 3": (lambda run: wrong.run("fedavg", data=(X, Y, X)), "data: .* is not allowed; a name, a path"),
-    "data array": (lambda run: wrong.run("fedavg", data=X), "data: array.* is not allowed; a name, a path"),
+    "data 5": (lambda run: wrong.run("fedavg", data=5), "data: 5 is not allowed; must be a name, a path, a Dataset"),
+    "data of 3": (lambda run: wrong.run("fedavg", data=(X, Y, X)), "data: .* is not allowed; must be a name, a path"),
+    "data array": (lambda run: wrong.run("fedavg", data=X), "data: array.* is not allowed; must be a name, a path"),
     "rounds array": (lambda run: wrong.run("fedavg", rounds=np.zeros((99, 99))), "rounds: array.*… is not allowed"),
     "rounds True": (lambda run: wrong.run("fedavg", rounds=True), "rounds: True is not allowed"),
     "model module": (lambda run: wrong.run("fedavg", model=nn.Linear(2, 2)), "model: .*Linear"),
     "half a character": (lambda run: wrong.run("fedavg", data="\udcff"), "data: '.udcff' is not allowed; .*UTF-8"),
-    "settings 5": (lambda run: wrong.run("fedavg", settings=5), "settings: 5 is not allowed; must be fields by"),
+    "settings 5": (lambda run: wrong.run("fedavg", settings=5), "settings: 5 is not allowed; must be a dict of fields"),
     "settings of 5": (lambda run: wrong.run("fedavg", settings={"fedavg": 5}), "settings: {'fedavg': 5} is not"),
     "settings array": (
         lambda run: wrong.run("fedprox", settings={"fedprox": {"mu": np.zeros(3000)}}),
@@ -82,11 +82,11 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "array to forward": (lambda run: wrong.load(run)(IMAGES), "inputs: array.* is not allowed; must be a tensor"),
     "sources None": (lambda run: wrong.train_sources(None, out=run), "data: None is not"),
     "sources out": (lambda run: wrong.train_sources("digits", out=None), "out: None is"),
-    "sources in a run": (lambda run: wrong.train_sources("digits", out=run), "is no pool of source models; it has"),
+    "sources in a run": (lambda run: wrong.train_sources("digits", out=run), "is not a pool of source models"),
     "sources in its models": (lambda run: wrong.train_sources("digits", out=run / "models"), "belongs to a run"),
     "vote without": (wrong.vote, "sources: must be given"),
     "vote 5": (lambda run: wrong.vote(5, sources="."), "run: 5 is not allowed"),
-    "vote again": (lambda run: wrong.vote(run, sources=".", overwrite=True), "overwrite: is of a new run"),
+    "vote again": (lambda run: wrong.vote(run, sources=".", overwrite=True), "overwrite: is for a new run"),
     "vote ballot": (lambda run: wrong.vote(run, sources=".", ballot="x"), "fedvote.ballot: 'x' is"),
 }  # fmt: skip
 
@@ -166,20 +166,20 @@ def test_a_comparison_from_before_the_public_images_were_left_to_the_data_goes_o
     for _ in range(2):
         go_on(config, tmp_path / "o", nobody)
     assert "\npublic = 128\n" in (tmp_path / "o" / "comparison.toml").read_text()
-    with pytest.raises(InputError, match="was begun with another config"):
+    with pytest.raises(InputError, match="was started with another config"):
         go_on(config.model_copy(update={"public": 64}), tmp_path / "o", nobody)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"on_error": "skip"}, "on_error: 'skip' would do nothing; 'digits' holds no image files"),
-        ({"on_error": "skip", "data": (X, Y, X, Y)}, "on_error: 'skip' would do nothing; .* holds no image files"),
+        ({"on_error": "skip"}, "on_error: 'skip' would do nothing; 'digits' has no image files"),
+        ({"on_error": "skip", "data": (X, Y, X, Y)}, "on_error: 'skip' would do nothing; .* has no image files"),
         ({"bn": "batch"}, "bn: 'batch' would do nothing; tiny_cnn has no BatchNorm of maps"),
         ({"bn": "group", "model": "mlp"}, "bn: 'group' would do nothing; mlp has no BatchNorm"),
         (
             {"model": "tests.test_api:whole", "head": "x"},
-            "head: 'x' would do nothing; tests.test_api:whole gives a Mod",
+            "head: 'x' would do nothing; tests.test_api:whole returns a Mod",
         ),
     ],
 )

@@ -26,11 +26,11 @@ def told(terminal: bool) -> str:
 
 def test_without_a_terminal_a_few_plain_lines_are_printed() -> None:
     lines = told(terminal=False).splitlines()
-    assert "goes on after round 2 of 10" in lines[0]
+    assert "continues after round 2 of 10" in lines[0]
     assert [line.split()[4] for line in lines if " own test " in line] == ["4/10", "6/10", "8/10", "10/10"]
     assert "own test 0.500" in lines[-1]  # case 117
     assert "s/round" in lines[-1]
-    assert "fedavg (seed 0): round 5, client 4 refused: [w] is not finite" in lines
+    assert "fedavg (seed 0): round 5, upload of client 4 refused: [w] is not finite" in lines
 
 
 def test_in_a_terminal_there_is_a_bar_with_accuracy_and_pace() -> None:
@@ -38,4 +38,4 @@ def test_in_a_terminal_there_is_a_bar_with_accuracy_and_pace() -> None:
     assert "10/10" in shown
     assert "own test 0.500" in shown
     assert "s/round" in shown
-    assert "client 4 refused: [w] is not finite" in shown
+    assert "upload of client 4 refused: [w] is not finite" in shown

@@ -78,7 +78,7 @@ def test_a_folder_belongs_to_one_process(tmp_path: Path) -> None:  # case 303
     with claimed(folder), claimed(folder):  # claims of one process may be within each other
         told = elsewhere(claim)
     assert told.stderr.splitlines()[-1] == (
-        f"kinfed.errors.InputError: run: {str(folder)!r} is in use: another process of kinfed works in it"
+        f"kinfed.errors.InputError: run: {str(folder)!r} is in use by another kinfed process"
     )
     assert not folder.exists()  # nothing was written
     assert not folder.parent.exists()
@@ -114,17 +114,17 @@ def test_a_claim_under_which_nothing_was_written_leaves_everything_as_it_was(tmp
 
 def test_a_new_folder_must_be_empty(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    with pytest.raises(InputError, match="exists; name another one"), new_folder(tmp_path):
+    with pytest.raises(InputError, match="exists; choose another folder"), new_folder(tmp_path):
         pass
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is no JSON"),
-        (b'{"a": 1', "is no JSON"),
-        (b"\xff\xfe", "is no text"),
-        (b"[" * 100_000, "is no JSON: it is nested too deeply"),
+        (b"", "is not valid JSON"),
+        (b'{"a": 1', "is not valid JSON"),
+        (b"\xff\xfe", "is not text"),
+        (b"[" * 100_000, "is not valid JSON: it is nested too deeply"),
         (None, "cannot be read: No such file or directory"),
     ],
 )
@@ -143,10 +143,10 @@ def test_lines_of_json(tmp_path: Path) -> None:
         read_json_lines(path)
     assert read_json_lines(path, cut=True) == [{"a": 1}, {"a": 2}]
     path.write_text('{"a": 1}\n[2]\n')
-    with pytest.raises(InputError, match=r"a\.jsonl, line 2: is no JSON object"):
+    with pytest.raises(InputError, match=r"a\.jsonl, line 2: is not a JSON object"):
         read_json_lines(path)
     path.write_text('{"a": 1}\n{"a"\n')
-    with pytest.raises(InputError, match=r"a\.jsonl, line 2: is no JSON"):
+    with pytest.raises(InputError, match=r"a\.jsonl, line 2: is not valid JSON"):
         read_json_lines(path, cut=True)
 
 

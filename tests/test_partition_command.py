@@ -47,11 +47,11 @@ def test_it_shows_who_gets_what_and_writes_it_down(kinfed: Command, tmp_path: Pa
     first = numbers["clients"][0]
     for shown in (
         "digits, partition shards (shards 2), seed 0: 1,272 training and 397 test samples",
-        "128 withheld",
+        "128 set aside",
         f"{first['training_samples']}  ",
         "effective classes",
         "total variation",
-        "warning: clients with fewer training samples than a batch of 200, who train on a smaller one: all 10",
+        "warning: clients with fewer training samples than the batch size 200; they train on smaller batches: all 10",
     ):
         assert shown in " ".join(out.split()) or shown in out
     assert numbers["spread"]["classes"]["max"] == 2
@@ -65,7 +65,7 @@ def test_new_clients_are_marked_and_more_than_forty_are_left_to_the_files(kinfed
     arguments = ("--partition", "dirichlet_clients", "--alpha", "0.1", "--clients", "50", "--new-clients", "20")
     code, out, _ = kinfed("partition", *arguments, "--out", "o")
     assert code == 0
-    assert "20 of them new ones that never train" in " ".join(out.split())
+    assert "20 of them new clients, which do not train" in " ".join(out.split())
     assert "client  train" not in out
     clients = told(tmp_path / "o")["clients"]
     assert sum(client["new"] for client in clients) == 20
@@ -122,7 +122,7 @@ def test_a_shell_file_of_fields_can_be_looked_at(kinfed: Command, tmp_path: Path
             ["--partition", "file:rows.json", "--clients", "1", "--public", "9"],
             "public: 9 is not allowed; 'rows.json' has 0",
         ),
-        (["--out", "."], "out: '.' exists; name another one"),
+        (["--out", "."], "out: '.' exists; choose another folder"),
     ],
 )
 def test_wrong_input_gets_one_line(
@@ -173,7 +173,7 @@ def test_test_samples_of_classes_that_a_client_never_trains_on_are_counted(tmp_p
     expected = [int((test[:60] >= 5).sum()), int((test[60:] < 5).sum())]
     assert holdings.untrained().tolist() == expected
     assert holdings.warnings(1) == [
-        f"clients with test samples of classes that they never train on, {sum(expected)} of 120 test samples: all 2"
+        f"clients with test samples of classes they never train on ({sum(expected)} of 120 test samples): all 2"
     ]
     assert [client["untrained_test_samples"] for client in holdings.json(1)["clients"]] == expected
 
@@ -185,11 +185,11 @@ def test_warnings_name_who_will_be_hurt() -> None:
     cut = Partition([zeros[:8], rest[:100], rest[100:150]], [np.arange(0), np.arange(60), np.arange(60, 120)])
     holdings = Holdings.of(Federation(data, cut, np.arange(0)), "hand-made")
     assert holdings.warnings(16) == [
-        "clients without test samples, whose accuracy is n/a: 1 of 3 (0)",
-        "clients with samples of one class only, who learn nothing of the others: 1 of 3 (0)",
-        "clients with fewer training samples than a batch of 16, who train on a smaller one: 1 of 3 (0)",
-        "clients with test samples of classes that they never train on, 11 of 120 test samples: 2 of 3 (1, 2)",
-        "samples that belong to nobody: 82",
+        "clients without test samples; their accuracy is n/a: 1 of 3 (0)",
+        "clients with samples of one class only; they learn nothing about the others: 1 of 3 (0)",
+        "clients with fewer training samples than the batch size 16; they train on smaller batches: 1 of 3 (0)",
+        "clients with test samples of classes they never train on (11 of 120 test samples): 2 of 3 (1, 2)",
+        "samples that no client gets: 82",
     ]
     assert Holdings.of(make_federation(data, IID(), clients=3, public=0, seed=0), "").warnings(16) == []
 

@@ -109,22 +109,22 @@ ABOUT = {"architecture": "tiny_cnn", "bn": "track", "shape": [1, 8, 8], "classes
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda p: p.with_suffix(".json").unlink(), r"m\.safetensors has no m\.json beside it"),
-        (lambda p: p.unlink(), "holds no source; a pool has NAME.safetensors and NAME.json"),
-        (lambda p: p.with_suffix(".json").write_text("{"), r"m\.json: is no description of a model: Invalid JSON"),
-        (lambda p: p.with_suffix(".json").write_bytes(b"\xff"), r"m\.json: is no description of a model"),
+        (lambda p: p.with_suffix(".json").unlink(), r"m\.safetensors must have its description m\.json"),
+        (lambda p: p.unlink(), "has no source; a pool must have NAME.safetensors and NAME.json"),
+        (lambda p: p.with_suffix(".json").write_text("{"), r"m\.json: is not a description of a model: Invalid JSON"),
+        (lambda p: p.with_suffix(".json").write_bytes(b"\xff"), r"m\.json: is not a description of a model"),
         (lambda p: p.write_bytes(p.read_bytes()[:-9]), r"m\.safetensors.* cannot be read as safetensors"),
         (lambda p: p.write_bytes(b"pickle"), r"m\.safetensors.* cannot be read as safetensors"),
         (lambda p: rewritten(p, {}, {**ABOUT, "crc32": 1}), r"m\.safetensors is damaged"),
-        (lambda p: rewritten(p, {}, {**ABOUT, "shape": [1, 9, 9]}), "which has another shape"),
-        (lambda p: rewritten(p, {"more": torch.ones(1)}), "has a strange tensor more"),
+        (lambda p: rewritten(p, {}, {**ABOUT, "shape": [1, 9, 9]}), "since its shape differs"),
+        (lambda p: rewritten(p, {"more": torch.ones(1)}), "has an unknown tensor more"),
         (
             lambda p: rewritten(p, {"head.bias": torch.full((10,), torch.nan)}),
-            "a number that is not finite in head.bias",
+            "a number in head.bias that is not finite",
         ),
         (
             lambda p: rewritten(p, {"head.bias": torch.full((10,), 1e300, dtype=torch.float64)}),
-            "not finite in head.bias",
+            "in head.bias that is not finite",
         ),
         (lambda p: rewritten(p, {"head.bias": torch.zeros(10, dtype=torch.int64)}), "has the type torch.int64"),
         (lambda p: rewritten(p, {"head.bias": torch.zeros(10, dtype=torch.complex64)}), "has the type torch.complex64"),
@@ -141,14 +141,14 @@ ABOUT = {"architecture": "tiny_cnn", "bn": "track", "shape": [1, 8, 8], "classes
         (lambda p: (p.unlink(), p.symlink_to(p.parent / "gone")), "as safetensors"),
         (lambda p: changed(p, shape=[1, 2**20, 2**20], classes=["a"] * 2**18), "has the shape"),
         (lambda p: changed(p, architecture="lenet"), "architecture: 'lenet' is not known; allowed: tiny_cnn, "),
-        (lambda p: changed(p, architecture="os:system"), "'os:system' is not known, which a file may not import"),
-        (lambda p: changed(p, architecture="mlp"), "has a strange tensor body.conv1.0.bias"),
+        (lambda p: changed(p, architecture="os:system"), "'os:system' is not known, and a file may not import"),
+        (lambda p: changed(p, architecture="mlp"), "has an unknown tensor body.conv1.0.bias"),
         (lambda p: changed(p, architecture="vgg16"), r"m\.safetensors: .*: model: vgg16 needs images of 32×32"),
-        (lambda p: changed(p, classes=["a", "b"]), r"head.bias in .* \(10,\), and the model's is \(2,\)"),
+        (lambda p: changed(p, classes=["a", "b"]), r"head.bias in .* \(10,\); must be \(2,\)"),
         (lambda p: changed(p, shape=[1, 2**15, 2**15]), "has the shape"),
-        (lambda p: changed(p, shape=[1, 2**60, 2**60]), "shape is of more than 1,099,511,627,776 values"),
+        (lambda p: changed(p, shape=[1, 2**60, 2**60]), "shape has more than 1,099,511,627,776 values"),
         (lambda p: changed(p, shape=[1, 0, 8]), "shape.1: Input should be greater than or equal to 1"),
-        (lambda p: changed(p, shape=[64], normalisation={"mean": [0] * 64, "std": [1] * 64}), "takes images c×h×w"),
+        (lambda p: changed(p, shape=[64], normalisation={"mean": [0] * 64, "std": [1] * 64}), "needs images c×h×w"),
         (
             lambda p: (p.parent / "x.pth").touch(),
             r"save_file\(torch.load\('x.pth', weights_only=True\)",
@@ -163,7 +163,7 @@ def test_what_is_no_pool_is_told_in_one_line(harm: Callable[[Path], object], mes
 
 
 def test_a_pool_that_is_not_there_is_told(pool: Path) -> None:
-    with pytest.raises(InputError, match=r"sources: '.*pool' is no folder"):
+    with pytest.raises(InputError, match=r"sources: '.*pool' is not a folder"):
         open_pool(pool)
 
 
@@ -204,7 +204,7 @@ def test_every_tensor_of_torchvisions_has_a_name(architecture: str, tmp_path: Pa
 def test_the_stem_for_large_images_does_not_fit_small_ones(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file(torchvisions("resnet18", 10).state_dict(), path)
-    with pytest.raises(InputError, match=r"conv1.weight in .* \(64, 3, 7, 7\), and the model's is \(64, 3, 3, 3\)"):
+    with pytest.raises(InputError, match=r"conv1.weight in .* \(64, 3, 7, 7\); must be \(64, 3, 3, 3\)"):
         load_weights(build("resnet18", (3, 32, 32), 10, 0), path)
 
 
@@ -225,7 +225,9 @@ def test_pickles_are_refused_as_start_weights_before_anything_is_read(tmp_path: 
         lambda: load_weights(build("tiny_cnn", (1, 8, 8), 10, 0), path),
         lambda: Config.checked({"methods": ("fedavg",), "weights": str(path)}),
     ):
-        with pytest.raises(InputError, match=r"may be a pickle, which can run code; convert it .*'w.safetensors'"):
+        with pytest.raises(
+            InputError, match=r"may be a pickle, which can run code; if you trust it, .*'w.safetensors'"
+        ):
             refused()
 
 

@@ -58,10 +58,10 @@ def test_a_name_of_kinfeds_own_stays_kinfeds() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("number", "method: 'number' is no method; it must be a class derived from kinfed.methods.Method"),
+        ("number", "method: 'number' is not a method; it must be a class derived from kinfed.methods.Method"),
         ("gone", "method: 'gone' of kinfed-mine 1.2 cannot be imported: No module named 'kinfed_gone'"),
         ("fedprix", "method: 'fedprix' is not known"),
-        ("kinfed_mine:number", "method: 'kinfed_mine:number' is no method"),
+        ("kinfed_mine:number", "method: 'kinfed_mine:number' is not a method"),
         ("kinfed_mine:Other", "method: 'kinfed_mine:Other' cannot be imported"),
         ("kinfed_gone:Gone", "method: 'kinfed_gone:Gone' cannot be imported: No module named 'kinfed_gone'"),
     ],

@@ -106,24 +106,24 @@ def test_a_measure_that_is_a_cka_is_told_biased_and_debiased(kinfed: Command, fi
     ("arguments", "message"),
     [
         (["nowhere.npy", "a.npz"], "nowhere.npy: no such file"),
-        (["a.npz", "a.txt"], "a.txt: activations are .npy, .npz or .safetensors files"),
-        (["broken.npz", "a.npz"], "broken.npz: not a .npz file of plain arrays"),
-        (["a.npz", "a.npz", "--layer", "third"], "a.npz: no layer 'third'; it has first, second"),
+        (["a.npz", "a.txt"], "a.txt: must be a .npy, .npz or .safetensors file of activations"),
+        (["broken.npz", "a.npz"], "broken.npz: is not a .npz file of plain arrays"),
+        (["a.npz", "a.npz", "--layer", "third"], "a.npz: has no layer 'third'; it has first, second"),
         (["a.npz", "short.npy"], "the numbers of rows differ"),
         (["a.npz", "a.npz", "--kernel", "poly"], "'poly' is not one of 'linear', 'rbf'"),
         (["a.npz", "a.npz", "--kernel", "rbf", "--bandwidth", "0"], "bandwidth must be positive"),
         (["a.npz", "a.npz", "--bandwidth", "0.8"], "bandwidth: 0.8 would do nothing; it is of kernel rbf"),
         (["a.npz", "a.npz", "--samples", "9"], "samples: 9 would do nothing; it is of the images that models see"),
-        (["a.npz", "a.npz", "--measure", "rsaa"], "measure is one of cka, debiased_cka, "),
+        (["a.npz", "a.npz", "--measure", "rsaa"], "measure must be one of cka, debiased_cka, "),
         (["a.npz", "a.npz", "--measure", "class_mean"], "measure: 'class_mean' is not allowed; it needs labels"),
         (["a.npz", "a.npz", "--measure", "nowhere:rv2"], "measure: 'nowhere:rv2' cannot be imported: No module named"),
-        (["a.npz", "a.npz", "--measure", "emd"], "emd compares the same features: x has 6, y has 2"),
+        (["a.npz", "a.npz", "--measure", "emd"], "emd needs the same features on both sides: x has 6, y has 2"),
         (
             ["a.npz", "a.npz", "--measure", "rsa", "--kernel", "rbf"],
-            "kernel: 'rbf' would do nothing; it is of CKA, and",
+            "kernel: 'rbf' would do nothing; it is an option of CKA, and",
         ),
         (["a.npz", "a.npz", "--out", "."], "out: '.' exists"),
-        (["a.npz", "a.npz", "--data", "digits"], "data: 'digits' is of no use"),
+        (["a.npz", "a.npz", "--data", "digits"], "data: 'digits' would do nothing;"),
     ],
 )
 def test_wrong_input_gets_one_line(
@@ -141,13 +141,13 @@ def test_wrong_input_gets_one_line(
 def test_models_need_data_that_fit(kinfed: Command, tmp_path: Path) -> None:  # noqa: F811
     package.run("fedavg", out=tmp_path / "run", clients=10, rounds=1, model="mlp", quiet=True)
     model = str(tmp_path / "run" / "models" / "global.safetensors")
-    assert "name a data set with --data" in kinfed("similarity", model, model)[2]
+    assert "images; give a data set with --data" in kinfed("similarity", model, model)[2]
     from tests.data.test_loading import grey, write
 
     for split in ("train", "test"):
         write(tmp_path / "large", split, [grey(i, side=9) for i in range(8)], [0, 1] * 4)
     told = kinfed("similarity", model, model, "--data", "large", "--samples", "4")[2]
-    assert "the model takes inputs of 1×8×8, the data set has 1×9×9" in told
+    assert "the model takes inputs of shape 1×8×8, but the data set has 1×9×9" in told
 
 
 # -- which example is which (case 351) --------------------------------------------------------------------------------
@@ -176,13 +176,13 @@ def test_examples_are_matched_by_their_ids(kinfed: Command, shuffled: Path, pair
     assert told["order"] == "ids"
     assert "ids" not in told["features_a"]
     assert [told[kind][0][0] for kind in ("biased", "debiased")] == pytest.approx([1, 1])
-    assert "n = 40 examples, matched by their ids; kernel" in " ".join(out.split())
+    assert "n = 40 examples, matched by id; kernel" in " ".join(out.split())
 
 
 def test_without_ids_it_is_said_that_the_order_is_trusted(kinfed: Command, files: dict[str, Path]) -> None:  # noqa: F811
     code, out, _ = kinfed("similarity", str(files["a.npz"]), str(files["a.npz"]), "--out", "o")
     assert code == 0
-    assert "have no ids, so that their order is trusted: row r of A and of B" in " ".join(out.split())
+    assert "they have no ids: row r of A and row r of B" in " ".join(out.split())
     assert json.loads((files["a.npz"].parent / "o" / "similarity.json").read_text())["order"] == "trusted"
 
 
@@ -191,11 +191,11 @@ def test_without_ids_it_is_said_that_the_order_is_trusted(kinfed: Command, files
     [
         (
             ("named.npz", "others.npz"),
-            "ids: a and b are not of the same examples: 40 are not in b, the first is 'img0'",
+            "ids: a and b must have the same examples: 40 are not in b, the first is 'img0'",
         ),
         (("named.npz", "numbers.npz"), "40 are not in a, the first is 0"),
-        (("named.npz", "a.npz"), "only one has them; give both, or leave them out of both"),
-        (("a.npz", "named.npz"), "only one has them; give both, or leave them out of both"),
+        (("named.npz", "a.npz"), "or in neither"),
+        (("a.npz", "named.npz"), "or in neither"),
     ],
 )
 def test_ids_that_do_not_match_are_refused(
@@ -240,11 +240,13 @@ def test_a_layer_may_have_any_name(kinfed: Command, tmp_path: Path, name: str) -
 def test_images_that_nothing_would_look_at_are_refused(kinfed: Command, files: dict[str, Path]) -> None:  # noqa: F811
     code, _, told = kinfed("similarity", str(files["a.npz"]), str(files["b.safetensors"]), "--data", "digits")
     assert code == 2
-    assert told.startswith("kinfed: data: 'digits' is of no use:")
+    assert told.startswith("kinfed: data: 'digits' would do nothing;")
     assert told.count("\n") == 1
 
 
 def test_too_few_or_too_many_images_are_refused() -> None:
     for count in (3, 398):
-        with pytest.raises(InputError, match=rf"^samples: {count} is not allowed; digits has 397 test images"):
+        with pytest.raises(
+            InputError, match=rf"^samples: {count} is not allowed; must be from 4 to 397, the test images of digits"
+        ):
             _test_images("digits", count)

@@ -145,5 +145,5 @@ def test_stored_bytes_and_unit_floats_are_the_same_images() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 8), (4, 2, 8, 8)])
 def test_what_is_no_image_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match="two views are made of grey or colour images"):
+    with pytest.raises(InputError, match="two views need greyscale or RGB images"):
         two_views(torch.zeros(shape), stream())

@@ -456,7 +456,7 @@ def vote(
     pool, of_file = fields.pop("sources", None), there.pop("sources", None)
     pool = of_file if pool is None else pool
     if pool is None:
-        raise InputError("sources: must be given, a folder of source models; kinfed sources train makes one")
+        raise InputError("sources: must be given, a folder of source models; kinfed sources train creates one")
     own = {"measure": measure, "ballot": ballot, "taps": taps, "images": images}
     voting = Config.checked({"methods": "fedvote", "sources": pool, "settings": {"fedvote": own}})
     rule, sources = voting.method("fedvote"), Path(str(voting.sources))
@@ -464,7 +464,9 @@ def vote(
     if run is not None:
         of_new_run = next(iter([*fields.keys() - {"config"}, *there, *(["overwrite"] if overwrite else [])]), None)
         if of_new_run is not None:
-            raise InputError(f"{of_new_run}: is of a new run, and {str(run)!r} is there; leave one of them out")
+            raise InputError(
+                f"{of_new_run}: is for a new run, but {str(run)!r} is an existing one; leave one of them out"
+            )
         folder = _path("run", run if out is None else out)
         with nothing_from_files({measure}, run, allow=allow_code):
             held = hold_vote(_path("run", run), sources, rule, folder)
@@ -506,7 +508,7 @@ def _file(fields: Mapping[str, Any]) -> Path | None:
 
 def _path(name: str, value: Any) -> Path:
     if not isinstance(value, str | os.PathLike) or "\0" in str(value) or not is_text(str(value)):
-        raise InputError(f"{name}: {short(value)} is not allowed; must be a path, in UTF-8")
+        raise InputError(f"{name}: {short(value)} is not allowed; must be a path that can be encoded in UTF-8")
     return Path(value)
 
 

@@ -74,7 +74,7 @@ class RunDisplay:
         self._last = time.perf_counter()
         self._bars.update(self._bar, completed=done)
         if done:
-            self._say(f"goes on after {self._unit} {done} of {self._rounds}")
+            self._say(f"continues after {self._unit} {done} of {self._rounds}")
 
     def working(self, what: str, done: int, total: int) -> None:
         """Show the progress within the current round, for rounds that take long."""
@@ -97,11 +97,11 @@ class RunDisplay:
         if line["round"] % every == 0 or line["round"] == self._rounds:
             self._say(f"{self._unit} {line['round']:>4}/{self._rounds}  {self._told}")
         for client, reason in line["refused"].items():
-            self._print(f"{self._name}: round {line['round']}, client {client} refused: {plain(reason)}")
+            self._print(f"{self._name}: round {line['round']}, upload of client {client} refused: {plain(reason)}")
 
     def stopping(self, round: int) -> None:
         """Say that the run stops after the current round, as the first Ctrl-C asked."""
-        self._print(f"{self._name}: stops after round {round}; Ctrl-C again stops at once")
+        self._print(f"{self._name}: stops after round {round}; press Ctrl-C again to stop at once")
 
     def _say(self, text: str) -> None:
         if not self._console.is_terminal:

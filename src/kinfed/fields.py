@@ -97,7 +97,7 @@ def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
         raise InputError(f"{name}: {value} is not allowed; must not be true or false")
     value = str(value) if isinstance(value, Path) else value
     if isinstance(value, str) and not is_text(value):
-        raise InputError(f"{name}: {short(value)} is not allowed; must be text that UTF-8 can write")
+        raise InputError(f"{name}: {short(value)} is not allowed; must be text that can be encoded in UTF-8")
     return value
 
 

@@ -126,11 +126,11 @@ def claimed(folder: Path, field: str = "out") -> Iterator[None]:
     lock = FileLock(folder / LOCK, timeout=0, is_singleton=True)
     try:
         if folder.is_file():
-            raise InputError(f"{field}: {str(folder)!r} is no folder")
+            raise InputError(f"{field}: {str(folder)!r} is not a folder")
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise InputError(f"{field}: {str(folder)!r} is in use: another process of kinfed works in it") from None
+        raise InputError(f"{field}: {str(folder)!r} is in use by another kinfed process") from None
     except OSError as error:
         raise InputError(f"{field}: {str(folder)!r} cannot be written: {error.strerror}") from error
     try:
@@ -151,7 +151,7 @@ def new_folder(folder: Path) -> Iterator[None]:
     """
     with claimed(folder):
         if _names(folder) - {LOCK}:
-            raise InputError(f"out: {str(folder)!r} exists; name another one")
+            raise InputError(f"out: {str(folder)!r} exists; choose another folder")
         yield
 
 
@@ -185,7 +185,7 @@ def own_folder(path: Path) -> Iterator[Path]:
         except FileExistsError:
             path = stem.with_name(f"{stem.name}-{number}")
         except OSError as error:
-            raise InputError(f"out: {str(path)!r} cannot be made: {error.strerror}") from error
+            raise InputError(f"out: {str(path)!r} cannot be created: {error.strerror}") from error
     try:
         yield path
     finally:
@@ -216,7 +216,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     value = read_json(path)
     if not isinstance(value, dict):
-        raise InputError(f"{path}: is damaged: it holds no JSON object")
+        raise InputError(f"{path}: is damaged: it has no JSON object")
     return value
 
 
@@ -237,7 +237,7 @@ def read_json_lines(path: Path, *, cut: bool = False) -> list[dict[str, Any]]:
     objects = [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
     for number, value in enumerate(objects, start=1):
         if not isinstance(value, dict):
-            raise InputError(f"{path}, line {number}: is no JSON object")
+            raise InputError(f"{path}, line {number}: is not a JSON object")
     return objects
 
 
@@ -247,7 +247,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is no text: {error}") from error
+        raise InputError(f"{path}: is not text: {error}") from error
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -255,7 +255,7 @@ def _parsed(text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InputError(f"{where}: is no JSON: {reason}") from error
+        raise InputError(f"{where}: is not valid JSON: {reason}") from error
 
 
 def written(folder: Path, own: re.Pattern[str]) -> list[Path]:

@@ -158,8 +158,8 @@ def imported(path: str, what: str, *, ask: bool = True) -> Any:
     asked = _ASKED.get() if ask else None
     if asked is not None and path not in asked[0]:
         raise InputError(
-            f"{what}: {path!r} is named in {asked[1]}, and importing it runs its code; --allow-code "
-            "(allow_code=True) does so"
+            f"{what}: {path!r} is named in {asked[1]}, and importing it would run its code; allow that with "
+            "--allow-code (allow_code=True)"
         )
     module, _, name = path.partition(":")
     sys.path.insert(0, os.getcwd())

@@ -364,7 +364,7 @@ def _run(runtime: ClientRuntime, path: Path, executor: Executor | None = None) -
     except Exception as error:
         log = path / "errors.log"
         told = f"; the first traceback: {log.read_text().strip().splitlines()[-1]}" if log.is_file() else ""
-        raise ContractError(f"a run of {name} ended in {type(error).__name__}: {error}{told}") from error
+        raise ContractError(f"a run of {name} failed with {type(error).__name__}: {error}{told}") from error
     for line in outcome.lines:
         for what in ("refused", "untested"):
             _demand(not line[what], "uploads", f"{name}, round {line['round']}: {what} was {json.dumps(line[what])}")
@@ -405,7 +405,9 @@ def _second_round(runtime: ClientRuntime) -> _Round:
     except ContractError:
         raise
     except Exception as error:
-        raise ContractError(f"a round of {type(method).__name__} ended in {type(error).__name__}: {error}") from error
+        raise ContractError(
+            f"a round of {type(method).__name__} failed with {type(error).__name__}: {error}"
+        ) from error
     return _Round(state, messages, uploads, client_states)
 
 
@@ -431,14 +433,15 @@ def check_same_bits_again(method: Method, folder: Path) -> None:
     _demand(
         bits and first.lines == again.lines,
         "the same bits",
-        f"two runs of {type(method).__name__} with one config differ: it must draw from client.stream(…) alone",
+        f"two runs of {type(method).__name__} with the same config differ: it must draw random numbers from "
+        "client.stream(…) only",
     )
 
 
 def check_seed_matters(method: Method, folder: Path) -> None:
     """Check that runs with different seeds have different losses."""
     losses = [_run(_runtime(method, seed=seed), folder / str(seed)).lines[-1]["train_loss"] for seed in (0, 1)]
-    said = f"{type(method).__name__} comes to the loss {losses[0]} with each of two seeds"
+    said = f"{type(method).__name__} has the same loss, {losses[0]}, for two seeds"
     _demand(losses[0] != losses[1], "the same bits", said)
 
 
@@ -455,7 +458,7 @@ def check_no_global_generator(method: Method, folder: Path) -> None:
         _demand(
             state == before[whose],
             "the same bits",
-            f"{type(method).__name__} draws from {whose} global generator, where client.stream(…) is due",
+            f"{type(method).__name__} draws from {whose} global generator; it must use client.stream(…)",
         )
 
 
@@ -486,8 +489,8 @@ def check_order_does_not_matter(method: Method, folder: Path) -> None:
     _demand(
         same(forwards.state, backwards.state) and forwards.lines == backwards.lines,
         "no order",
-        f"{type(method).__name__} gives other numbers when its clients finish in another order: what it knows must be "
-        "in State and Memory",
+        f"the results of {type(method).__name__} depend on the order in which clients finish: its state must be in "
+        "ServerState and ClientState",
     )
 
 
@@ -519,14 +522,14 @@ def check_resumes(method: Method, folder: Path) -> None:
     _demand(
         bits and resumed.lines == straight.lines,
         "no state of its own",
-        f"{type(method).__name__} ends elsewhere when resumed: what it knows must be in ServerState and ClientState",
+        f"{type(method).__name__} has other results after a resume: its state must be in ServerState and ClientState",
     )
 
 
 def check_others_are_left_alone(method: Method, folder: Path) -> str | None:
     """Check that the state of a client does not change in rounds in which it takes no part."""
     if method.trains != "sampled":
-        return "everybody trains in every round"
+        return "all clients train in every round"
     outcomes = {
         rounds: _run(small_runtime(method, rounds=rounds, participation=0.25), folder / str(rounds))
         for rounds in (1, 2, 3)
@@ -538,7 +541,8 @@ def check_others_are_left_alone(method: Method, folder: Path) -> str | None:
             _demand(
                 id == took_part or same(before[id], after[id]),
                 "who takes no part",
-                f"{type(method).__name__} changes the state of client {id} in round {rounds}, in which it has no part",
+                f"{type(method).__name__} changes the state of client {id} in round {rounds}, in which the client "
+                "does not take part",
             )
         assert after.keys() <= before.keys() | {took_part}
     return None
@@ -553,7 +557,7 @@ def check_changes_no_argument(method: Method, folder: Path) -> None:
 
     def unchanged(function: str) -> None:
         for one, other in zip(before, given, strict=True):
-            said = f"{type(method).__name__}.{function} changes a message or state that it is given"
+            said = f"{type(method).__name__}.{function} changes a message or state that it receives"
             _demand(same(one, other), "arguments stay as they are", said)
 
     for id in given.messages:
@@ -576,16 +580,14 @@ def check_messages_are_plain(method: Method, folder: Path) -> None:
     del folder
     name, rule = type(method).__name__, "messages"
     for message in _second_round(_runtime(method)):
-        _demand(
-            isinstance(message, NamedTensors), rule, f"{name} has a {type(message).__name__} where a message is due"
-        )
+        _demand(isinstance(message, NamedTensors), rule, f"{name} has a {type(message).__name__} instead of a message")
         for key, tensor in message.tensors.items():
-            _demand(type(key) is str, rule, f"{name} has a tensor whose name is a {type(key).__name__}")
+            _demand(type(key) is str, rule, f"{name} has a tensor with a name of type {type(key).__name__}, not str")
             _demand(type(tensor) is Tensor, rule, f"{name}: {key} is a {type(tensor).__name__}, not a plain tensor")
             _demand(tensor.device.type == "cpu", rule, f"{name}: {key} is on {tensor.device}, not on the CPU")
             _demand(not tensor.requires_grad, rule, f"{name}: {key} requires a gradient; detach it")
         for key, number in message.numbers.items():
-            _demand(type(key) is str, rule, f"{name} has a number whose name is a {type(key).__name__}")
+            _demand(type(key) is str, rule, f"{name} has a number with a name of type {type(key).__name__}, not str")
             plain = type(number) in (int, float)
             _demand(plain, rule, f"{name}: {key} is a {type(number).__name__}, not a plain number")
 
@@ -596,11 +598,11 @@ def check_uploads_are_as_said(method: Method, folder: Path) -> None:
     runtime, name = _runtime(method), type(method).__name__
     for id, upload in _second_round(runtime).uploads.items():
         reason = upload_error(upload, runtime.method.upload_like(runtime.server(2)), runtime.samples)
-        _demand(reason is None, "uploads", f"what {name} sends is not as its upload_like says: {reason}")
+        _demand(reason is None, "uploads", f"the upload of {name} does not match its upload_like: {reason}")
         samples, steps = upload.numbers.get("samples"), upload.numbers.get("steps", 0)
         own = len(runtime.trained.partition.train[id])
-        _demand(samples == own, "uploads", f"{name} tells {samples} samples of a client that has {own}")
-        _demand(steps >= 1, "uploads", f"{name} tells of {steps} steps")
+        _demand(samples == own, "uploads", f"{name} reports {samples} samples for a client that has {own}")
+        _demand(steps >= 1, "uploads", f"{name} reports {steps} steps")
 
 
 def check_loss_is_told(method: Method, folder: Path) -> None:
@@ -608,24 +610,28 @@ def check_loss_is_told(method: Method, folder: Path) -> None:
     runtime, name, rule = _runtime(method), type(method).__name__, "the loss in its parts"
     uploads = _second_round(runtime).uploads
     for numbers in (upload.numbers for upload in uploads.values()):
-        _demand("loss" in numbers, rule, f"{name} does not tell its loss")
+        _demand("loss" in numbers, rule, f"{name} does not report its loss")
         _demand(
             ("cross_entropy" in numbers) == method.supervised,
             rule,
-            f"{name} {'does not tell' if method.supervised else 'tells'} a cross-entropy, and supervised is "
+            f"{name} {'does not report' if method.supervised else 'reports'} a cross-entropy, but supervised is "
             f"{method.supervised}",
         )
         if method.supervised:
             parts = numbers["cross_entropy"] + numbers.get("term", 0)
             whole = math.isclose(numbers["loss"], parts, rel_tol=1e-6)
-            _demand(whole, rule, f"{name}: the loss {numbers['loss']} is not its cross-entropy and its term, {parts}")
+            _demand(
+                whole,
+                rule,
+                f"{name}: the loss {numbers['loss']} is not the sum of its cross-entropy and its term, {parts}",
+            )
     line = _run(runtime, folder / "out").lines[1]
     samples = [upload.numbers["samples"] for upload in uploads.values()]
     for told, number in (("train_loss", "loss"), ("train_cross_entropy", "cross_entropy"), ("train_term", "term")):
         values = [upload.numbers.get(number) for upload in uploads.values()]
         present = [value for value in values if value is not None]
         if len(present) < len(values):
-            _demand(line.get(told) is None, rule, f"{name} tells its {number} of some clients only")
+            _demand(line.get(told) is None, rule, f"{name} reports its {number} for some clients only")
         else:
             mean = float(np.average(present, weights=samples))
             _demand(math.isclose(line[told], mean, rel_tol=1e-9), rule, f"{name}: {told} is {line[told]}, not {mean}")
@@ -716,11 +722,13 @@ def check_test_data_change_no_model(method: Method, folder: Path) -> None:
     first, second = _run(_runtime(method, fed), folder / "a"), _run(_runtime(method, other_fed), folder / "b")
     accuracies = [outcome.lines[-1]["personal_acc_mean"] for outcome in (first, second)]
     _demand(accuracies[0] != accuracies[1], "test data", f"{name} has the same accuracy whatever the test labels are")
-    _demand(same(first.state, second.state), "test data", f"{name} ends with another state when test labels change")
+    _demand(
+        same(first.state, second.state), "test data", f"{name} has another state at the end if the test labels change"
+    )
     for line, other in zip(first.lines, second.lines, strict=True):  # only accuracies may depend on test data
         for key in line.keys() | other.keys():
             told = line.get(key) == other.get(key) or ("acc" in key and not key.startswith("validation_"))
-            _demand(told, "test data", f"{name}: {key} changes with the test labels, and is not called an accuracy")
+            _demand(told, "test data", f"{name}: {key} changes with the test labels, but its name does not contain acc")
 
 
 def check_holds_hyper_parameters_only(method: Method, folder: Path) -> None:
@@ -733,7 +741,7 @@ def check_holds_hyper_parameters_only(method: Method, folder: Path) -> None:
         pass
     else:
         del method.anything  # type: ignore[attr-defined]
-        _demand(False, rule, f"{name} can be changed; make it a dataclass(frozen=True, kw_only=True)")
+        _demand(False, rule, f"{name} is not frozen; make it a dataclass(frozen=True, kw_only=True)")
     before = dict(vars(method))
     _second_round(_runtime(method))
     changed = sorted(key for key, value in vars(method).items() if key not in before or before[key] != value)
@@ -771,25 +779,27 @@ def check_one_weight(method: Method, folder: Path) -> str | None:
     """
     del folder
     if not (method.supervised and isinstance(method, FedAvg) and set(HEAD) <= {*method.shared}):
-        return "no head is learned and averaged"
+        return "no head is trained and averaged"
     if (
         method.requires.public_images
         or method.requires.source_models
         or not all(set(HEAD) <= {*phase.train} for phase in method.phases())
     ):
-        return "needs more than one weight"
+        return "the method needs more than one weight"
     with mock.patch.object(fedavg, "train", parabola_training):
         path = _path_of_one_weight(method, rounds=240)
     if path is None:
         return "there is no global model"
     mean, wanted = path[len(path) // 2 :].mean(), float(np.mean(WANTED))
-    said = f"{type(method).__name__} brings one weight to {mean:.2f} where its clients' mean is {wanted:.2f}"
+    said = (
+        f"{type(method).__name__} trains one weight to {mean:.2f}, but the mean of its clients' optima is {wanted:.2f}"
+    )
     _demand(abs(mean - wanted) <= 1, "few of many clients", said)
     _demand(
         min(WANTED) <= path.min() and path.max() <= max(WANTED),
         "few of many clients",
-        f"{type(method).__name__} brings one weight to {path.min():.2f} and {path.max():.2f}, and no client wants less "
-        f"than {min(WANTED):g} or more than {max(WANTED):g}",
+        f"{type(method).__name__} trains one weight to values from {path.min():.2f} to {path.max():.2f}, but the "
+        f"clients' optima are from {min(WANTED):g} to {max(WANTED):g}",
     )
     return None
 
@@ -820,12 +830,12 @@ def check_models_are_saved(method: Method, folder: Path) -> None:
     outcome = _run(runtime, folder / "out")
     saved = {path.stem: _tensors(path) for path in (folder / "out" / "models").glob("*.safetensors")}
     names, line = set(runtime.models[0].state_dict()), outcome.lines[-1]
-    _demand(bool(saved), "models", f"{name} leaves no model after the last round")
+    _demand(bool(saved), "models", f"{name} saves no model after the last round")
     for called, tensors in saved.items():
         other = sorted(tensors.keys() ^ names)
-        _demand(not other, "models", f"{name}: {called} lacks a tensor, or has a strange one: {', '.join(other)}")
+        _demand(not other, "models", f"{name}: {called} lacks a tensor or has an unknown one: {', '.join(other)}")
     there = ("global" in saved) == (line["global_acc"] is not None)
-    _demand(there, "models", f"{name} has an accuracy of a global model and no such model, or the other way round")
+    _demand(there, "models", f"{name} must have both a global model and its accuracy, or neither")
     for kind, accuracies in line["client_acc"].items():
         if f"client-00000-{kind}" not in saved:
             continue
@@ -836,7 +846,7 @@ def check_models_are_saved(method: Method, folder: Path) -> None:
             with torch.no_grad():
                 right = model.eval()(test.batch(slice(None))).argmax(1) == test.labels
             found = right.double().mean().item()
-            said = f"{name}: client {id}'s {kind} model is right in {found:.3f}, and {accuracy} was told"
+            said = f"{name}: client {id}'s {kind} model has the accuracy {found:.3f}, but {accuracy} was reported"
             _demand(math.isclose(found, accuracy, rel_tol=1e-6), "models", said)
 
 
@@ -846,14 +856,15 @@ def check_serves(method: Method, folder: Path) -> None:
     runtime, name = _runtime(method), type(method).__name__
     given = _second_round(runtime)
     shared = method.global_model(runtime.server(2), given.state) is not None
-    said = f"{name} says that it serves {method.serves!r}, and global_model gives {'one' if shared else 'none'}"
+    said = f"{name} declares serves={method.serves!r}, but global_model returns {'a model' if shared else 'no model'}"
     _demand(shared == (method.serves != "private"), "who is served", said)
     last = runtime.settings.rounds
     own = [
         method.evaluated(runtime.client(id, last), given.messages[id], given.client_states[id]) for id in given.messages
     ]
     said = (
-        f"{name} says that it serves {method.serves!r}, and evaluated gives {sum(map(bool, own))} of {len(own)} models"
+        f"{name} declares serves={method.serves!r}, but evaluated returns models for {sum(map(bool, own))} of "
+        f"{len(own)} clients"
     )
     if method.serves == "private":
         _demand(all(method.primary in tensors for tensors in own), "who is served", said)

@@ -173,18 +173,18 @@ def test_a_truncated_jpeg_can_be_skipped_and_is_counted_and_named(tmp_path: Path
 def test_nothing_that_can_be_decoded_is_an_error_even_when_skipping(tmp_path: Path) -> None:
     class_folders(tmp_path, {"a/x.png": b"no image", "b/x.png": b"no image"})
     class_folders(tmp_path, {"a/x.png": grey([[1]])}, "test")
-    with pytest.raises(InputError, match=r"a/x\.png: the image cannot be decoded: it is no image that PIL knows"):
+    with pytest.raises(InputError, match=r"a/x\.png: the image cannot be decoded: its format is not known to PIL"):
         load(str(tmp_path))
-    with pytest.raises(InputError, match="train holds no images that can be decoded"):
+    with pytest.raises(InputError, match="train has no images that can be decoded"):
         load(str(tmp_path), on_error="skip")
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"channels": 2}, "channels: 2 is not allowed; 1, 3"),
-        ({"image_size": 0}, "image_size: 0 is not allowed; 1 or more"),
-        ({"on_error": "ignore"}, "on_error: 'ignore' is not allowed; stop or skip"),
+        ({"channels": 2}, "channels: 2 is not allowed; must be 1, 3"),
+        ({"image_size": 0}, "image_size: 0 is not allowed; must be 1 or more"),
+        ({"on_error": "ignore"}, "on_error: 'ignore' is not allowed; must be stop or skip"),
     ],
 )
 def test_ways_to_decode_are_checked(how: dict[str, object], message: str) -> None:

@@ -91,7 +91,7 @@ def test_text_labels_are_classes_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        (([grey(1), grey(2)], [0, 1]), ([grey(1)], [5]), r"that its training set lacks: \[5\]"),
+        (([grey(1), grey(2)], [0, 1]), ([grey(1)], [5]), r"that the training set lacks: \[5\]"),
         (
             ([grey(1), encoded(grey(2))[:40]], [0, 1]),
             ([grey(1)], [0]),
@@ -99,7 +99,7 @@ def test_text_labels_are_classes_too(tmp_path: Path) -> None:
         ),
         (([grey(1), grey(2, side=9)], [0, 1]), ([grey(1)], [0]), "images of different sizes"),
         (([grey(1)], [0]), ([grey(1, side=9)], [0]), "different shapes: 1×8×8 and 1×9×9"),
-        (([], []), ([grey(1)], [0]), "train.parquet holds no images"),
+        (([], []), ([grey(1)], [0]), "train.parquet has no images"),
     ],
     ids=["test class", "truncated", "sizes", "shapes", "empty"],
 )
@@ -120,7 +120,7 @@ def test_missing_files_and_columns_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no test.parquet"):
         load(str(tmp_path))
     write(tmp_path, "test", [grey(1)], [0])
-    with pytest.raises(InputError, match=r"the columns 'image' and 'label'"):
+    with pytest.raises(InputError, match=r"the columns 'image' \(or 'img'\) and 'label'"):
         load(str(tmp_path))
 
 

@@ -19,7 +19,9 @@ from tests.builders import dataset
 
 X = np.arange(120, dtype=np.uint8).reshape(30, 2, 2)
 Y = np.repeat(["cat", "dog", "emu"], [15, 10, 5])
-NO_TEST_SET = "data: there is no test set; it gets 6 of the 30 samples, a fifth of each class, by the seed"
+NO_TEST_SET = (
+    "data: no test set was given; 6 of the 30 samples, a fifth of each class, are held out as test set, drawn with seed"
+)
 
 
 class Images(TorchDataset[Any]):
@@ -84,7 +86,7 @@ def test_two_arrays_are_split_class_by_class_by_the_seed() -> None:
     assert np.bincount(data.test.labels.numpy()).tolist() == [3, 2, 1]  # type: ignore[union-attr]
     rows = torch.cat([data.train.inputs, data.test.inputs]).flatten(1)[:, 0]
     assert sorted(rows.tolist()) == list(range(0, 120, 4))
-    with pytest.warns(UserWarning, match="by the seed"):
+    with pytest.warns(UserWarning, match="drawn with seed"):
         again = [given((X, Y), seed)[1] for seed in (0, 1)]
     assert again[0] == kept != again[1]
 
@@ -97,7 +99,7 @@ def test_a_dataset_is_kept_with_all_that_is_known_of_it() -> None:
         assert same(data, load(kept))
     zeros_and_ones = select_classes(load("digits"), ["0", "1"])
     assert load(given(zeros_and_ones)[1]).classes == zeros_and_ones.classes  # all ten of them
-    with pytest.raises(InputError, match="channels, image_size and on_error cannot change it"):
+    with pytest.raises(InputError, match="channels, image_size and on_error would do nothing"):
         load(kept, channels=3)
 
 
@@ -106,7 +108,7 @@ def test_a_kept_data_set_that_is_damaged_is_not_used() -> None:
     (Path(kept) / "train_labels.npy").write_bytes(b"")
     with (
         pytest.raises(InputError, match=r"is damaged; give the data set again$"),
-        pytest.warns(UserWarning, match="made anew"),
+        pytest.warns(UserWarning, match="created again"),
     ):
         load(kept)
     assert given(dataset())[1] == kept
@@ -148,25 +150,31 @@ class Endless(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (3, "^data: 3 is not allowed; a name, a path, a Dataset, "),
+        (3, "^data: 3 is not allowed; must be a name, a path, a Dataset, "),
         (None, "^data: None is not allowed; "),
         (X, r"^data: array\(.* is not allowed; "),
         ((X, Y, X), r"^data: \(.* is not allowed; "),
         ((X, None), r"^data: \(.* is not allowed; "),
         (("digits", "digits"), r"^data: \('digits', 'digits'\) is not allowed; "),
-        ((X, Y[:7]), "^data: x has 30 samples and y 7 labels$"),
+        ((X, Y[:7]), "^data: x has 30 samples, but y has 7 labels$"),
         ((X[:1], Y[:1]), "^data: 1 samples cannot be split"),
-        ((X, np.linspace(0, 1, 30)), r"^data: y: the label 0\.03\S* is no class"),
+        ((X, np.linspace(0, 1, 30)), r"^data: y: the label 0\.03\S* is not allowed"),
         ((X, Y, X[:, :1], Y), "different shapes"),
         ((Images(X, Y), X), r"^data: \(.* is not allowed; "),
-        (Endless(), "^data: Endless is not allowed; a torch Dataset needs a length and an index$"),
+        (Endless(), "^data: Endless is not allowed; must be a torch Dataset with a length and indexing$"),
         (Images([], []), "^data: Images has no samples$"),
-        (TensorDataset(torch.rand(3, 2)), r"^data: TensorDataset, sample 0: \(tensor.* is no pair of input and label$"),
+        (
+            TensorDataset(torch.rand(3, 2)),
+            r"^data: TensorDataset, sample 0: \(tensor.* must be a pair of input and label$",
+        ),
         (
             Images([np.zeros((2, 2)), np.zeros((3, 3))], [0, 1]),
-            "has inputs of different sizes, 2×2 and 3×3; a transform",
+            "has inputs of different sizes, 2×2 and 3×3; use a transform",
         ),
-        ((Images([object(), object()], [0, 1]), Images([object()], [0])), "object of the shape 2×1; inputs are"),
+        (
+            (Images([object(), object()], [0, 1]), Images([object()], [0])),
+            "object of shape 2×1 is not allowed; inputs must be",
+        ),
         (replace(dataset(), train=dataset().train.without_labels()), "^data: 'digits' has samples without labels$"),
     ],
 )

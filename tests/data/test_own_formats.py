@@ -156,7 +156,7 @@ def test_a_format_of_kinfeds_own_can_be_named(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write(tmp_path / "mine", split, [grey(1), grey(2)], [0, 1])
     assert load(f"parquet:{tmp_path / 'mine'}").shape == (1, 8, 8)
-    with pytest.raises(InputError, match=r"^data: '.*mine' holds no data of the format npz$"):
+    with pytest.raises(InputError, match=r"^data: '.*mine' has no data in the format npz$"):
         load(f"npz:{tmp_path / 'mine'}")
 
 
@@ -167,7 +167,7 @@ def test_a_format_of_kinfeds_own_can_be_named(tmp_path: Path) -> None:
         ("own_leaf:Leaf:nowhere", r"^data: 'nowhere' is neither a path nor in \$KINFED_DATA$"),
         ("own_leaf:Nothing:.", r"^format: 'own_leaf:Nothing' cannot be imported: module 'own_leaf' has no attribute"),
         ("own_leaf:split:.", r"^format: 'own_leaf:split' has no method find\(path\)$"),
-        ("own_leaf:Leaf:.", r"^data: '\.' holds no data of the format own_leaf:Leaf$"),
+        ("own_leaf:Leaf:.", r"^data: '\.' has no data in the format own_leaf:Leaf$"),
         ("own_leaf:Leaf", r"^data: 'own_leaf:Leaf' is neither a name"),
         ("leaf:.", r"^data: 'leaf:\.' is neither a name"),
     ],

@@ -162,7 +162,7 @@ def test_labels_that_are_not_numbered_are_refused(name: str, labels: object, tol
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "by:COLUMN"])
 def test_labels_that_are_fractions_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"training labels: the label 0\.5 is no class"):
+    with pytest.raises(InputError, match=r"training labels: the label 0\.5 is not allowed"):
         RECIPES[name]([0.5, 1.0] * 20, [0], 4, rng())
 
 

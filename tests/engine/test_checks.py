@@ -35,8 +35,8 @@ BAD = [
     (None, "it is a NoneType, not a Message"),
     (Message(None, {}), "its tensors are a NoneType, not a dict"),  # type: ignore[arg-type]
     (Message({}, [("samples", 1)]), "its numbers are a list, not a dict"),  # type: ignore[arg-type]
-    (Message({3: torch.ones(1)}, {}), "its tensors have a name that is a int"),  # type: ignore[dict-item]
-    (Message({}, {None: 1}), "its numbers have a name that is a NoneType"),  # type: ignore[dict-item]
+    (Message({3: torch.ones(1)}, {}), "its tensors have a name of type int, not str"),  # type: ignore[dict-item]
+    (Message({}, {None: 1}), "its numbers have a name of type NoneType, not str"),  # type: ignore[dict-item]
     (upload(w=None), "w is a NoneType, not a plain tensor"),
     (upload(w=[1.0, 1.0]), "w is a list, not a plain tensor"),
     (upload(w=np.ones(2, np.float32)), "w is a ndarray, not a plain tensor"),
@@ -46,7 +46,7 @@ BAD = [
     (upload(w=torch.ones(2, device="meta")), "w is on the device meta, not cpu"),
     (upload(w=torch.ones(2, dtype=torch.complex64)), "w has the type torch.complex64, not torch.float32"),
     (upload(w=torch.tensor([1, torch.nan])), "w is not finite"),
-    (upload(**{"x\n\x1b[2J": torch.ones(1)}), r"x \x1b[2J was not asked for"),
+    (upload(**{"x\n\x1b[2J": torch.ones(1)}), r"x \x1b[2J is unexpected"),
     (upload(loss=None), "loss is a NoneType, not a number"),
     (upload(loss="1.0"), "loss is a str, not a number"),
     (upload(loss=True), "loss is a bool, not a number"),
@@ -111,7 +111,7 @@ def test_the_first_tensor_that_is_not_finite_is_named(value: complex) -> None:
 
 def test_reasons_say_whether_smaller_steps_may_help() -> None:
     assert all(
-        map(diverged, ("loss is nan", "what it keeps: a is not finite", "loss is -inf", "its outputs are not finite"))
+        map(diverged, ("loss is nan", "its new state: a is not finite", "loss is -inf", "its outputs are not finite"))
     )
     assert not any(map(diverged, ("w is missing", "loss is nancy", "OSError: the disk is finite")))
 

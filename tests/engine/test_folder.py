@@ -144,8 +144,8 @@ def refused(folder: RunFolder, reason: str) -> None:
 @pytest.mark.parametrize(
     ("identity", "reason"),
     [
-        ({"lr": 0.2, "data": "digits"}, "belongs to another config, with lr = 0.1 and not 0.2"),
-        ({"lr": 0.1}, "with data = 'digits' and not None"),
+        ({"lr": 0.2, "data": "digits"}, "belongs to another config, with lr = 0.1 instead of 0.2"),
+        ({"lr": 0.1}, "with data = 'digits' instead of None"),
     ],
 )
 def test_a_checkpoint_of_another_config_is_refused_by_name(
@@ -161,13 +161,13 @@ def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path: Path, monk
     monkeypatch.setattr("kinfed.engine.folder.CHECKPOINT_VERSION", 99)
     save(RunFolder(tmp_path), 2)
     monkeypatch.undo()
-    refused(RunFolder(tmp_path), "has the version 99, not 2")
+    refused(RunFolder(tmp_path), "has version 99, not 2")
 
 
 def test_a_checkpoint_whose_rounds_are_not_in_the_metrics_is_refused(tmp_path: Path) -> None:
     save(RunFolder(tmp_path), 1, 2)
     (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n')
-    refused(RunFolder(tmp_path), r"metrics\.jsonl does not hold all of its rounds")
+    refused(RunFolder(tmp_path), r"metrics\.jsonl does not have all of its rounds")
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, cut, flip_a_bit])
@@ -177,13 +177,13 @@ def test_a_checkpoint_with_a_damaged_memory_is_refused(tmp_path: Path, damage: C
     folder.client_states.write(3, 2, MEMORY)
     folder.save_checkpoint(Checkpoint(2, checkpoint(2).state, {3: 2}))
     damage(tmp_path / "memories" / "000" / "client-00003-round-000002.safetensors")
-    refused(folder, "the state of client 3 of round 2 cannot be used")
+    refused(folder, "the state of client 3 after round 2 cannot be used")
 
 
 def test_checkpoints_none_of_which_can_be_used_end_the_run_with_the_reasons(tmp_path: Path) -> None:
     save(RunFolder(tmp_path, {"lr": 0.1}), 1, 2)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    reasons = r"round-000002.*lr = 0\.1.*round-000001.*without its checkpoints folder the run starts anew"
+    reasons = r"round-000002.*lr = 0\.1.*round-000001.*delete the folder checkpoints to start the run anew"
     with pytest.warns(UserWarning, match="another config"), pytest.raises(InputError, match=reasons):
         RunFolder(tmp_path, {"lr": 0.2}).last_checkpoint()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

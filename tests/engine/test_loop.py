@@ -82,7 +82,7 @@ def test_a_good_upload_has_no_fault() -> None:
     ("bad", "reason"),
     [
         (upload(w=None), "w is missing"),
-        (upload(v=torch.ones(1)), "v was not asked for"),
+        (upload(v=torch.ones(1)), "v is unexpected"),
         (upload(w=torch.ones(3)), r"w has the shape \(3,\), not \(2,\)"),
         (upload(w=torch.ones(2, dtype=torch.float64)), "w has the type torch.float64, not torch.float32"),
         (upload(w=torch.tensor([1, torch.nan])), "w is not finite"),
@@ -167,7 +167,7 @@ class Sending(FedAvg):
 def test_clients_that_all_count_no_samples_are_refused_and_leave_the_state_as_it_was(tmp_path: Path) -> None:  # case 63
     sends = (([1.0, 2.0], 0), ([3.0, 4.0], 0))
     reason = "the sample count is 0; it must be a whole number from 1 to 216"
-    with pytest.raises(RunFailed, match=f"^no client's work could be used in any round; the first reason: {reason}$"):
+    with pytest.raises(RunFailed, match=f"^no client sent a usable update in any round; the first reason: {reason}$"):
         run(build_runtime(Sending(sends=sends), federation(clients=2), rounds=1), tmp_path / "out")
     folder = RunFolder(tmp_path / "out")
     assert folder.lines("metrics.jsonl")[0]["refused"] == {"0": reason, "1": reason}
@@ -234,7 +234,7 @@ def test_rounds_in_which_nobody_succeeded_end_in_a_failure_and_no_model_is_saved
     runtime = build_runtime(Faulty(who=(0, 1, 2, 3), when=(1, 2)), rounds=2)
     for _ in range(2):  # and so they do when they are resumed
         with pytest.raises(
-            RunFailed, match="could be used in any round; the first reason: OSError: the disk of this cl"
+            RunFailed, match="usable update in any round; the first reason: OSError: the disk of this cl"
         ):
             run(runtime, tmp_path / "out")
     assert not (tmp_path / "out" / "models").exists()
@@ -244,7 +244,9 @@ def test_rounds_in_which_nobody_succeeded_end_in_a_failure_and_no_model_is_saved
 def test_rounds_in_which_nobody_made_a_step_end_in_a_failure(tmp_path: Path) -> None:  # case 346
     normed = Model({"flatten": nn.Flatten(), "norm": nn.BatchNorm1d(64)}, nn.Linear(64, 10), [])
     one = LocalTraining(lr=0.05, batch_size=1)
-    with pytest.raises(RunFailed, match=r"^no client made a training step: every batch was too small; .* above 1$"):
+    with pytest.raises(
+        RunFailed, match=r"^no client made a training step, since every batch was too small; .* above 1$"
+    ):
         run(build_runtime("fedavg", rounds=2, training=one, wrap=lambda _: normed), tmp_path / "out")
     assert not (tmp_path / "out" / "models").exists()
 
@@ -276,7 +278,7 @@ def test_a_client_that_is_refused_goes_on_from_the_memory_that_was_accepted(what
     chosen = np.random.default_rng(0).random((4, 7)) < 0.4  # client and round
     bad = frozenset((int(id), int(round) + 1) for id, round in np.argwhere(chosen))
     outcome = run(build_runtime(Keeping(bad=bad, what=what), rounds=7, checkpoint_every=2), tmp_path / "out")
-    reason = "what it keeps: head.weight is not finite" if what == "memory" else "body.conv1.0.bias is not finite"
+    reason = "its new state: head.weight is not finite" if what == "memory" else "body.conv1.0.bias is not finite"
     for line in outcome.lines:
         assert line["refused"] == {str(id): reason for id in range(4) if (id, line["round"]) in bad}
     for id in range(4):
@@ -297,11 +299,15 @@ def test_with_its_memory_a_clients_upload_is_refused(tmp_path: Path) -> None:  #
         (
             Ditto(lam=1e30),
             0.05,
-            r"what it keeps: body\.conv1\.0\.weight is not finite; try .* lr \(0\.05\) or lam \(1e\+30\)",
+            r"its new state: body\.conv1\.0\.weight is not finite; try .* lr \(0\.05\) or lam \(1e\+30\)",
         ),
         (Local(), 1e20, r"in any round; the first reason: loss is nan; try a smaller lr \(1e\+20\)"),
         (FedAvg(), 1e20, r"in any round; the first reason: loss is nan; try a smaller lr \(1e\+20\)"),
-        (SCAFFOLD(server_lr=1e39), 0.05, r"made of round 1: body\..* is not finite; try .* or server_lr \(1e\+39\)"),
+        (
+            SCAFFOLD(server_lr=1e39),
+            0.05,
+            r"server's state after round 1 cannot be used: body\..* is not finite; try .* or server_lr \(1e\+39\)",
+        ),
     ],
 )
 def test_a_run_of_which_nothing_is_finite_fails_and_says_what_to_try(

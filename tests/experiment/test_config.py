@@ -65,7 +65,7 @@ def config(**fields: Any) -> Config:
         ({"device": "tpu"}, "device: 'tpu' is not available here"),
         ({"log": "tensorboard,wandb"}, "log: 'wandb' is not known; allowed: tensorboard, mlflow"),
         ({"log": "tensorbord"}, "log: 'tensorbord' is not known; .*; did you mean tensorboard?"),
-        ({"channels": "2"}, "channels: 2 is not allowed; 1, 3"),
+        ({"channels": "2"}, "channels: 2 is not allowed; must be 1, 3"),
         ({"image_size": 0}, "image_size: 0 is not allowed; must be greater than or equal to 1"),
         ({"on_error": "ignore"}, "on_error: 'ignore' is not allowed; must be 'stop' or 'skip'"),
         ({"data": "hub:mnist"}, "data: 'hub:mnist' must have the form hub:OWNER/NAME"),
@@ -133,7 +133,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nothing.toml' cannot be read: No such file"):
         read_toml(tmp_path / "nothing.toml")
     (tmp_path / "bad.toml").write_text("rounds = = 3")
-    with pytest.raises(InputError, match=r"bad.toml' is no TOML"):
+    with pytest.raises(InputError, match=r"bad.toml' is not valid TOML"):
         read_toml(tmp_path / "bad.toml")
 
 
@@ -143,7 +143,7 @@ def test_a_field_is_read_under_its_former_name_too(tmp_path: Path) -> None:
     assert kinfed.run("fedavg", **SMALLEST, probe=16, out=tmp_path / "out").path  # type: ignore[call-arg]
     assert read_toml(tmp_path / "out" / "config.toml")["public"] == 16
     (tmp_path / "both.toml").write_text('methods = ["fedavg"]\nprobe = 16\npublic = 8\n')
-    with pytest.raises(InputError, match="probe: is the former name of public, which is given too"):
+    with pytest.raises(InputError, match="probe: is the former name of public; give only one"):
         read_toml(tmp_path / "both.toml")
 
 

@@ -60,7 +60,7 @@ def test_a_config_without_kinfeds_mark_is_anybodys(name: str, out: Path) -> None
     out.mkdir()
     (out / name).write_text('methods = ["fedavg"]\n')
     (out / "federation.json").write_text("{}")
-    with pytest.raises(InputError, match="exists and is no run folder, so it is not overwritten"):
+    with pytest.raises(InputError, match="exists and is not a run folder, so it is not overwritten"):
         kinfed.run("fedavg", out=out, overwrite=True, **SMALL)
     assert len([*out.iterdir()]) == 2
 
@@ -76,7 +76,7 @@ def test_overwriting_deletes_only_what_kinfed_wrote_and_tells_what_is_left(compa
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
     with pytest.warns(
-        UserWarning, match=r"still has what kinfed did not write: fedper-seed0, local-seed0x, notes\.txt"
+        UserWarning, match=r"still contains files that kinfed did not write: fedper-seed0, local-seed0x, notes\.txt"
     ):
         kinfed.compare(["fedavg"], out=compared, overwrite=True, **{**SMALL, "rounds": 1})
     assert all(path.read_text() == "mine" for path in theirs)
@@ -112,7 +112,7 @@ def test_a_run_that_is_going_is_left_alone_by_other_processes(out: Path, tmp_pat
         told = command(*arguments)
         assert told.returncode == 2
         (line,) = told.stderr.splitlines()
-        assert "is in use: another process of kinfed works in it" in line or "exists; overwrite it" in line
+        assert "is in use by another kinfed process" in line or "exists; overwrite it" in line
     waiting.may_go_on.set()
     going.join()
     kinfed.run("fedper", out=tmp_path / "straight", **SMALL)
@@ -214,7 +214,7 @@ def test_a_cut_file_of_a_finished_run_is_an_error(compared: Path) -> None:
     with pytest.raises(InputError, match=r"metrics\.jsonl: is cut short in line 3"):
         report(compared)
     path.write_text("".join(whole.splitlines(keepends=True)[:2]))
-    with pytest.raises(InputError, match=r"metrics\.jsonl: does not have the 3 rounds of the run, a line each"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl: must have one line for each of the 3 rounds of the run"):
         report(compared)
 
 
@@ -237,9 +237,11 @@ def test_the_config_of_a_finished_run_that_was_edited_is_refused_by_field(
 ) -> None:  # case 316
     one = compared / "fedper-seed0"
     changed(one / "config.toml", **{field: value})
-    with pytest.raises(InputError, match=rf"with {field} = .*; more rounds are asked for by: kinfed resume"):
+    with pytest.raises(InputError, match=rf"with {field} = .*; to add rounds: kinfed resume"):
         kinfed.resume(one, quiet=True)
-    with pytest.raises(InputError, match=rf"config\.toml: {field} is .* and not .*; one of them was changed"):
+    with pytest.raises(
+        InputError, match=rf"config\.toml: {field} is .*, not .* as in the comparison; one of them was changed"
+    ):
         kinfed.resume(compared, quiet=True)
 
 
@@ -290,7 +292,7 @@ def test_fewer_rounds_are_refused(rounds: int, compared: Path) -> None:
 def test_more_rounds_are_refused_where_the_learning_rate_follows_from_their_number(out: Path) -> None:  # case 316
     kinfed.run("fedavg", out=out, **{**SMALL, "lr_schedule": "step:0.75"})
     before = files(out)
-    with pytest.raises(InputError, match=r"rounds: 6 .* the lr_schedule step:0\.75 of 3 rounds is not that of 6"):
+    with pytest.raises(InputError, match=r"rounds: 6 .* the lr_schedule step:0\.75 depends on the number of rounds, 3"):
         kinfed.resume(out, rounds=6, quiet=True)
     assert files(out) == before
 
@@ -342,7 +344,7 @@ def test_a_run_goes_on_on_another_device(compared: Path) -> None:  # case 353
     changed(one / "config.toml", device='"cuda:3"')
     with pytest.raises(InputError, match="device: 'cuda:3' is not available here"):
         kinfed.resume(one, quiet=True)
-    with pytest.warns(UserWarning, match="goes on on cpu: last bits differ from those of cuda:3"):
+    with pytest.warns(UserWarning, match="continues on cpu: results can differ in the last bits from those on cuda:3"):
         kinfed.resume(one, device="cpu", quiet=True)
     assert files(one) == before | {".lock": b""}
 
@@ -352,4 +354,4 @@ def test_a_claim_of_another_process_is_told_before_data_are_touched(compared: Pa
     with claimed(compared):
         told = command("resume", compared)
     assert told.returncode == 2
-    assert told.stderr == f"kinfed: run: '{compared}' is in use: another process of kinfed works in it\n"
+    assert told.stderr == f"kinfed: run: '{compared}' is in use by another kinfed process\n"

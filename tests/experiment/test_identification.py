@@ -59,9 +59,9 @@ def test_the_experiment_on_digits(tmp_path: Path) -> None:
     again = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     assert kinfed.reproduce("sftl-table1", out=tmp_path, quiet=True, seeds=2, **fields).read_text() == text
     assert {path: path.stat().st_mtime_ns for path in again} == again  # nothing was trained anew
-    with pytest.raises(InputError, match="was begun with another config"):
+    with pytest.raises(InputError, match="was started with another config"):
         kinfed.reproduce("sftl-table1", out=tmp_path, quiet=True, seeds=2, **fields | {"rounds": 2})
-    with pytest.raises(InputError, match="was trained with batch_size = 8 and not 16"):
+    with pytest.raises(InputError, match="was trained with batch_size = 8, not 16"):
         kinfed.reproduce("sftl-table1", out=tmp_path, quiet=True, seeds=2, **fields | {"batch_size": 16})
 
 
@@ -82,7 +82,7 @@ def test_sources_and_clients_have_no_image_in_common(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"clients": 7}, "the clients must be a multiple of 5"),
+        ({"clients": 7}, "must be 10 classes and a multiple of 5 clients"),
         ({"rounds": 0}, "rounds: 0 is not allowed"),
         ({"shoes": 1}, "field: 'shoes' is not known"),
     ],

@@ -98,7 +98,7 @@ def test_the_same_command_goes_on_and_another_config_is_refused(out: Path) -> No
     before = kinfed.reproduce("a-table1", out=out, quiet=True).read_text()
     (out / "α=1" / "fedbabu-seed1" / "summary.json").unlink()
     assert kinfed.reproduce("a-table1", out=out, quiet=True).read_text() == before
-    with pytest.raises(InputError, match="was begun with another config; name another folder"):
+    with pytest.raises(InputError, match="was started with another config; choose another folder"):
         kinfed.reproduce("a-table1", out=out, quiet=True, lr=0.2)
 
 
@@ -119,7 +119,9 @@ def test_fields_overrule_those_of_the_table_and_the_papers_numbers_are_of_anothe
     lines = kinfed.reproduce("a-table1", scale="paper", out=out, quiet=True, **fields).read_text().splitlines()
     assert "3 clients" in lines[2]
     assert "1 rounds" in lines[2]
-    assert lines[4] == "Another setting than this table's: rounds=1, clients=3. The paper's numbers are not of it."
+    assert lines[4] == (
+        "The setting differs from this table's: rounds=1, clients=3. The paper's numbers are of the table's setting."
+    )
     beside = "| α={0}: here | α={0}: paper, another setting "
     assert lines[6] == f"| {beside.format(5)}{beside.format(1)}|"
     assert json.loads((out / "table.json").read_text())["other_setting"] == {"rounds": 1, "clients": 3}
@@ -134,16 +136,16 @@ def test_what_is_said_as_the_table_has_it_is_no_other_setting(out: Path) -> None
 @pytest.mark.parametrize(
     ("table", "fields", "message"),
     [
-        ("a-table1", {"alpha": 2.0}, "alpha: 2.0 is not allowed; it tells the columns or rows of this table apart"),
-        ("a-table2", {"channels": 3}, "channels: 3 is not allowed; it tells"),
-        ("a-table2", {"settings": {"fedshibu": {"norm": "topk"}}}, "fedshibu.norm: 'topk' is not allowed; it tells"),
-        ("a-table3", {"settings": {"hetero_ssfl": {"mu": 1}}}, "hetero_ssfl.mu: 1 is not allowed; it tells"),
-        ("a-table1", {"methods": ["fedper"]}, "methods: .'fedper'. is not allowed; it tells"),
+        ("a-table1", {"alpha": 2.0}, "alpha: 2.0 is not allowed; it differs between the columns or rows of this table"),
+        ("a-table2", {"channels": 3}, "channels: 3 is not allowed; it differs"),
+        ("a-table2", {"settings": {"fedshibu": {"norm": "topk"}}}, "fedshibu.norm: 'topk' is not allowed; it differs"),
+        ("a-table3", {"settings": {"hetero_ssfl": {"mu": 1}}}, "hetero_ssfl.mu: 1 is not allowed; it differs"),
+        ("a-table1", {"methods": ["fedper"]}, "methods: .'fedper'. is not allowed; it differs"),
         ("a-table1", {"shards": 3}, "shards: 3 would do nothing; it is of partition shards"),
         ("a-table1", {"knn_every": 3}, "knn_every: 3 would do nothing; it is of methods that read no labels"),
         ("a-table2", {"settings": {"fedshibu": {"k": 2}}}, "fedshibu.k: 2 would do nothing; it is of norm=topk"),
         ("a-table4", {"rounds": 0}, "rounds: 0 is not allowed"),
-        ("a-table4", {"settings": {"fedvote": {"source": "x"}}}, "fedvote.source: 'x' is not allowed; it tells"),
+        ("a-table4", {"settings": {"fedvote": {"source": "x"}}}, "fedvote.source: 'x' is not allowed; it differs"),
     ],
 )
 def test_what_tells_columns_apart_or_does_nothing_is_refused_before_anything_is_done(
@@ -193,11 +195,11 @@ def test_rows_of_one_run_and_runs_of_one_method(out: Path) -> None:
         return f"| {label} | {digits} | {printed[0]} | {grey} | {printed[1]} |"
 
     assert lines[2] == (
-        "digits, 4 clients (50% of them in a round), partition iid/sort, model tiny_cnn, 2 rounds of 2 local epochs, "
+        "digits, 4 clients (50% of them per round), partition iid/sort, model tiny_cnn, 2 rounds of 2 local epochs, "
         "batch 16, lr 0.1, "
-        "fine-tuning of 1 epochs with lr 0.001, seed 0; local: rounds 1. The numbers are "
-        "personal_acc_mean at the last round, in percent; of FedCRC, global_acc_mean; "
-        "of FedCRC-Per, stale_acc_mean; of local, personal_acc_mean."
+        "fine-tuning for 1 epochs with lr 0.001, seed 0; local: rounds 1. The numbers are "
+        "personal_acc_mean after the last round, in percent; for FedCRC, global_acc_mean; "
+        "for FedCRC-Per, stale_acc_mean; for local, personal_acc_mean."
     )
     assert lines[4] == "What to know."
     assert lines[8:13] == [
@@ -208,7 +210,7 @@ def test_rows_of_one_run_and_runs_of_one_method(out: Path) -> None:
         row("local", "personal_acc_mean", ", local/local", ("–", "–")),
     ]
     tuned = [measured(f"{run}/fedshibu-seed0", "fine_tuned_acc_mean") for run in ("digits, sum", "grey, sum")]
-    at = lines.index("The same runs, fine_tuned_acc_mean:")
+    at = lines.index("fine_tuned_acc_mean of the same runs:")
     assert lines[at + 2] == "| | digits | grey |"
     assert lines[at + 4].startswith("| FedCRC | ")
     assert lines[at + 5 : at + 7] == [f"| sum | {' | '.join(tuned)} |", ""]
@@ -221,14 +223,14 @@ def test_a_scale_has_rows_and_a_column_that_the_paper_has_not(out: Path) -> None
     (hetero,) = json.loads((out / "B" / "comparison.json").read_text())
     (fedavg,) = json.loads((out / "B, fedavg" / "comparison.json").read_text())
     assert "model tiny_cnn:0.5,mlp:0.5, 1 rounds" in text
-    assert "; fedavg: model tiny_cnn. The numbers are linear_global_acc_mean at" in text
+    assert "; fedavg: model tiny_cnn. The numbers are linear_global_acc_mean after" in text
     for label, metrics, quantity in (
         ("tiny_cnn", hetero["metrics"], "linear_global_acc_mean_of_tiny_cnn"),
         ("mlp", hetero["metrics"], "linear_global_acc_mean_of_mlp"),
         ("fedavg", fedavg["metrics"], "global_acc"),
     ):
         assert f"| {label} | {100 * metrics[quantity]:.2f} | – |" in text
-    assert "The same runs, linear_local_acc_mean_of_mlp:" in text
+    assert "linear_local_acc_mean_of_mlp of the same runs:" in text
     assert f"| fedavg | {100 * fedavg['metrics']['linear_global_acc_mean']:.2f} |" in text
     own = read_toml(out / "B" / COMPARISON)["settings"]["hetero_ssfl"]
     assert (own["mu"], own["hidden"], own["out"]) == (0.25, 16, 4)  # of the column, the scale and the caller
@@ -352,12 +354,12 @@ def test_a_table_of_rounds_trains_its_sources_and_tells_what_they_save(tmp_path:
     assert f"| digits | {speed} | 66 (5.03×) |" in told
     assert f"| by vote | {speed} | – |" in told
     assert "IID, by vote, seed 0: 4 clients voted in round 1; votes: digits 4 (4 points); transferred: digits." in told
-    assert "rounds until the global model has 0.5 on the whole test set" in told
+    assert "rounds until the global model reaches 0.5 on the whole test set" in told
     moved_to = tmp_path.rename(tmp_path.with_name("moved"))
     trained = {path: path.stat().st_mtime_ns for path in moved_to.rglob("*.safetensors")}
     assert kinfed.reproduce("a-table4", out=moved_to, quiet=True).read_text() == told
     again = kinfed.reproduce("a-table4", out=moved_to, quiet=True, target_acc=0.99).read_text()
-    assert "has 0.99 on the whole test set" in again
+    assert "reaches 0.99 on the whole test set" in again
     assert {path: path.stat().st_mtime_ns for path in trained} == trained
 
 

@@ -202,7 +202,7 @@ def test_clients_are_the_same_whether_or_not_a_method_uses_the_probe(tmp_path: P
 def test_a_folder_that_exists_is_left_alone_unless_told_otherwise(out: Path) -> None:  # case 112
     kinfed.run("fedavg", out=out, **SMALL)
     before = files(out)
-    with pytest.raises(InputError, match="exists; overwrite it with --overwrite, or go on with it: kinfed resume"):
+    with pytest.raises(InputError, match="exists; overwrite it with --overwrite, or continue it with: kinfed resume"):
         kinfed.run("fedavg", out=out, **{**SMALL, "rounds": 1})
     assert files(out) == before
     kinfed.run("fedavg", out=out, overwrite=True, **{**SMALL, "rounds": 1})
@@ -226,7 +226,7 @@ def test_overwriting_with_what_does_not_fit_the_model_leaves_the_old_run(out: Pa
         lambda: kinfed.run("fedcka", out=out, overwrite=True, **few),
         lambda: kinfed.compare(["fedavg", "fedcka"], out=out, overwrite=True, **few),
     ):
-        with pytest.raises(InputError, match=r"fedcka\.layers: 7 is too many; the model has 4: conv1, conv2"):
+        with pytest.raises(InputError, match=r"fedcka\.layers: 7 is not allowed; the model has 4: conv1, conv2"):
             method()
         assert files(out) == before
 
@@ -235,7 +235,7 @@ def test_a_folder_with_other_things_in_it_is_never_overwritten(out: Path) -> Non
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
     (out / "config.toml").write_text("of another program")
-    with pytest.raises(InputError, match="is no run folder, so it is not overwritten"):
+    with pytest.raises(InputError, match="is not a run folder, so it is not overwritten"):
         kinfed.run("fedavg", out=out, overwrite=True, **SMALL)
     assert (out / "thesis.txt").read_text() == "years of work"
 
@@ -259,7 +259,7 @@ def test_what_is_no_run_cannot_be_resumed_and_keeps_its_files(tmp_path: Path) ->
     for path in mine:
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    with pytest.raises(InputError, match="is no run folder"):
+    with pytest.raises(InputError, match="is not a run folder"):
         kinfed.resume(tmp_path, quiet=True)
     assert all(path.is_file() for path in mine)
 

@@ -76,7 +76,7 @@ def test_it_ends_with_a_round_in_which_models_were_tested(tmp_path: Path) -> Non
 
 def test_before_any_round_was_tested_there_is_nothing_to_show(tmp_path: Path) -> None:
     stopped(tmp_path / "run", 1, evaluate_every=2)
-    with pytest.raises(InputError, match="has no results yet; go on with it: kinfed resume"):
+    with pytest.raises(InputError, match="has no results yet; continue it with: kinfed resume"):
         read_runs([tmp_path / "run"])
 
 

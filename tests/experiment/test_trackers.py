@@ -172,7 +172,7 @@ def test_a_tracker_that_fails_is_told_in_one_line_and_the_run_goes_on(
     kinfed.run("fedavg", out=out, log=BOTH, quiet=True, **SMALL)
     assert told.count(when) == 1
     assert caplog.messages == [
-        f"kinfed: mlflow no longer follows {out}; metrics.jsonl does (OSError: No space left on device)"
+        f"kinfed: mlflow no longer records {out}; metrics.jsonl still does (OSError: No space left on device)"
     ]
     assert len(in_metrics(out, "lr")) == len(in_tensorboard(out, "lr")) == 5
     assert (out / "summary.json").is_file()

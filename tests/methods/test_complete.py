@@ -50,7 +50,7 @@ def test_a_method_has_a_row_in_the_readme(name: str) -> None:
 def test_a_method_has_an_independent_check(name: str) -> None:
     assert name in CHECKED, (
         f'{name} has no independent check: a test marked @pytest.mark.independent("{name}"), by hand, by an '
-        "implementation of its own, or by a reduction to other methods"
+        "implementation module, or by a reduction to other methods"
     )
 
 

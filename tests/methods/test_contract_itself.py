@@ -139,12 +139,12 @@ class Halved(FedAvg):
 
 
 FAULTS: list[tuple[Method, Any, str]] = [
-    (WrongSCAFFOLD(), testing.check_one_weight, "WrongSCAFFOLD brings one weight to .*: few of many clients"),
-    (WrongSCAFFOLD(mode="paper"), testing.check_one_weight, "brings one weight to"),
-    (WrongFedDyn(), testing.check_one_weight, "WrongFedDyn brings one weight to"),
-    (ForgetfulFedAvg(), testing.check_one_weight, "where its clients' mean is 2.00"),
+    (WrongSCAFFOLD(), testing.check_one_weight, "WrongSCAFFOLD trains one weight to .*: few of many clients"),
+    (WrongSCAFFOLD(mode="paper"), testing.check_one_weight, "trains one weight to"),
+    (WrongFedDyn(), testing.check_one_weight, "WrongFedDyn trains one weight to"),
+    (ForgetfulFedAvg(), testing.check_one_weight, ", but the mean of its clients' optima is 2.00"),
     (Restless(), testing.check_no_global_generator, "Restless draws from torch's global generator"),
-    (Meddling(), testing.check_changes_no_argument, "Meddling.aggregate changes a message or state that it is"),
+    (Meddling(), testing.check_changes_no_argument, "Meddling.aggregate changes a message or state that it receives"),
     (
         Counting(),
         testing.check_holds_hyper_parameters_only,
@@ -153,18 +153,18 @@ FAULTS: list[tuple[Method, Any, str]] = [
     (
         Changeable(),
         testing.check_holds_hyper_parameters_only,
-        r"Changeable can be changed; make it a dataclass\(frozen",
+        r"Changeable is not frozen; make it a dataclass\(frozen",
     ),
     (Live(), testing.check_messages_are_plain, "requires a gradient; detach it"),
-    (Boastful(), testing.check_uploads_are_as_said, "Boastful tells 3 samples of a client that has "),
+    (Boastful(), testing.check_uploads_are_as_said, "Boastful reports 3 samples for a client that has "),
     (
         Short(),
         testing.check_uploads_are_as_said,
-        "what Short sends is not as its upload_like says: head.bias is missing",
+        "the upload of Short does not match its upload_like: head.bias is missing",
     ),
-    (Silent(), testing.check_loss_is_told, "Silent does not tell a cross-entropy, and supervised is True"),
-    (Broken(), testing.check_one_client, "a run of Broken ended in RunFailed.*ZeroDivisionError: by nothing"),
-    (Broken(), testing.check_messages_are_plain, "a round of Broken ended in ZeroDivisionError: by nothing"),
+    (Silent(), testing.check_loss_is_told, "Silent does not report a cross-entropy, but supervised is True"),
+    (Broken(), testing.check_one_client, "a run of Broken failed with RunFailed.*ZeroDivisionError: by nothing"),
+    (Broken(), testing.check_messages_are_plain, "a round of Broken failed with ZeroDivisionError: by nothing"),
     (Lazy(), testing.check_learns, "Lazy: the loss was"),
     (Halved(), testing.check_models_are_saved, "Halved"),
 ]

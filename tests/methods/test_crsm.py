@@ -343,7 +343,7 @@ def test_a_body_of_one_stage_is_mixed_by_the_representation() -> None:
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(InputError, match="compared: 'change' is of public images, and rep_source is 'local_random'"):
+    with pytest.raises(InputError, match="compared: 'change' is not allowed with rep_source 'local_random'"):
         FedSHIBU(rep_source="local_random", compared="change")
     with pytest.raises(InputError, match="kernel, debiased"):
         FedSHIBU(rep_source="local_class_mean", kernel="rbf")

@@ -137,8 +137,8 @@ def with_frozen(part: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "part", "message"),
     [
-        ("fedbabu", "body", "all parameters of its body are frozen, and nothing else is to be trained"),
-        ("fedbyol", "body", "all parameters of its body are frozen, and what is learned is a representation"),
+        ("fedbabu", "body", "all parameters of its body are frozen, so that nothing can be trained"),
+        ("fedbyol", "body", "all parameters of its body are frozen, so that no representation can be learned"),
     ],
 )
 def test_a_model_in_which_a_method_can_train_nothing_is_refused(name: str, part: str, message: str) -> None:

@@ -527,6 +527,6 @@ def test_prototypes_are_all_that_travels_between_models_of_different_architectur
 
 
 def test_representations_of_two_widths_are_refused_before_anything_is_trained() -> None:  # case 335
-    told = "models: fedproto needs representations of one width; tiny_cnn has 64, a model has 50"
+    told = "models: fedproto needs representations of equal width; tiny_cnn has 64, a model has 50"
     with pytest.raises(InputError, match=told):
         two_architectures(50)

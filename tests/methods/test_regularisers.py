@@ -271,7 +271,7 @@ def test_with_augmentation_frozen_models_see_every_batch(monkeypatch: pytest.Mon
 def test_stored_features_and_forward_passes_train_alike(method: ContrastiveBase, epochs: int) -> None:
     samples = dataset(48).train
     stored = trained(method, samples, epochs=epochs, lr=0.01)
-    with pytest.warns(RuntimeWarning, match="more than feature_cache_mb allows, 0; it is computed anew"):
+    with pytest.warns(RuntimeWarning, match="more than feature_cache_mb \\(0\\); they are recomputed"):
         anew = trained(method, samples, epochs=epochs, lr=0.01, feature_cache_mb=0)
     assert close(stored, anew, atol=1e-4)
     assert not close(stored, trained(replace(method, mu=0.0), samples, epochs=epochs, lr=0.01), atol=2e-4)
@@ -322,7 +322,7 @@ def test_every_number_of_layers_that_the_model_has(layers: int, tmp_path: Path) 
 
 
 def test_more_layers_than_the_model_has_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"fedcka.layers: 5 is too many; the model has 4: conv1, conv2, fc64, head"):
+    with pytest.raises(InputError, match=r"fedcka.layers: 5 is not allowed; the model has 4: conv1, conv2, fc64, head"):
         run(build_runtime(FedCKA(layers=5)), tmp_path / "out")
 
 
@@ -330,7 +330,7 @@ def test_a_model_of_ones_own_has_a_body_and_a_head(tmp_path: Path) -> None:
     own = lambda _: Model({"net": nn.Sequential(nn.Flatten(), nn.Linear(64, 8))}, nn.Linear(8, 10), [])  # noqa: E731
     assert not run(build_runtime(FedCKA(layers=1), wrap=own, rounds=2), tmp_path / "a").lines[-1]["refused"]
     assert not run(build_runtime(MOON(), wrap=own, rounds=2), tmp_path / "b").lines[-1]["refused"]
-    with pytest.raises(InputError, match=r"fedcka.layers: 3 is too many; the model has 2: body, head"):
+    with pytest.raises(InputError, match=r"fedcka.layers: 3 is not allowed; the model has 2: body, head"):
         run(build_runtime(FedCKA(layers=3), wrap=own), tmp_path / "c")
 
 

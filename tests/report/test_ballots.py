@@ -40,14 +40,15 @@ def with_vote(
 
 def test_the_outcome_is_told_in_a_sentence() -> None:
     assert outcomes([with_vote()]) == [
-        "In round 2, 5 of 7 clients cast a ballot; mnist was transferred (8 of 8 layers, the classifier stayed)."
+        "In round 2, 5 of 7 clients cast a ballot; mnist was transferred (8 of 8 layers, the classifier was kept)."
     ]
     assert outcomes([with_vote(asked="svhn", classifier="reinit")]) == [
-        "svhn was transferred in round 2 as asked for, without a vote (8 of 8 layers, the classifier started anew)."
+        "svhn was transferred in round 2, as configured, without a vote (8 of 8 layers, the classifier was "
+        "re-initialised)."
     ]
     assert outcomes([with_vote(layers=(5, 8), classifier="source")])[0].endswith("(5 of 8 layers, and the classifier).")
     never = made("fedvote", 0.5, summary={"vote": None})
-    assert outcomes([never])[0].startswith("No source was transferred: in the round of the vote no client's work")
+    assert outcomes([never])[0].startswith("No source was transferred: no client sent a usable update")
 
 
 def test_several_seeds_have_a_line_each() -> None:
@@ -105,9 +106,9 @@ def test_the_png_has_a_shade_a_place(tmp_path: Path) -> None:
 
 def test_what_stayed_behind_and_who_had_nothing_to_vote_for_is_noted() -> None:
     assert notes([with_vote(layers=(5, 8))])[:2] == [
-        "fedvote, seed 0: 5 of the 8 layers of mnist were transferred; the others do not fit the model, whose own "
-        "stayed.",
-        "fedvote, seed 0: client 3 cast no ballot in round 2: no source could be compared with what they had trained.",
+        "fedvote, seed 0: 5 of the 8 layers of mnist were transferred; the others do not fit the model, which kept "
+        "its own.",
+        "fedvote, seed 0: client 3 cast no ballot in round 2: no source could be compared with their models.",
     ]
     said = notes([with_vote(asked="svhn")])
     assert not [note for note in said if "ballot" in note or "layers" in note]

@@ -59,7 +59,7 @@ def test_one_round_needs_no_slider_and_unknown_pairs_are_left_blank() -> None:
 def test_a_report_has_a_picture_of_it(tmp_path: Path) -> None:
     result = kinfed.run("fedshibu", out=tmp_path / "o", clients=10, rounds=4, checkpoint_every=1, quiet=True)
     page = result.report()
-    assert "Who is kin to whom: fedshibu" in page.read_text()
+    assert "Similarity of the clients: fedshibu" in page.read_text()
     assert (page.parent / "report-kinship-o.png").is_file()
     (run,) = read_runs([tmp_path / "o"])
     assert [*run.pictured] == [1, 2, 3, 4]

@@ -218,6 +218,6 @@ def test_every_command_shows_them(
 
 def test_a_folder_that_cannot_be_written_as_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"out: 'a.udcff' is not allowed; must be a path, in UTF-8"):
+    with pytest.raises(InputError, match=r"out: 'a.udcff' is not allowed; must be a path that can be encoded in UTF-8"):
         package.run("fedavg", out="a\udcff")
     assert not [*tmp_path.iterdir()]

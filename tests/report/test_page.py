@@ -32,7 +32,14 @@ def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
 @pytest.mark.slow
 def test_the_page_says_what_was_run_and_holds_the_complete_config(page: Path) -> None:
     text = page.read_text()
-    for part in ("10 clients", "2 shards a client", "seeds 0, 1", "fedshibu-seed1", "norm = ", "checkpoint_every = 10"):
+    for part in (
+        "10 clients",
+        "2 shards per client",
+        "seeds 0, 1",
+        "fedshibu-seed1",
+        "norm = ",
+        "checkpoint_every = 10",
+    ):
         assert part in text
     assert text.count("<details>") == 6
 
@@ -43,8 +50,8 @@ def test_new_clients_are_told_of_where_there_are_any(page: Path, tmp_path: Path)
     text = result.report().read_text()
     assert "<h2>New clients</h2>" in text
     for part in (
-        "2 new clients held back",
-        "Clients that took no part in training",
+        "2 new clients held out",
+        "Accuracy of clients that took no part",
         ">as it is</th>",
         ">own head</th>",
         "<td>mean</td>",

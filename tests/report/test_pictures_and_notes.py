@@ -118,7 +118,7 @@ class Saying(FedAvg):
 
 @pytest.mark.parametrize("key", ["round", "train_loss", "global_acc", "client_acc", "mine_acc_mean"])
 def test_a_note_under_a_name_of_kinfeds_own_is_refused(key: str, tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=f"the method's notes: '{key}' is a key that kinfed writes itself"):
+    with pytest.raises(RunFailed, match=f"the method's notes: '{key}' is a key of kinfed itself"):
         run(build_runtime(Saying(key=key)), tmp_path / "out")
 
 
@@ -144,4 +144,4 @@ def test_pictures_of_older_runs_have_no_words_and_are_shown_nevertheless(tmp_pat
     assert older.pictures["crsm"].words == now.pictures["crsm"].words
     assert not older.pictures["weights"].similarity
     assert matrix_figure(older, "wide").data[0].z.shape == (2, 3)
-    assert "Who is kin to whom: fedshibu" in write_report([folder], tmp_path / "r.html").read_text()
+    assert "Similarity of the clients: fedshibu" in write_report([folder], tmp_path / "r.html").read_text()

@@ -120,9 +120,9 @@ def test_rows_over_different_seeds_say_so() -> None:  # case 334
     assert table(runs).headings[:3] == ("method", "model tested", "seeds")
     assert column(runs, "seeds") == [("3", "", False), ("1", "", False)]
     assert notes(runs) == [
-        "The rows are over different seeds (fedavg: 0, 1, 2; fedper: 0): only the same seeds can be compared."
+        "The rows have different seeds (fedavg: 0, 1, 2; fedper: 0): compare rows with the same seeds only."
     ]
-    assert "The rows are over different seeds (fedavg: 0; fedper: 1)" in notes([runs[0], made("fedper", 0.9, 1)])[0]
+    assert "The rows have different seeds (fedavg: 0; fedper: 1)" in notes([runs[0], made("fedper", 0.9, 1)])[0]
     alike = [made(method, 0.5, seed) for method in ("fedavg", "fedper") for seed in (1, 0)]
     assert "seeds" not in table(alike).headings
     assert notes(alike) == []
@@ -146,7 +146,7 @@ def test_nobody_is_said_not_to_have_learned_against_the_numbers(summary: dict[st
 def test_above_chance_is_above_the_commonest_class() -> None:
     run = made("fedavg", 0.8, summary={"train_cross_entropy": 0.7})
     run.federation["train"] = [[400, 0], [400, 200]]
-    assert "did not learn" in notes([run])[0]
+    assert "made no progress" in notes([run])[0]
     run.federation["train"] = [[300, 0], [400, 300]]
     assert notes([run]) == []
 
@@ -154,27 +154,27 @@ def test_above_chance_is_above_the_commonest_class() -> None:
 def test_data_whose_answers_are_known_before_are_noted() -> None:  # case 346
     run = made("fedavg", 1.0, summary={"train_cross_entropy": 0.0})
     run.federation["classes"] = ["a"]
-    assert notes([run]) == ["The data have one class: every answer is right, and accuracies say nothing."]
+    assert notes([run]) == ["The data have only one class: every prediction is right, and accuracies mean nothing."]
     skewed = made("local", 1.0)
     skewed.federation["train"] = [[3, 0], [0, 5]]
     assert notes([skewed]) == [
-        "Every client has samples of one class: a model of its own that always names it is always right."
+        "Every client has samples of one class only: a personal model that always predicts this class is always right."
     ]
 
 
 def test_clients_that_were_never_drawn_are_told_of_with_the_mean_without_them() -> None:  # case 336
     metrics = {"personal_acc_weighted_of_trained": 0.7, "personal_acc_mean_of_trained": 0.8}
     assert notes([made("fedper", 0.2, summary={"never_trained": 1}, metrics=metrics)]) == [
-        "fedper, seed 0: 1 of 2 clients took part in no round: own test accuracy is 0.200 with them and 0.700 without "
-        "them; mean over clients 0.200 and 0.800."
+        "fedper, seed 0: 1 of 2 clients never took part in a round: own test accuracy is 0.200 with them and 0.700 "
+        "without them; mean over clients 0.200 and 0.800."
     ]
 
 
 def test_the_setting_names_data_clients_partition_rounds_and_model() -> None:
     said = setting([made("fedavg", 0.5)])
-    assert "Marked are" not in said
+    assert "is marked" not in said
     assert setting([made("fedavg", 0.5), made("fedper", 0.5)]).endswith(
-        " Marked are the best of each column and all that cannot be told from it."
+        " The best value of each column is marked, and all that do not differ from it significantly."
     )
     for part in ("digits", "1,200 training", "2 clients", "Dirichlet α=0.5", "mlp", "3 rounds", "seed 0", "last round"):
         assert part in said
@@ -186,14 +186,20 @@ def test_the_setting_names_data_clients_partition_rounds_and_model() -> None:
         ({"refused": 2}, "fedavg, seed 0: 2 uploads were refused"),
         ({"skipped_samples": 3}, "3 times a sample was left out"),
         ({"zero_step_clients": 1}, "1 times a client made no training step"),
-        ({"train_cross_entropy": 0.69}, "0.69, is that of guessing (0.69): it did not learn. More rounds or a smaller"),
-        ({"train_cross_entropy": 1.0}, "1.00, is above that of guessing (0.69): it did not learn. More rounds or a"),
+        (
+            {"train_cross_entropy": 0.69},
+            "0.69, is that of guessing (0.69): training made no progress. More rounds or a smaller",
+        ),
+        (
+            {"train_cross_entropy": 1.0},
+            "1.00, is above that of guessing (0.69): training made no progress. More rounds or a",
+        ),
         (
             {"train_cross_entropy": 538.0},
-            "538.00, is far above that of guessing (0.69): it diverged. A smaller --lr may",
+            "538.00, is far above that of guessing (0.69): training diverged. A smaller --lr may",
         ),
-        ({"train_cross_entropy": math.inf}, "inf, is far above that of guessing (0.69): it diverged"),
-        ({"never_trained": 1}, "1 of 2 clients took part in no round."),
+        ({"train_cross_entropy": math.inf}, "inf, is far above that of guessing (0.69): training diverged"),
+        ({"never_trained": 1}, "1 of 2 clients never took part in a round."),
     ],
 )
 def test_what_a_reader_must_know_is_said(summary: dict[str, Any], note: str) -> None:
@@ -217,11 +223,11 @@ def test_means_say_over_how_many_clients_they_are(accuracies: list[float | None]
 def test_every_accuracy_names_the_samples_the_model_and_the_clients_it_is_of() -> None:  # cases 114, 117
     shown = table([made("fedavg", 0.7, global_acc=0.4), made("fedper", 0.7)])
     means = dict(zip(shown.headings, shown.meanings, strict=True))
-    said = "accuracy on the clients' own test samples, weighted by their number, before any fine-tuning"
+    said = "accuracy on the clients' own test samples, weighted by the number of samples, before fine-tuning"
     assert means["own test"] == said
-    assert means["mean over clients"] == "the same, plain mean over clients"
-    assert means["sd over clients"] == "its spread over clients (population standard deviation)"
-    assert means["pooled test"] == "accuracy of the one global model on the pooled test set"
+    assert means["mean over clients"] == "the same, unweighted mean over clients"
+    assert means["sd over clients"] == "spread of this accuracy over clients (population standard deviation)"
+    assert means["pooled test"] == "accuracy of the global model on the pooled test set"
     assert [row[1].text for row in shown.rows] == ["global", "global"]
 
 
@@ -240,7 +246,7 @@ def test_images_that_were_left_out_are_counted_and_named() -> None:  # case 48
 
 def test_runs_on_other_data_are_no_comparison() -> None:
     other = made("fedper", 0.5, summary={"data": {"name": "mnist"}})
-    assert "differ in more than the method, in data" in notes([made("fedavg", 0.5), other])[0]
+    assert "differ not only in the method but also in data" in notes([made("fedavg", 0.5), other])[0]
 
 
 def test_another_seed_may_hold_back_clients_of_other_sizes() -> None:
@@ -274,5 +280,5 @@ def test_the_tables_fit_eighty_columns(tmp_path: Path) -> None:
 def test_a_run_without_results_is_named(tmp_path: Path) -> None:
     result = kinfed.run("fedavg", out=tmp_path / "o", clients=10, rounds=1, quiet=True)
     (tmp_path / "o" / "summary.json").unlink()
-    with pytest.raises(InputError, match="has no results yet; go on with it: kinfed resume"):
+    with pytest.raises(InputError, match="has no results yet; continue it with: kinfed resume"):
         show([result.path])

@@ -98,7 +98,7 @@ def test_a_transfer_is_compared_with_the_same_method_without_it() -> None:
     for method in ("fedavg", "moon", "fedvote+scaffold"):  # scaffold is not there
         assert row(runs, method)["speed-up"] == ("–", "", False)
     assert notes(runs) == [
-        "fedvote+fedprox: negative transfer, 12 rounds to 0.90, against 6 of fedprox (0.50×)."
+        "fedvote+fedprox: negative transfer: it needs 12 rounds to reach 0.90, fedprox needs 6 (0.50×)."
     ]  # fmt: skip
     assert "speed-up" not in target_table(asked("fedvote", 10), 0.9).headings
     assert "speed-up" not in target_table([*asked("fedavg", 10), *asked("moon", 3)], 0.9).headings
@@ -114,7 +114,7 @@ def test_variants_of_a_transfer_are_rows_that_share_a_reference() -> None:
     assert row(runs, "fedvote source=svhn")["speed-up"][0] == "5.03×"
     assert row(runs, "fedvote source=kmnist")["speed-up"] == ("<0.33×", "negative transfer", False)
     assert notes(runs) == [
-        "fedvote source=kmnist: negative transfer, >1000 rounds to 0.90, against 332 of fedavg (<0.33×)."
+        "fedvote source=kmnist: negative transfer: it needs >1000 rounds to reach 0.90, fedavg needs 332 (<0.33×)."
     ]
 
 
@@ -174,9 +174,9 @@ def test_the_target_is_in_the_terminal_and_a_line_in_the_page(
     result = kinfed.compare(["fedavg"], out=tmp_path / "o", target_acc=0.001, **fields)
     page = result.report().read_text()
     assert "<h2>Rounds to 0.001</h2>" in page
-    assert "target of the pooled test: 0.001" in page
+    assert "target on the pooled test set: 0.001" in page
     show([result.path])
     assert "0.001" in capsys.readouterr().out
     plain = kinfed.compare(["fedavg"], out=tmp_path / "p", **fields).report().read_text()
     assert "Rounds to" not in plain
-    assert "target of the pooled test" not in plain
+    assert "target on the pooled test" not in plain

@@ -83,7 +83,7 @@ def test_what_owes_to_everybody_s_labels_is_not_ranked_against_what_does_not(run
     assert any("--linear-probe true" in line for line in notes([fedbyol, unprobed]))
     assert not any("--linear-probe true" in line for line in notes([fedbyol, alone]))
     worse = made(runs[0], "fedbyol", supervised=False, own=0.9, probed=0.4)
-    assert verdict([worse, alone]).startswith("Representations are best by training alone (0.500 under a linear probe)")
+    assert verdict([worse, alone]).startswith("Training alone has the best representations (0.500 with a linear probe)")
 
 
 def test_means_by_architecture_stand_in_the_summary(runs: list[Run]) -> None:  # the question of the paper's table 4
@@ -104,7 +104,7 @@ def test_neighbours_are_the_curve_where_there_is_no_accuracy_between_rounds(runs
 def test_what_the_last_batch_leaves_out_is_not_laid_to_batchnorm(runs: list[Run]) -> None:
     told = [line for line in notes(runs) if "left out" in line]
     assert len(told) == 2
-    assert all("was not whole" in line and "BatchNorm" not in line for line in told)
+    assert all("was incomplete" in line and "BatchNorm" not in line for line in told)
     assert not any("guessing" in line for line in notes(runs))  # log 10 is no bound on their losses
 
 
@@ -145,7 +145,7 @@ def test_a_body_alone_is_refused_by_load(tmp_path: Path) -> None:
     run = kinfed.run(
         "fedbyol", out=tmp_path / "out", settings={"fedbyol": NARROW}, model="tiny_cnn", linear_probe=False, **SMALL
     ).path
-    with pytest.raises(InputError, match="is a body without a head, no whole model"):
+    with pytest.raises(InputError, match="is a body without a head, not a complete model"):
         kinfed.load(run)
 
 
@@ -160,7 +160,7 @@ def test_fewer_training_images_are_balanced_and_decided_by_the_seed() -> None:
     assert some[0].train.normalise == whole.train.normalise
     assert some[0].test is whole.test
     assert sum(len(own) for own in federation_of(config(train_images=150, public=50)).partition.train) == 100
-    with pytest.raises(InputError, match=r"train_images: 9999 is not allowed; digits has 1400"):
+    with pytest.raises(InputError, match=r"train_images: 9999 is not allowed; must be from 1 to 1400"):
         federation_of(config(train_images=9999))
 
 
@@ -169,7 +169,9 @@ def config(**fields: Any) -> Config:
 
 
 def test_a_probe_needs_an_image_of_each_class(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="linear_probe_images: 9 is too few; there are 10 classes"):
+    with pytest.raises(
+        InputError, match="linear_probe_images: 9 is not allowed; must be at least 10, the number of classes"
+    ):
         kinfed.run("fedbyol", out=tmp_path / "out", linear_probe_images=9, model="tiny_cnn", **SMALL)
     assert not (tmp_path / "out").exists()
 

@@ -104,15 +104,15 @@ def test_a_plain_function_is_a_measure() -> None:
 def test_what_a_plain_function_is_given_is_checked_before() -> None:
     x, y = sides(4, 6)
     measure = Measure.of(rv2, least_examples=4)
-    with pytest.raises(InputError, match=r"^rv2 compares the same examples, but the numbers of rows differ"):
+    with pytest.raises(InputError, match=r"^rv2 needs the same examples on both sides, but the numbers of rows differ"):
         measure(x, y[:-1])
     with pytest.raises(InputError, match=r"^rv2: x is not finite in 1 places"):
         measure(np.where(x == x.max(), np.nan, x), y)
-    with pytest.raises(InputError, match=r"^rv2 has no gradient, and x wants one"):
+    with pytest.raises(InputError, match=r"^rv2 has no gradient, but x requires one"):
         measure(torch.tensor(x, requires_grad=True), y)
     with pytest.raises(InputError, match=r"^rv2 needs at least 4 examples, got 3"):
         measure(x[:3], y[:3])
-    with pytest.raises(InputError, match="same features: x has 4, y has 6"):
+    with pytest.raises(InputError, match="same features on both sides: x has 4, y has 6"):
         Measure.of(rv2, same_width=True)(x, y)
     with pytest.warns(s.UndefinedSimilarityWarning, match="rv2 is not defined, NaN: x is constant"):
         assert np.isnan(Measure.of(lambda x, y: np.nan, name="rv2")(np.ones((9, 2)), y[:9]))
@@ -121,7 +121,7 @@ def test_what_a_plain_function_is_given_is_checked_before() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x, y: x, r"mine gave torch.float64 of shape \(30, 4\); a measure gives one number"),
+        (lambda x, y: x, r"mine returned torch.float64 of shape \(30, 4\); a measure must return one number"),
         (lambda x, y: x @ y, "mine failed with ValueError: matmul"),
         (lambda x, y: "high", "mine failed with"),
     ],
@@ -136,11 +136,11 @@ def test_a_function_that_gives_no_number_is_told_in_one_line(function: Any, mess
 
 @pytest.mark.parametrize("given", ["rv3", 3, None, [rv2]])
 def test_what_is_no_measure_is_refused(given: Any) -> None:
-    with pytest.raises(InputError, match=r"^measure is one of cka, debiased_cka, .*, or a function .*; got "):
+    with pytest.raises(InputError, match=r"^measure must be one of cka, debiased_cka, .*, or a function .*; got "):
         s.similarity_matrix(sides(4, 4), given)
     with pytest.raises(InputError, match=r"'tests.outside.rv2:NAME' cannot be imported"):
         s.as_measure("tests.outside.rv2:NAME")
-    with pytest.raises(InputError, match=r"^measure: 'tests.outside.rv2:__doc__' is no function of two rep"):
+    with pytest.raises(InputError, match=r"^measure: 'tests.outside.rv2:__doc__' is not a function of two rep"):
         s.as_measure("tests.outside.rv2:__doc__")
 
 
@@ -160,7 +160,7 @@ def test_a_measure_with_a_gradient_is_a_term_of_fedcka(tmp_path: Path) -> None:
     )
     assert own.lines[-1]["train_loss"] == pytest.approx(by_name.lines[-1]["train_loss"], rel=1e-4)
     for metric in ("rsa", "class_mean", RV2):
-        with pytest.raises(InputError, match="is not allowed; it has no gradient, or needs labels"):
+        with pytest.raises(InputError, match="is not allowed; must be a measure with a gradient and without labels"):
             FedCKA(metric=metric)
     with pytest.raises(InputError, match=r"^metric: 'cosin' is not known; allowed: linear, .*; did you mean cosine"):
         FedCKA(metric="cosin")

@@ -74,7 +74,7 @@ def test_gradient_of_the_other_differentiable_measures(measure, p):
     assert torch.autograd.gradcheck(lambda x: measure(x, y), x, atol=1e-6)
 
 
-NO_GRADIENT = r"has no gradient, and .* wants one: detach\(\) it, or measure under torch.no_grad\(\)"
+NO_GRADIENT = r"has no gradient, but .* requires one: detach\(\) it, or use torch\.no_grad\(\)"
 WITHOUT_GRADIENT = {
     "cca": s.cca,
     "svcca": s.svcca,
@@ -141,7 +141,7 @@ def test_a_live_gram_keeps_its_gradient_beside_an_array():  # case 327
 
 def test_the_gap_refuses_sides_that_are_trained():  # case 327
     x, y = sides(n=6)
-    with pytest.raises(InputError, match="cka_gap has no gradient, and gap wants one"):
+    with pytest.raises(InputError, match="cka_gap has no gradient, but gap requires one"):
         s.cka_gap(y, s.Gram.of_features(x).unit - s.Gram.of_features(y).unit)
 
 
@@ -245,7 +245,7 @@ def test_a_matrix_of_live_representations_is_differentiable():
 
 def test_grams_must_match():
     x, y = sides()
-    with pytest.raises(ValueError, match="a Gram is not as debiased=False"):
+    with pytest.raises(ValueError, match="cka: debiased=False needs Grams"):
         s.cka(x, s.Gram.of_features(y, debiased=True))
     with pytest.raises(ValueError, match="same examples"):
         s.cka(x[:5], s.Gram.of_features(y))

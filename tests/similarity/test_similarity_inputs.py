@@ -160,23 +160,24 @@ def test_every_option_refuses_what_it_is_not(name, option):  # case 326
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: s.minibatch_cka(kernel="RBF"), "kernel is 'linear' or 'rbf', got 'RBF'"),
-        (lambda: s.cka_gap(torch.from_numpy(X), torch.eye(30), kernel="RBF"), "kernel is 'linear' or 'rbf', got 'RBF'"),
-        (lambda: s.cca(X, Y, statistic="R"), "statistic is 'rho' or 'r2', got 'R'"),
-        (lambda: s.svcca(X, Y, variance=99), "variance is above 0 and at most 1, got 99"),
-        (lambda: s.kept_dimensions(X, 0), "variance is above 0 and at most 1, got 0"),
+        (lambda: s.minibatch_cka(kernel="RBF"), "kernel must be 'linear' or 'rbf', got 'RBF'"),
+        (lambda: s.cka_gap(torch.from_numpy(X), torch.eye(30), kernel="RBF"), "kernel must be 'linear' or 'rbf'"),
+        (lambda: s.cca(X, Y, statistic="R"), "statistic must be 'rho' or 'r2', got 'R'"),
+        (lambda: s.svcca(X, Y, variance=99), "variance must be above 0 and at most 1, got 99"),
+        (lambda: s.kept_dimensions(X, 0), "variance must be above 0 and at most 1, got 0"),
         (lambda: s.cka(X, Y, bandwidth=float("inf")), "bandwidth must be positive, got inf"),
-        (lambda: s.cka(X, Y, debiased="no"), "debiased is True or False, got 'no'"),
-        (lambda: s.cka(X, Y, center="after"), "center is True or False, got 'after'"),
-        (lambda: s.sketched_cka(X, Y, center=True), "center is 'before' or 'after', got True"),
-        (lambda: s.sketched_cka(X, Y, rows=2.5), "rows is at least 1, a whole number, got 2.5"),
-        (lambda: s.sketched_cka(X, Y, rows=2, nonzeros=3), "each example goes into 1 to 2 rows of the sketch, not "),
-        (lambda: s.emd(X, Y, seed=0.5), "seed is a whole number, got 0.5"),
-        (lambda: s.flatten(X, "mean"), "how is 'full' or 'spatial' or 'gap', got 'mean'"),
-        (lambda: s.class_means(X, np.zeros(30), 0), "classes is at least 1, a whole number, got 0"),
-        (lambda: s.class_means(X, np.full(30, 0.5), 2), "class_means needs 30 labels in 0…1, whole numbers; got"),
-        (lambda: s.class_means(X, np.full(30, -1), 2), "class_means needs 30 labels in 0…1, whole numbers; got"),
-        (lambda: s.similarity_matrix([X], "CKA"), "measure is one of cka, "),
+        (lambda: s.cka(X, Y, debiased="no"), "debiased must be True or False, got 'no'"),
+        (lambda: s.cka(X, Y, center="after"), "center must be True or False, got 'after'"),
+        (lambda: s.sketched_cka(X, Y, center=True), "center must be 'before' or 'after', got True"),
+        (lambda: s.sketched_cka(X, Y, rows=2.5), "rows must be a whole number of at least 1, got 2.5"),
+        (lambda: s.sketched_cka(X, Y, rows=2, nonzeros=3), "is not allowed; must be from 1 to 2, the rows of the "
+                                                           "sketch"),
+        (lambda: s.emd(X, Y, seed=0.5), "seed must be a whole number, got 0.5"),
+        (lambda: s.flatten(X, "mean"), "how must be 'full' or 'spatial' or 'gap', got 'mean'"),
+        (lambda: s.class_means(X, np.zeros(30), 0), "classes must be a whole number of at least 1, got 0"),
+        (lambda: s.class_means(X, np.full(30, 0.5), 2), "class_means needs 30 labels, whole numbers from 0 to 1; got"),
+        (lambda: s.class_means(X, np.full(30, -1), 2), "class_means needs 30 labels, whole numbers from 0 to 1; got"),
+        (lambda: s.similarity_matrix([X], "CKA"), "measure must be one of cka, "),
     ],
 )  # fmt: skip
 def test_a_misspelt_option_is_refused_in_one_line(call, message):  # case 326
@@ -215,7 +216,7 @@ def test_a_bias_that_misleads_is_told_with_n_and_p_and_the_debiased_value(name):
         assert value > 0.5
         (told,) = (str(w.message) for w in caught)
         assert f"{measure_name} of n=50 examples" in told
-        assert f"p=512 features is {value:.2f}, debiased {s.cka(own, other, **debiased):.2f}: where" in told
+        assert f"p=512 features is {value:.2f}, the debiased value is {s.cka(own, other, **debiased):.2f}: with" in told
         assert caught[0].filename == __file__
     with pytest.warns(
         s.BiasedSimilarityWarning, match=f"^representation 0 against [01]: {measure_name} of n=50"
@@ -270,7 +271,7 @@ def test_what_is_told_holds_on_average():  # case 328
 
 def test_too_few_examples_for_a_debiased_value_are_told_so():  # case 328
     with pytest.warns(
-        s.BiasedSimilarityWarning, match="n=3 examples and p=9 features is .*, debiased it is not defined"
+        s.BiasedSimilarityWarning, match="n=3 examples and p=9 features is .*, the debiased value is not defined"
     ):
         s.cka(*unrelated(9, 7, n=3))
 
@@ -284,7 +285,8 @@ def test_an_example_of_equal_features_is_named_and_the_rest_counts(fill):  # cas
     expected = s.rsa(np.delete(x, 17, 0), np.delete(y, 17, 0))
     y[17] = fill
     with pytest.warns(
-        s.UndefinedSimilarityWarning, match="^rsa leaves out all pairs of example 17 of y: equal features"
+        s.UndefinedSimilarityWarning,
+        match="^rsa leaves out all pairs with example 17 of y: all their features are equal",
     ):
         assert s.rsa(x, y) == pytest.approx(expected, abs=1e-12)
     with pytest.warns(s.UndefinedSimilarityWarning, match="example 17 of representation 1: ") as caught:
@@ -332,7 +334,7 @@ NO_NUMBERS = {
     "dates": (np.full(30, "2020-01-01", dtype="M8[D]"), "ndarray of datetime64"),
     "durations": (np.full(30, 3, dtype="m8[D]"), "ndarray of timedelta64"),
     "records": (np.zeros(30, dtype="f8,f8"), "ndarray of [("),
-    "ragged": ([[1, 2], [3]], "is no array of numbers: "),
+    "ragged": ([[1, 2], [3]], "is not an array of numbers: "),
     "sparse": (scipy.sparse.csr_array(X), "csr_array of object"),
     "sparse tensor": (torch.from_numpy(X).to_sparse(), "a tensor of float64, sparse_coo, on cpu"),
     "meta": (torch.empty(30, 3, device="meta"), "on meta"),
@@ -393,7 +395,9 @@ def test_numbers_of_any_make_are_read(measure_name):  # case 342
 def test_tokens_are_not_taken_for_channels(measure):  # case 342
     tokens = np.random.default_rng(0).standard_normal((30, 4, 3))
     for pair in ((tokens, tokens), (tokens, X), (X, tokens)):
-        with pytest.raises(InputError, match=r"a side of shape \(30, 4, 3\) is neither n×p nor a map n×c×h×w"):
+        with pytest.raises(
+            InputError, match=r"a representation of shape \(30, 4, 3\) is neither n×p nor a feature map n×c×h×w"
+        ):
             measure(*pair)
     with pytest.raises(InputError, match="is neither n×p"):
         s.kept_dimensions(tokens)
@@ -408,10 +412,10 @@ def test_one_representation_is_not_taken_for_several(several):  # case 342
         lambda: s.minibatch_cka().update(several, [X]),
         lambda: s.minibatch_cka().update([X], several),
     ):
-        with pytest.raises(InputError, match="takes a list of representations, or a stack N×n×p; got "):
+        with pytest.raises(InputError, match="must be a list of representations, or a stack N×n×p; got "):
             call()
     if several is not None:
-        with pytest.raises(InputError, match=r"^against takes a list of representations"):
+        with pytest.raises(InputError, match=r"^against must be a list of representations"):
             s.similarity_matrix([X], against=several)
 
 
@@ -423,7 +427,7 @@ def test_layers_without_names_are_refused():  # case 342
 
 def test_spearman_takes_two_vectors():
     for u, v in ((X, X), (X[:, 0], X[:5, 0]), (X[:, :1], X[:, :1])):
-        with pytest.raises(InputError, match="spearman takes two vectors of equal length, got shapes"):
+        with pytest.raises(InputError, match="spearman needs two vectors of equal length, got shapes"):
             s.spearman(u, v)
 
 
@@ -480,11 +484,11 @@ def test_examples_are_matched_by_their_ids():  # case 351
 @pytest.mark.parametrize(
     ("ids_a", "ids_b", "message"),
     [
-        (range(30), range(1, 31), "ids: a and b are not of the same examples: 1 are not in b, the first is 0; 1 are "),
+        (range(30), range(1, 31), "ids: a and b must have the same examples: 1 are not in b, the first is 0; 1 are "),
         (range(30), [str(i) for i in range(30)], "30 are not in b, the first is 0; 30 are not in a, the first is '0'"),
-        (range(30), [*range(29), 0], "ids of b: 0 stands there twice; an id is of one example"),
-        (range(29), range(29), "ids of a: 29, but layer 'a' has 30 rows"),
-        (np.arange(30.0), range(30), "ids of a: a whole number or a text an example; got float64 of shape (30,)"),
+        (range(30), [*range(29), 0], "ids of b: 0 occurs twice; each example must have its own id"),
+        (range(29), range(29), "ids of a: there are 29, but layer 'a' has 30 rows"),
+        (np.arange(30.0), range(30), "ids of a: must be one whole number or text per example; got float64"),
         (np.arange(60).reshape(30, 2), range(30), "got int64 of shape (30, 2)"),
     ],
 )  # fmt: skip

@@ -41,12 +41,12 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
     given = f" ({told})" if told else ""
     holdings = Holdings.of(federation, f"{config.data}, partition {config.partition}{given}, seed {config.seed}")
     sizes = f"{int(holdings.counts.sum()):,} training and {int(holdings.tests.sum()):,} test samples"
-    new = f", {holdings.new:,} of them new ones that never train" if holdings.new else ""
-    split = "; a fifth of every client's own samples is for tests" if federation.partition.pooled else ""
+    new = f", {holdings.new:,} of them new clients, which do not train" if holdings.new else ""
+    split = "; a fifth of every client's own samples is its test set" if federation.partition.pooled else ""
     console = Console(highlight=False, emoji=False)
     console.print(
-        f"{plain(holdings.about)}: {sizes} over {len(holdings.names):,} clients{new}; {holdings.public:,} withheld as "
-        f"public images{split}\n",
+        f"{plain(holdings.about)}: {sizes} over {len(holdings.names):,} clients{new}; {holdings.public:,} set aside "
+        f"as public images{split}\n",
         markup=False,
     )
     console.print(summary_table(holdings))

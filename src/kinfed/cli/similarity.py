@@ -50,12 +50,12 @@ def compare_files(
     from kinfed.similarity import compare_layers
 
     if data is not None and not any(_is_model(path) for path in (a, b)):
-        raise InputError(f"data: {data!r} is of no use: {a} and {b} hold activations, which were computed before")
+        raise InputError(f"data: {data!r} would do nothing; {a} and {b} are files of activations")
     seen = None if data is None else _test_images(data, samples)
     one, other = (_model(path, seen, layers) if _is_model(path) else _file(path, layers) for path in (a, b))
     ids = None if one.ids is None or other.ids is None else (one.ids, other.ids)
     if ids is None and any(side.ids is not None and side.of_file for side in (one, other)):
-        raise InputError(f"ids: of {a} and {b} only one has them; give both, or leave them out of both")
+        raise InputError(f"ids: must be in both {a} and {b} or in neither")
     return compare_layers(one.layers, other.layers, measure=measure, ids=ids, kernel=kernel, bandwidth=bandwidth)
 
 
@@ -80,7 +80,7 @@ def _test_images(data: str, samples: int) -> tuple[list[int], Samples]:
 
     test = load(data).test
     if not 4 <= samples <= len(test):
-        raise InputError(f"samples: {samples} is not allowed; {data} has {len(test)} test images, and 4 are needed")
+        raise InputError(f"samples: {samples} is not allowed; must be from 4 to {len(test)}, the test images of {data}")
     rows = numpy_stream(0, "similarity").choice(len(test), samples, replace=False)
     return rows.tolist(), test.take(rows)
 
@@ -103,10 +103,10 @@ def _model(path: Path, seen: tuple[list[int], Samples] | None, layers: list[str]
     from kinfed.models import open_saved
 
     if seen is None:
-        raise InputError(f"{path}: a model needs images to look at; name a data set with --data")
+        raise InputError(f"{path}: a model needs images; give a data set with --data")
     model, shape, _ = open_saved(path)
     rows, images = seen
     if shape != tuple(images.inputs.shape[1:]):
         sizes = ("×".join(map(str, size)) for size in (shape, images.inputs.shape[1:]))
-        raise InputError("{}: the model takes inputs of {}, the data set has {}".format(path, *sizes))
+        raise InputError("{}: the model takes inputs of shape {}, but the data set has {}".format(path, *sizes))
     return _Side({tap: features(model, images, tap) for tap in layers or model.layers}, rows, of_file=False)

@@ -93,11 +93,11 @@ def keep(dataset: Dataset) -> Path:
     if train.labels is None or test.labels is None:
         raise InputError(f"data: {dataset.name!r} has samples without labels")
     if train.normalise != test.normalise:
-        raise InputError(f"data: {dataset.name!r} has a test set that is normalised unlike its training set")
+        raise InputError(f"data: {dataset.name!r} must have the same normalisation in its training set and test set")
     content = []
     for name, array in _arrays(dataset).items():
         if array.dtype.hasobject:
-            raise InputError(f"data: {dataset.name!r} has a column that is neither of numbers nor of text")
+            raise InputError(f"data: {dataset.name!r} has a column that is neither numbers nor text")
         content.append((name, array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).hexdigest()))
     skipped = dataset.skipped, dataset.skipped_names
     entry = cache_folder() / digest("kept", content, dataset.classes, [*dataset.columns], train.normalise, skipped)
@@ -148,7 +148,7 @@ def unfinished(folder: Path) -> Iterator[Path]:
                 _discard(path)
     except OSError as error:
         raise InputError(
-            f"cache: {str(folder)!r} cannot be written: {error.strerror or error}; $KINFED_CACHE names another folder"
+            f"cache: {str(folder)!r} cannot be written: {error.strerror or error}; set $KINFED_CACHE to another folder"
         ) from error
 
 
@@ -215,17 +215,17 @@ def _open(entry: Path) -> Dataset | None:
         if not entry.is_symlink():
             with contextlib.suppress(OSError):
                 delete(written(entry, FILES), entry, FILES)
-        warnings.warn(f"cache: {str(entry)!r} is damaged and is made anew: {error}", stacklevel=2)
+        warnings.warn(f"cache: {str(entry)!r} is damaged and is created again: {error}", stacklevel=2)
         return None
 
 
 def _read(entry: Path) -> Dataset:
     about = read_json(entry / ABOUT)
     if not isinstance(about, dict) or about.pop("checksum", None) != digest(json.dumps(about)):
-        raise ValueError(f"{ABOUT} does not fit its checksum")
+        raise ValueError(f"{ABOUT} does not match its checksum")
     for name, checksum in about["checksums"].items():
         if _checksum(entry / f"{name}.npy") != checksum:
-            raise ValueError(f"{name}.npy does not fit its checksum")
+            raise ValueError(f"{name}.npy does not match its checksum")
     normalise = Normalisation(tuple(about["mean"]), tuple(about["std"]))
     train, test = (
         Samples(

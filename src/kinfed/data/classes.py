@@ -29,23 +29,25 @@ def as_labels(values: ArrayLike, where: str) -> NDArray[Any]:
     if array.ndim == 2 and array.shape[1] == 1:  # as MedMNIST writes them
         array = array[:, 0]
     if array.ndim != 1:
-        raise InputError(f"data: {where}: the labels have the shape {_shape(array)}; a sample has one class, shape n")
+        raise InputError(
+            f"data: {where}: the labels have the shape {_shape(array)}; must be one class per sample, shape n"
+        )
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array):
         array = array.astype(str)
     if array.dtype.kind == "S":
         try:
             array = np.char.decode(array, "utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(f"data: {where}: a label is no text: {error}") from error
+            raise InputError(f"data: {where}: a label is not text: {error}") from error
     if array.dtype.kind not in "buifU":
-        raise InputError(f"data: {where}: labels of type {array.dtype} are no classes; they are whole numbers or text")
+        raise InputError(f"data: {where}: labels of type {array.dtype} are not allowed; must be whole numbers or text")
     if array.dtype.kind == "U":
         return array
     with np.errstate(invalid="ignore"):
         whole = array.astype(np.int64)
     odd = array[whole != array]  # fractions, NaN and values too large for int64
     if len(odd):
-        raise InputError(f"data: {where}: the label {odd[0]} is no class; labels are whole numbers or text")
+        raise InputError(f"data: {where}: the label {odd[0]} is not allowed; must be a whole number or text")
     return whole
 
 
@@ -67,13 +69,13 @@ def number(
         InputError: If the test set has a class that the training set lacks, or one set has numbers and the other text.
     """
     if train.dtype.kind != test.dtype.kind:
-        raise InputError(f"data: {name!r} has numbers as labels in one split and text in the other")
+        raise InputError(f"data: {name!r}: the labels must be numbers in both splits or text in both")
     classes = np.unique(train)
     strange = np.setdiff1d(test, classes)
     if len(strange):
         raise InputError(
-            f"data: {name!r}: classes differ: there are some in its test set that its training set lacks: "
-            f"{_few(strange)}; the training set has {_few(classes)}"
+            f"data: {name!r}: the test set has classes that the training set lacks: {_few(strange)}; the training set "
+            f"has {_few(classes)}"
         )
     # Folder names may have bytes that are no valid text; they are escaped, so that the names can be saved.
     names = tuple(str(c).encode("utf-8", "backslashreplace").decode() for c in classes)

@@ -130,7 +130,7 @@ class Federation:
     def _rows(self, client: int) -> tuple[Indices, Indices]:
         clients = len(self) + len(self.new_clients)
         if not 0 <= client < clients:
-            raise IndexError(f"client: {client} is not there; valid ids are 0..{clients - 1}")
+            raise IndexError(f"client: {client} is not allowed; must be from 0 to {clients - 1}")
         holder, at = (self.partition, client) if client < len(self) else (self.new_clients, client - len(self))
         return holder.train[at], holder.test[at]
 

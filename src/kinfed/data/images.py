@@ -59,11 +59,13 @@ class Decoding:
 
     def __post_init__(self) -> None:
         if self.channels not in (None, 1, 3):
-            raise InputError(f"channels: {self.channels!r} is not allowed; 1, 3, or none to take them from the images")
+            raise InputError(
+                f"channels: {self.channels!r} is not allowed; must be 1, 3, or none to use those of the images"
+            )
         if self.image_size is not None and self.image_size < 1:
-            raise InputError(f"image_size: {self.image_size!r} is not allowed; 1 or more pixels")
+            raise InputError(f"image_size: {self.image_size!r} is not allowed; must be 1 or more pixels")
         if self.on_error not in ("stop", "skip"):
-            raise InputError(f"on_error: {self.on_error!r} is not allowed; stop or skip")
+            raise InputError(f"on_error: {self.on_error!r} is not allowed; must be stop or skip")
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def decode(encoded: Encoded, decoding: Decoding) -> Decoded:
             if image.shape[1:] != pixels.shape[2:]:
                 raise InputError(
                     f"data: {encoded.names[row]} and {first} are images of different sizes, {_size(image)} and "
-                    f"{_size(pixels)} (h×w); image_size brings all to one"
+                    f"{_size(pixels)} (h×w); set image_size to resize all"
                 )
             if len(image) > pixels.shape[1]:  # the first image with colour
                 pixels = repeat_grey(pixels)
@@ -168,11 +170,11 @@ def _one(name: str, file: bytes | Path | None, decoding: Decoding) -> Pixels | s
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_formats()) as image:
             return fit(image, decoding)
     except Exception as error:  # PIL raises exceptions of many types for broken files
-        reason = "it is no image that PIL knows" if isinstance(error, UnidentifiedImageError) else str(error)
+        reason = "its format is not known to PIL" if isinstance(error, UnidentifiedImageError) else str(error)
         if decoding.on_error == "skip":
             return reason
         raise InputError(
-            f"data: {name}: the image cannot be decoded: {reason}; on_error=skip leaves such images out"
+            f"data: {name}: the image cannot be decoded: {reason}; set on_error=skip to leave such images out"
         ) from error
 
 

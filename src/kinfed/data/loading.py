@@ -31,13 +31,13 @@ __all__ = ["EMBEDDED", "PATHS", "cache_folder", "find", "known", "load", "load_f
 PACKAGED = {"fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}  # Debian's dataset-fashion-mnist
 
 PATHS = (  # other forms than names, with descriptions for the command `kinfed datasets`
-    ("hub:OWNER/NAME[/CONFIG]", "any data set of images and labels of the Hugging Face hub"),
+    ("hub:OWNER/NAME[/CONFIG]", "any data set of images and labels on the Hugging Face hub"),
     ("FOLDER", "parquet: train.parquet and test.parquet, or train-*.parquet and test-*.parquet"),
     ("FOLDER", "images: train/CLASS/*.png and test/CLASS/*.png, or any other format"),
     ("FOLDER", "IDX: train-images-idx3-ubyte.gz, train-labels-…, t10k-images-… and t10k-labels-…"),
     ("FILE.npz", "arrays: x_train, y_train, x_test and y_test"),
-    ("FOLDER", "a federation: one folder a client, each of them one of the above"),
-    ("FORMAT:PATH", f"what one format reads: {', '.join(FORMATS)}, or your own, package.module:Format:PATH"),
+    ("FOLDER", "a federation: one folder per client, each of them one of the above"),
+    ("FORMAT:PATH", f"data in a given format: {', '.join(FORMATS)}, or your own, package.module:Format:PATH"),
 )
 OWN_FORMAT = re.compile(r"((?:\w+\.)*\w+:\w+(?:\.\w+)*):(.+)")
 
@@ -131,15 +131,15 @@ class _Kept:
         """Open the data set; it is decoded already, so that other decodings are refused."""
         if decoding != Decoding():
             raise InputError(
-                f"data: {str(self.path)!r} is a data set that was given from Python, decoded; channels, image_size and "
-                "on_error cannot change it"
+                f"data: {str(self.path)!r} was given from Python and is already decoded; channels, image_size and "
+                "on_error would do nothing"
             )
         return open_kept(self.path)
 
 
 def known() -> dict[str, str]:
     """Return the names of the available data sets, each with its source."""
-    names = {EMBEDDED: "8×8 grey, 10 classes, 1,400 + 397 images; comes with scikit-learn"}
+    names = {EMBEDDED: "8×8 greyscale, 10 classes, 1,400 + 397 images; part of scikit-learn"}
     extra = "" if importlib.util.find_spec("datasets") else "; needs pip install 'kinfed[hub]'"
     for name, hub in HUB.items():
         path = _named(name)
@@ -191,8 +191,8 @@ def find(data: str) -> _OnDisk | _OnHub | _Kept | None:
         files = find_files(path)
     if files is None:
         raise InputError(
-            f"data: {str(path)!r} holds no data; a folder of data has train.parquet and test.parquet, or train/CLASS "
-            f"and test/CLASS with images, or IDX files, or one .npz, or a folder like that for each client"
+            f"data: {str(path)!r} has no data; a data folder must have train.parquet and test.parquet, or train/CLASS "
+            "and test/CLASS with images, or IDX files, or one .npz, or such a folder for each client"
         )
     return _OnDisk(path, files)
 
@@ -220,7 +220,7 @@ def load(
     decoding = Decoding(channels, image_size, on_error)
     source = find(data)
     if source is None and on_error != "stop":
-        raise InputError(f"on_error: {on_error!r} would do nothing; {data!r} holds no image files to decode")
+        raise InputError(f"on_error: {on_error!r} would do nothing; {data!r} has no image files to decode")
     if source is None:
         return read_digits(decoding)
     if isinstance(source, _Kept):
@@ -265,7 +265,7 @@ def _readable(data: str) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"data: {error.filename or data} cannot be read: {error.strerror or error}") from error
     except MemoryError as error:
-        raise InputError(f"data: {data} needs more memory than there is: {error}") from error
+        raise InputError(f"data: {data} needs more memory than is available: {error}") from error
 
 
 def _in_format(data: str) -> tuple[str, str] | None:

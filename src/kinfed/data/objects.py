@@ -35,7 +35,7 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]  # inputs and labels
 
 ALLOWED = (
     "a name, a path, a Dataset, (x, y), (x, y, x_test, y_test), a torch Dataset, two of them for training and test, "
-    "what a format has found, or a Federation"
+    "the files that a Format's find returns, or a Federation"
 )
 
 
@@ -92,21 +92,21 @@ def _train_and_test(data: Any, seed: int) -> tuple[Arrays, Arrays | None]:
         elif not any(isinstance(part, str | Dataset | Federation) or part is None for part in data):
             pairs = [(as_array(x), as_array(y)) for x, y in zip(data[::2], data[1::2], strict=True)]
             return pairs[0], pairs[1] if len(pairs) > 1 else None
-    raise InputError(f"data: {short(data)} is not allowed; {ALLOWED}")
+    raise InputError(f"data: {short(data)} is not allowed; must be {ALLOWED}")
 
 
 def _split(x: NDArray[Any], y: NDArray[Any], seed: int) -> tuple[Arrays, Arrays]:
     """Hold out a fifth of the samples as the test set, stratified by class; at least one sample."""
     labels = as_labels(y, "y")
     if len(x) != len(labels):
-        raise InputError(f"data: x has {len(x)} samples and y {len(labels)} labels")
+        raise InputError(f"data: x has {len(x)} samples, but y has {len(labels)} labels")
     if len(x) < 2:
         raise InputError(f"data: {len(x)} samples cannot be split into a training and a test set")
     classes = np.unique(labels, return_inverse=True)[1]
     cut = split_locally(np.zeros_like(classes), classes, 1, numpy_stream(seed, "test set"))
     warnings.warn(
-        f"data: there is no test set; it gets {len(cut.test[0])} of the {len(x)} samples, a fifth of each class, by "
-        f"the seed {seed}",
+        f"data: no test set was given; {len(cut.test[0])} of the {len(x)} samples, a fifth of each class, are held "
+        f"out as test set, drawn with seed {seed}",
         stacklevel=4,
     )
     return (x[cut.train[0]], labels[cut.train[0]]), (x[cut.test[0]], labels[cut.test[0]])
@@ -116,13 +116,15 @@ def _of_torch(data: torch.utils.data.Dataset[Any], seed: int, which: str) -> Arr
     """Return the inputs and labels of a map-style torch Dataset; its random transforms are seeded."""
     name = type(data).__name__
     if isinstance(data, torch.utils.data.IterableDataset) or not hasattr(data, "__len__"):
-        raise InputError(f"data: {name} is not allowed; a torch Dataset needs a length and an index")
+        raise InputError(f"data: {name} is not allowed; must be a torch Dataset with a length and indexing")
     inputs, labels = [], []
     with seeded_globals(torch_stream(seed, "torch data set", which)):
         for i in range(len(data)):
             sample = data[i]
             if not isinstance(sample, Sequence) or len(sample) != 2:
-                raise InputError(f"data: {name}, sample {i}: {short(sample)} is no pair of input and label")
+                raise InputError(
+                    f"data: {name}, sample {i}: {short(sample)} is not allowed; must be a pair of input and label"
+                )
             inputs.append(_input(sample[0]))
             labels.append(sample[1].item() if isinstance(sample[1], torch.Tensor | np.ndarray) else sample[1])
     if not inputs:
@@ -132,7 +134,7 @@ def _of_torch(data: torch.utils.data.Dataset[Any], seed: int, which: str) -> Arr
     sizes = {image.shape for image in inputs}
     if len(sizes) > 1:
         few = " and ".join("×".join(map(str, size)) for size in sorted(sizes)[:2])
-        raise InputError(f"data: {name} has inputs of different sizes, {few}; a transform can resize them")
+        raise InputError(f"data: {name} has inputs of different sizes, {few}; use a transform that resizes them")
     return np.stack(inputs), np.asarray(labels)
 
 

@@ -62,9 +62,11 @@ def make_federation(
     public = min(PUBLIC, len(labels) // 10) if public is None else public
     for field, count, least in (("clients", clients, 1), ("public", public, 0), ("new_clients", new_clients, 0)):
         if count < least:
-            raise InputError(f"{field}: {count} is not allowed; {least} or more")
+            raise InputError(f"{field}: {count} is not allowed; must be {least} or more")
     if public >= len(labels):
-        raise InputError(f"public: {public} leaves none of the {len(labels)} training samples for the clients")
+        raise InputError(
+            f"public: {public} is not allowed; must be less than {len(labels)}, the number of training samples"
+        )
     withheld = balanced(labels, public, numpy_stream(seed, "probe"))
     rest = np.setdiff1d(np.arange(len(labels)), withheld)
     cut = made.of_dataset(dataset, rest, clients, numpy_stream(seed, "partition"))
@@ -73,9 +75,11 @@ def make_federation(
         cut = replace(cut, test=[rest[rows] for rows in cut.test])
     cut = replace(cut, train=[rest[rows] for rows in cut.train])
     if new_clients >= len(cut):
-        raise InputError(f"new_clients: {new_clients} leaves none of the {len(cut)} clients to train")
+        raise InputError(
+            f"new_clients: {new_clients} is not allowed; must be less than {len(cut)}, the number of clients"
+        )
     idle = next((i for i, rows in enumerate(cut.train) if not len(rows)), None)
     if idle is not None:
-        raise InputError(f"partition: client {idle} of {len(cut)} gets no training sample; fewer clients are feasible")
+        raise InputError(f"partition: client {idle} of {len(cut)} gets no training sample; use fewer clients")
     held_back = np.sort(numpy_stream(seed, "new clients").choice(len(cut), new_clients, replace=False))
     return Federation(dataset, cut.of(np.setdiff1d(np.arange(len(cut)), held_back)), withheld, cut.of(held_back))

@@ -69,7 +69,7 @@ def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding:
         InputError: If a share is invalid, or shares differ in the type or shape of their inputs or the type of labels.
     """
     if decoding.on_error != "stop" and not any(isinstance(share.inputs, Encoded) for share in (*train, *test)):
-        raise InputError(f"on_error: {decoding.on_error!r} would do nothing; {name!r} holds no image files to decode")
+        raise InputError(f"on_error: {decoding.on_error!r} would do nothing; {name!r} has no image files to decode")
     whole = [_joined(name, [_ready(share, decoding) for share in shares]) for shares in (train, test)]
     inputs = _alike([share.inputs for share in whole], [f"{name!r} for {split}" for split in ("training", "test")])
     classes, *labels = number(name, whole[0].labels, whole[1].labels)
@@ -107,16 +107,18 @@ def as_inputs(array: NDArray[Any], where: str) -> NDArray[Any]:
     """
     if array.ndim < 2 or array.dtype.kind not in "buif":
         raise InputError(
-            f"data: {where}: {array.dtype} of the shape {_shape(array.shape)}; inputs are numbers of two or more "
-            f"dimensions, samples first"
+            f"data: {where}: {array.dtype} of shape {_shape(array.shape)} is not allowed; inputs must be numbers with "
+            "two or more dimensions, samples first"
         )
     if 0 in array.shape[1:]:
-        raise InputError(f"data: {where}: the shape {_shape(array.shape)} leaves no value for a sample")
+        raise InputError(
+            f"data: {where}: the shape {_shape(array.shape)} is not allowed; samples must have at least one value"
+        )
     axes, kind = _axes(array.shape), array.dtype.newbyteorder("=")
     if kind == np.uint8 and array.ndim > 2 and axes is None:
         raise InputError(
-            f"data: {where}: uint8 of the shape {_shape(array.shape)} are no images; n×h×w, n×c×h×w or n×h×w×c with "
-            f"1 or 3 channels are, and anything is allowed as floats"
+            f"data: {where}: uint8 of shape {_shape(array.shape)} is not allowed; must be images n×h×w, n×c×h×w or "
+            "n×h×w×c with 1 or 3 channels, or floats of any shape"
         )
     if kind in (np.uint8, np.uint16) and axes is not None:
         images = array[:, None] if array.ndim == 3 else array.transpose(axes)
@@ -142,8 +144,8 @@ def _of_16_bits(images: NDArray[Any]) -> NDArray[np.uint8]:
     """Convert 16-bit images to 8 bits: divide by 257 and round."""
     if images.max() < 4096:
         warnings.warn(
-            "data: uint16 images below 4096 keep 16 shades in uint8, where 65535 becomes 255; floats between 0 and 1 "
-            "keep all",
+            "data: the uint16 images have only values below 4096, so that their conversion to uint8 (65535 becomes "
+            "255) keeps only 16 shades; use floats between 0 and 1 to keep all",
             stacklevel=2,
         )
     rounded: NDArray[np.uint8] = ((images.astype(np.uint32, order="C") + 128) // 257).astype(np.uint8)
@@ -160,8 +162,8 @@ def _warn_of_unscaled(name: str, features: NDArray[Any]) -> None:
         return
     if features.ndim == 4 or (0 <= low <= high <= 255 and (features == np.trunc(features)).all()):
         warnings.warn(
-            f"data: {name!r} has images from {low:g} to {high:g} that are no uint8, and are used as they are; uint8 is "
-            f"standardised, floats should lie between 0 and 1",
+            f"data: {name!r} has images with values from {low:g} to {high:g}, which are used unchanged; only uint8 "
+            "images are standardised; floats should be between 0 and 1",
             stacklevel=2,
         )
 
@@ -169,10 +171,12 @@ def _warn_of_unscaled(name: str, features: NDArray[Any]) -> None:
 def _ready(share: Split, decoding: Decoding) -> _Ready:
     name, inputs, columns = share.name, share.inputs, share.columns
     if not isinstance(inputs, Encoded) and not inputs.ndim:
-        raise InputError(f"data: {name} is a single value; inputs are numbers of two or more dimensions, samples first")
+        raise InputError(
+            f"data: {name} is a single value; inputs must be numbers with two or more dimensions, samples first"
+        )
     labels = as_labels(share.labels, name)
     if len(labels) != len(inputs):
-        raise InputError(f"data: {name} has {len(inputs)} inputs and {len(labels)} labels")
+        raise InputError(f"data: {name} has {len(inputs)} inputs, but {len(labels)} labels")
     if not len(inputs):
         return _Ready(name, np.empty((0, 1), dtype=np.uint8), np.empty(0, dtype=np.int64))
     if isinstance(inputs, Encoded):
@@ -184,7 +188,7 @@ def _ready(share: Split, decoding: Decoding) -> _Ready:
         return _Ready(name, adapt(inputs, decoding), labels, columns)
     for option in ("channels", "image_size"):
         if getattr(decoding, option) is not None:
-            raise InputError(f"{option}: {getattr(decoding, option)} is not allowed; {name} holds features, not images")
+            raise InputError(f"{option}: {getattr(decoding, option)} is not allowed; {name} has features, not images")
     return _Ready(name, inputs, labels, columns)
 
 
@@ -193,13 +197,15 @@ def _joined(name: str, shares: Sequence[_Ready]) -> _Ready:
     skipped = tuple(skipped for share in shares for skipped in share.skipped)
     first, shares = shares[0].name, [share for share in shares if len(share.labels)]
     if not shares:
-        raise InputError(f"data: {first} holds no images{' that can be decoded' if skipped else ''}")
+        raise InputError(f"data: {first} has no images{' that can be decoded' if skipped else ''}")
     if len(shares) == 1:
         return replace(shares[0], skipped=skipped)
     inputs = _alike([share.inputs for share in shares], [share.name for share in shares])
     for share in shares:
         if share.labels.dtype.kind != shares[0].labels.dtype.kind:
-            raise InputError(f"data: {shares[0].name} and {share.name}: one has numbers as labels, the other text")
+            raise InputError(
+                f"data: {shares[0].name} and {share.name}: the labels must be numbers in both or text in both"
+            )
     return _Ready(
         name,
         np.concatenate(inputs),
@@ -216,8 +222,8 @@ def _alike(inputs: Sequence[NDArray[Any]], names: Sequence[str]) -> list[NDArray
     for own, name in zip(alike, names, strict=True):
         if own.dtype != alike[0].dtype or own.shape[1:] != alike[0].shape[1:]:
             raise InputError(
-                f"data: {names[0]} and {name} have different shapes: {_form(alike[0])} and {_form(own)}"
-                f"{'; image_size brings images to one' if images else ''}"
+                f"data: {names[0]} and {name} have different shapes: {_form(alike[0])} and "
+                f"{_form(own)}{'; set image_size to resize all images' if images else ''}"
             )
     return alike
 

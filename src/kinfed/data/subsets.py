@@ -32,7 +32,10 @@ def subsample(dataset: Dataset, count: int, seed: int) -> Dataset:
     [0, 0, 1, 1]
     """
     if not 1 <= count <= len(dataset.train):
-        raise InputError(f"train_images: {count} is not allowed; {dataset.name} has {len(dataset.train)}")
+        raise InputError(
+            f"train_images: {count} is not allowed; must be from 1 to {len(dataset.train)}, the training "
+            f"images of {dataset.name}"
+        )
     rows = balanced(labels_of(dataset.train), count, numpy_stream(seed, "train images"))
     columns = {name: (train[rows], test) for name, (train, test) in dataset.columns.items()}
     return replace(dataset, train=dataset.train.take(rows), columns=columns)
@@ -59,7 +62,9 @@ def select_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     wanted = [dataset.classes.index(name) for name in classes]
     train, test = (np.flatnonzero(np.isin(labels_of(split), wanted)) for split in (dataset.train, dataset.test))
     if not len(train) or not len(test):
-        raise InputError(f"classes: {dataset.name} has no samples of {', '.join(classes) or 'none'} to train and test")
+        raise InputError(
+            f"classes: {dataset.name} must have training and test samples of {', '.join(classes) or 'none'}"
+        )
     columns = {name: (before[train], after[test]) for name, (before, after) in dataset.columns.items()}
     return replace(dataset, train=dataset.train.take(train), test=dataset.test.take(test), columns=columns)
 

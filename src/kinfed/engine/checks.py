@@ -63,7 +63,7 @@ def _faults(upload: object, like: Mapping[str, Tensor], most: int) -> Iterator[s
     yield from _flaws(upload)
     assert isinstance(upload, Message)
     yield from (f"{name} is missing" for name in sorted(like.keys() - upload.tensors.keys()))
-    yield from (f"{name} was not asked for" for name in sorted(upload.tensors.keys() - like.keys()))
+    yield from (f"{name} is unexpected" for name in sorted(upload.tensors.keys() - like.keys()))
     for name, tensor in upload.tensors.items():
         if tensor.shape != like[name].shape:
             yield f"{name} has the shape {tuple(tensor.shape)}, not {tuple(like[name].shape)}"
@@ -84,7 +84,7 @@ def _flaws(message: object) -> Iterator[str]:
         if not isinstance(named, dict):
             yield f"its {what} are a {type(named).__name__}, not a dict"
         yield from (
-            f"its {what} have a name that is a {type(name).__name__}" for name in named if type(name) is not str
+            f"its {what} have a name of type {type(name).__name__}, not str" for name in named if type(name) is not str
         )
     for name, tensor in message.tensors.items():
         if type(tensor) is not Tensor:

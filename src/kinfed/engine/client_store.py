@@ -42,7 +42,7 @@ class ClientStore:
         try:
             tensors, about = read_tensors(self._path(id, round))
         except ValueError as error:
-            raise ValueError(f"the state of client {id} of round {round} cannot be used: {error}") from error
+            raise ValueError(f"the state of client {id} after round {round} cannot be used: {error}") from error
         return ClientState(tensors, about["numbers"])
 
     def write(self, id: ClientId, round: int, state: ClientState) -> bool:

@@ -100,7 +100,7 @@ class TaskRunner:
             if reason := unsound(upload):
                 return Failure(reason)
             if reason := unsound(kept) or not_finite(kept.tensors):
-                return Failure(f"what it keeps: {reason}")
+                return Failure(f"its new state: {reason}")
             return Done(upload, self.client_states.write(task.id, task.round, kept))
         except Exception as error:  # no error of one client may end the run of the others
             return Failure.of(error)

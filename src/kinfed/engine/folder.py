@@ -98,7 +98,7 @@ class RunFolder:
         lines = read_json_lines(path, cut=True) if path.exists() else []
         for number, line in enumerate(lines, start=1):
             if type(line.get("round")) is not int:
-                raise InputError(f"{path}, line {number}: names no round")
+                raise InputError(f"{path}, line {number}: has no round number")
         return lines
 
     def forget_after(self, round: int) -> None:
@@ -169,7 +169,7 @@ class RunFolder:
                 refused.append(f"{path} cannot be used: {error}")
                 warnings.warn(refused[-1], stacklevel=2)
         if refused:
-            raise InputError(f"run: {'; '.join(refused)}; without its checkpoints folder the run starts anew")
+            raise InputError(f"run: {'; '.join(refused)}; delete the folder checkpoints to start the run anew")
         return None
 
     def begun_with(self) -> dict[str, Any] | None:
@@ -203,16 +203,16 @@ class RunFolder:
     def _read_checkpoint(self, path: Path) -> Checkpoint:
         tensors, about = read_tensors(path)
         if about.get("version") != CHECKPOINT_VERSION:
-            raise ValueError(f"it has the version {about.get('version')}, not {CHECKPOINT_VERSION}")
+            raise ValueError(f"it has version {about.get('version')}, not {CHECKPOINT_VERSION}")
         try:
             self._check_identity(about["identity"])
             checkpoint = Checkpoint(about["round"], ServerState(tensors, about["numbers"]), _stored_rounds(about))
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"it is no checkpoint: {error}") from error
+            raise ValueError(f"it is not a checkpoint: {error}") from error
         if checkpoint.round != _round_of(path):
             raise ValueError(f"it is of round {checkpoint.round}")
         if {*range(1, checkpoint.round + 1)} - {line["round"] for line in self.lines(METRICS)}:
-            raise ValueError(f"{METRICS} does not hold all of its rounds")
+            raise ValueError(f"{METRICS} does not have all of its rounds")
         for id, round in checkpoint.stored.items():
             self.client_states.read(id, round)
         return checkpoint
@@ -222,7 +222,7 @@ class RunFolder:
         for name in sorted(mine.keys() | theirs.keys()):
             if mine.get(name) != theirs.get(name):
                 raise ValueError(
-                    f"it belongs to another config, with {name} = {theirs.get(name)!r} and not {mine.get(name)!r}"
+                    f"it belongs to another config, with {name} = {theirs.get(name)!r} instead of {mine.get(name)!r}"
                 )
 
     def _checkpoints(self) -> list[Path]:

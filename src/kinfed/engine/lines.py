@@ -43,7 +43,7 @@ def checked_notes(notes: Mapping[str, Any]) -> Line:
     """
     for key, value in notes.items():
         if not is_note(key):
-            raise RunFailed(f"the method's notes: {key!r} is a key that kinfed writes itself; give it another name")
+            raise RunFailed(f"the method's notes: {key!r} is a key of kinfed itself; choose another name")
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:

@@ -107,7 +107,7 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, ca
             callback.round(line)
             if failed >= FAILED_ROUNDS:
                 raise RunFailed(
-                    f"no client's work could be used in {failed} rounds in a row; {_first_reason(runtime, [line])}"
+                    f"no client sent a usable update in {failed} rounds in a row; {_first_reason(runtime, [line])}"
                 )
             if asked := stopping or (interrupt.asked if round == settings.rounds else None):  # all is saved
                 raise Stopped(asked)
@@ -122,9 +122,7 @@ def _check_state(runtime: ClientRuntime, round: int, state: ServerState) -> None
     """
     known = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(runtime.method.unknown)}
     if reason := not_finite(known) or unsound(ServerState({}, state.numbers)):
-        raise RunFailed(
-            f"the server cannot go on with what it made of round {round}: {reason}{_advice(runtime, reason)}"
-        )
+        raise RunFailed(f"the server's state after round {round} cannot be used: {reason}{_advice(runtime, reason)}")
 
 
 def _check_end(runtime: ClientRuntime, lines: Sequence[Line]) -> None:
@@ -146,16 +144,16 @@ def _nobody_got_on(runtime: ClientRuntime, lines: Sequence[Line]) -> str | None:
     """Return the reason why no client learned anything in the given rounds; None if a client did."""
     working = sum(len(line["clients"]) - len(line["refused"]) for line in lines)
     if not working:
-        return f"no client's work could be used in any round; {_first_reason(runtime, lines)}"
+        return f"no client sent a usable update in any round; {_first_reason(runtime, lines)}"
     if working == sum(line["zero_step_clients"] for line in lines):
         size = runtime.settings.training.batch_size
-        return f"no client made a training step: every batch was too small; try a batch_size above {size}"
+        return f"no client made a training step, since every batch was too small; try a batch_size above {size}"
     return None
 
 
 def _first_reason(runtime: ClientRuntime, lines: Sequence[Line]) -> str:
     """Return the reason why the first client was refused, with advice."""
-    reason = next((reason for line in lines for reason in line["refused"].values()), "nobody was sampled")
+    reason = next((reason for line in lines for reason in line["refused"].values()), "no client was sampled")
     return f"the first reason: {reason}{_advice(runtime, reason)}"
 
 

@@ -53,10 +53,13 @@ class ClientRuntime:
     def __post_init__(self) -> None:
         classes = len(self.federation.dataset.classes)
         if self.settings.probed is not None and self.settings.probed < classes:
-            raise InputError(f"linear_probe_images: {self.settings.probed} is too few; there are {classes} classes")
+            raise InputError(
+                f"linear_probe_images: {self.settings.probed} is not allowed; must be at least "
+                f"{classes}, the number of classes"
+            )
         for model in self.models:
             if fault := not_finite(model.state_dict()):
-                raise InputError(f"weights, model: the weights that training starts from cannot be used: {fault}")
+                raise InputError(f"weights, model: the initial weights cannot be used: {fault}")
         self.method.check(self.models, self.sources, self.federation.dataset.shape)
         for model in [*self.models, *(source.model for source in self.sources)]:
             model.prefer_channels_last()

@@ -114,7 +114,9 @@ def open_sources(pool: Path, shape: tuple[int, ...], device: str) -> tuple[Sourc
     for source in sources:
         if source.card.shape != shape:
             takes, are = ("×".join(map(str, size)) for size in (source.card.shape, shape))
-            raise InputError(f"sources: {source.name!r} takes inputs of {takes}, and those of the data are {are}")
+            raise InputError(
+                f"sources: {source.name!r} takes inputs of shape {takes}, but the data have the shape {are}"
+            )
         source.model.to(device)
     return sources
 
@@ -123,7 +125,10 @@ def _model(config: Config, name: str, federation: Federation) -> Model:
     """Build one model of the architecture ``name`` with its initial weights, on the device of the config."""
     shape = federation.dataset.shape
     if config.augment != "none" and len(shape) != 3:
-        raise InputError(f"augment: {config.augment} is for images, and the inputs are {'×'.join(map(str, shape))}")
+        raise InputError(
+            f"augment: {config.augment} is not allowed; it needs images, but the inputs have the shape "
+            f"{'×'.join(map(str, shape))}"
+        )
     made, classes = config.architecture(name), len(federation.dataset.classes)
     model = build(made, shape, classes, config.seed, bn=config.bn, head=config.head)
     if config.weights is not None:
@@ -194,5 +199,5 @@ def check_unchanged(runtime: ClientRuntime, out: Path) -> None:
         InputError: If the clients or the source models differ from those in ``federation.json``.
     """
     if read_json(out / FEDERATION) != json.loads(about_clients(runtime)):
-        what = "data: the clients" if not runtime.sources else "data, sources: the clients or the source models"
-        raise InputError(f"{what} are not those that the run in {str(out)!r} began with; they changed")
+        what = "data: the clients" if not runtime.sources else "data, sources: the clients or source models"
+        raise InputError(f"{what} have changed since the run in {str(out)!r} was started")

@@ -34,7 +34,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"config: {str(path)!r} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # invalid TOML or encoding; too deeply nested
-        raise InputError(f"config: {str(path)!r} is no TOML: {error}") from error
+        raise InputError(f"config: {str(path)!r} is not valid TOML: {error}") from error
     named = [
         name for name in fields if isinstance(fields[name], dict) and ("<" in name or is_method(parse_label(name)[0]))
     ]
@@ -54,7 +54,7 @@ def with_present_names(fields: Mapping[str, Any]) -> dict[str, Any]:
     present = {former: name for name, former in FORMER_NAMES.items()}
     for former, name in present.items():
         if former in fields and name in fields:
-            raise InputError(f"{former}: is the former name of {name}, which is given too; give one of them")
+            raise InputError(f"{former}: is the former name of {name}; give only one of them")
     return {present.get(name, name): value for name, value in fields.items()}
 
 
@@ -70,7 +70,10 @@ def tables(settings: Any) -> Mapping[str, Mapping[str, Any]]:
         InputError: If the settings are no mapping of mappings. Their fields are not checked.
     """
     if not (isinstance(settings, Mapping) and all(isinstance(own, Mapping) for own in settings.values())):
-        raise InputError(f"settings: {short(settings)} is not allowed; must be fields by method: {{'fedprox': {{…}}}}")
+        raise InputError(
+            f"settings: {short(settings)} is not allowed; must be a dict of fields for each method: "
+            "{'fedprox': {…}}"
+        )
     return settings
 
 

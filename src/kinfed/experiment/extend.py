@@ -46,18 +46,21 @@ def extend(out: Path, rounds: int, *, device: str | None = None, objects: Mappin
             number of rounds.
     """
     if not is_ours(out):
-        raise InputError(f"run: {str(out)!r} is no run folder")
+        raise InputError(f"run: {str(out)!r} is not a run folder")
     with claimed(out, "run"):
         file = out / (COMPARISON if (out / COMPARISON).is_file() else CONFIG)
         begun = Config.read(file, objects, **({} if device is None else {"device": device}))
         config = Config.checked(begun.model_dump() | {"rounds": rounds}, objects)
         if parse_schedule(config.lr_schedule) != ():
             raise InputError(
-                f"rounds: {rounds} is not allowed: the lr_schedule {config.lr_schedule} of {begun.rounds} rounds is "
-                f"not that of {rounds}; a constant one can go on"
+                f"rounds: {rounds} is not allowed; the lr_schedule {config.lr_schedule} depends on the number of "
+                f"rounds, {begun.rounds}; only runs with a constant one can be extended"
             )
         if rounds < begun.rounds:
-            raise InputError(f"rounds: {rounds} is fewer than the {begun.rounds} that {str(out)!r} was begun with")
+            raise InputError(
+                f"rounds: {rounds} is not allowed; must be at least {begun.rounds}, the rounds of the "
+                f"run in {str(out)!r}"
+            )
         for method, seed, folder in run_folders(config, out):
             if (folder / CONFIG).is_file():
                 _extend_run(config.of(method, seed), folder)

@@ -65,7 +65,9 @@ def new_run(out: Path, *, overwrite: bool) -> Iterator[None]:
         delete(written(out, FILES), out, FILES)
         if left := sorted(path.name for path in out.iterdir() if path.name != LOCK):
             more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-            warnings.warn(f"{out} still has what kinfed did not write: {', '.join(left[:3])}{more}", stacklevel=3)
+            warnings.warn(
+                f"{out} still contains files that kinfed did not write: {', '.join(left[:3])}{more}", stacklevel=3
+            )
         yield
 
 
@@ -82,7 +84,9 @@ def check_room(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"out: {str(out)!r} cannot be written: {error.strerror}") from error
     ours = is_ours(out)
     if not overwrite:
-        hint = "overwrite it with --overwrite, or go on with it: kinfed resume" if ours else "name another one"
+        hint = "overwrite it with --overwrite, or continue it with: kinfed resume" if ours else "choose another folder"
         raise InputError(f"out: {str(out)!r} exists; {hint}")
     if not ours:
-        raise InputError(f"out: {str(out)!r} exists and is no run folder, so it is not overwritten; name another one")
+        raise InputError(
+            f"out: {str(out)!r} exists and is not a run folder, so it is not overwritten; choose another folder"
+        )

@@ -110,7 +110,7 @@ def of_folder(folder: Path, *, methods: Any = (), **others: Any) -> tuple[Object
         name, own = _named_method(item, objects)
         run = [given for label, given in theirs.items() if parse_label(label)[0] == name]
         if run and not isinstance(item, type) and {k: v for k, v in own.items() if v is not None} not in run:
-            raise InputError(f"methods: {short(item)} is no method of the run, which has {short(run)}")
+            raise InputError(f"methods: {short(item)} is not a method of the run, which has {short(run)}")
     return objects, names_in(fields)
 
 
@@ -148,7 +148,7 @@ def _training_fields(training: Any, fields: Mapping[str, Any]) -> dict[str, Any]
         raise InputError(f"training: {short(training)} is not allowed; must be a kinfed.LocalTraining")
     own = {OF_TRAINING.get(name, name): value for name, value in dataclasses.asdict(training).items()}
     if twice := [name for name in own if name in fields]:
-        raise InputError(f"{twice[0]}: is a field of training, which is given as well; leave one of them out")
+        raise InputError(f"{twice[0]}: is also a field of training; give only one of them")
     return own
 
 
@@ -156,7 +156,9 @@ def _federation_fields(fields: Mapping[str, Any], objects: Objects) -> dict[str,
     """Return the fields of a config that a federation sets: data, partition, clients, new clients, public images."""
     for name in OF_SHARING:
         if name in fields:
-            raise InputError(f"{name}: would do nothing; the data are a Federation, whose clients have their samples")
+            raise InputError(
+                f"{name}: would do nothing; the data are a Federation, whose clients already have their samples"
+            )
     federation: Federation = fields["data"]
     name = _bracketed(federation, objects)
     new = len(federation.new_clients)

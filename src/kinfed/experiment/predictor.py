@@ -63,14 +63,12 @@ class Predictor(nn.Module):
             InputError: If the inputs have another shape or another type.
         """
         if not isinstance(inputs, Tensor):
-            raise InputError(f"inputs: {short(inputs)} is not allowed; must be a tensor; predict takes arrays as well")
+            raise InputError(f"inputs: {short(inputs)} is not allowed; must be a tensor; predict also takes arrays")
         if inputs.dtype != torch.uint8 and not inputs.is_floating_point():
-            raise InputError(
-                f"inputs: {inputs.dtype} is not allowed; must be uint8 images, or floats taken as they are"
-            )
+            raise InputError(f"inputs: {inputs.dtype} is not allowed; must be uint8 images or floats")
         if tuple(inputs.shape[1:]) != self.shape:
             sizes = ["×".join(map(str, ("n", *shape))) for shape in (self.shape, inputs.shape[1:])]
-            raise InputError(f"inputs: must have the shape {sizes[0]}, and these have {sizes[1]}")
+            raise InputError(f"inputs: must have the shape {sizes[0]}, not {sizes[1]}")
         logits: Tensor = self.model(self._normalise(inputs) if inputs.dtype == torch.uint8 else inputs.float())
         return logits
 
@@ -115,9 +113,9 @@ def load(
     if client is not None and not (
         isinstance(client, int | np.integer) and not isinstance(client, bool) and client >= 0
     ):
-        raise InputError(f"client: {short(client)} is not allowed; must be the number of a client, from 0 on")
+        raise InputError(f"client: {short(client)} is not allowed; must be the number of a client, 0 or more")
     if module is not None and not isinstance(module, nn.Module):
-        raise InputError(f"module: {short(module)} is not allowed; must be a module of torch, made, not its class")
+        raise InputError(f"module: {short(module)} is not allowed; must be an instance of torch.nn.Module, not a class")
     path = _file(path, client)
     card = Card.read(path.with_suffix(".json"))
     about = saved_about(path)
@@ -126,8 +124,8 @@ def load(
     if module is None and ":" in card.architecture:
         if not allow_code:
             raise InputError(
-                f"{path}: its architecture is {card.architecture!r}, and importing it would run its code; "
-                "allow_code=True does so, or give the module itself: kinfed.load(…, module=…)"
+                f"{path}: importing its architecture {card.architecture!r} would run code; allow that with "
+                "allow_code=True, or give the module itself: kinfed.load(…, module=…)"
             )
         module = factory(card.architecture)(card.shape, len(card.classes))
     model = _built(path, card, module)
@@ -139,15 +137,15 @@ def _file(path: Path, client: int | None) -> Path:
     """Return the safetensors file of a path and a client."""
     if not path.is_dir():
         if client is not None:
-            raise InputError(f"client: {client} is for run folders, and {str(path)!r} is none")
+            raise InputError(f"client: {client} is not allowed; it needs a run folder, and {str(path)!r} is not one")
         if path.suffix != ".safetensors" or not path.is_file():
-            raise InputError(f"load: {str(path)!r} is neither a run folder nor a safetensors file that is there")
+            raise InputError(f"load: {str(path)!r} is neither a run folder nor an existing safetensors file")
         return path
     name = "global" if client is None else f"client-{client:05d}-personal"
     file = path / "models" / f"{name}.safetensors"
     if not file.is_file():
         there = sorted(other.stem for other in file.parent.glob("*.safetensors"))
-        has = ", ".join(there[:3]) + (", …" if len(there) > 3 else "") or "none: a run saves them at its end"
+        has = ", ".join(there[:3]) + (", …" if len(there) > 3 else "") or "none, since a run saves models when it ends"
         raise InputError(f"load: {str(path)!r} has no model {name}; it has {has}")
     return file
 
@@ -158,13 +156,15 @@ def _built(path: Path, card: Card, module: nn.Module | None) -> Model:
         if ARCHITECTURES.installed(card.architecture):
             return restored(card, path)
         raise InputError(
-            f"{path}: its architecture is {card.architecture!r}, which is not known; give it: kinfed.load(…, module=…)"
+            f"{path}: its architecture {card.architecture!r} is not known; give the module: kinfed.load(…, module=…)"
         )
     own = copy.deepcopy(module)
     model = own if isinstance(own, Model) else from_module(own, card.head)
     set_batchnorm(model, card.bn)
     tensors = weights_for(model, path)
     if not select(tensors, HEAD):
-        raise InputError(f"{path}: is a body without a head, no whole model; it can be start weights: --weights")
+        raise InputError(
+            f"{path}: is a body without a head, not a complete model; it can serve as initial weights: --weights"
+        )
     model.load(tensors)
     return model

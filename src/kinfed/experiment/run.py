@@ -150,7 +150,7 @@ def resume(
         RunFailed: If a run of a comparison failed; the other runs are done first.
     """
     if not is_ours(out):
-        raise InputError(f"run: {str(out)!r} is no run folder; it has no {CONFIG} or {COMPARISON} of kinfed's")
+        raise InputError(f"run: {str(out)!r} is not a run folder; it has no {CONFIG} or {COMPARISON} written by kinfed")
     with claimed(out, "run"):
         clear_unfinished(out, FILES)
         several = (out / COMPARISON).is_file()
@@ -158,9 +158,12 @@ def resume(
         begun_on = read_toml(file).get("device")
         config = Config.read(file, objects, **({} if device is None else {"device": device}))
         if not several and (len(config.methods) > 1 or config.seeds > 1):
-            raise InputError(f"{file}: names several methods or seeds; a run has one of each")
+            raise InputError(f"{file}: has several methods or seeds; a run has one of each")
         if config.device != begun_on:
-            warnings.warn(f"{out} goes on on {config.device}: last bits differ from those of {begun_on}", stacklevel=2)
+            warnings.warn(
+                f"{out} continues on {config.device}: results can differ in the last bits from those on {begun_on}",
+                stacklevel=2,
+            )
         if device is not None:
             write_whole(file, config.toml())
         with _executor(config, executor) as ready:
@@ -188,7 +191,7 @@ def go_on(config: Config, folder: Path, make_callback: MakeCallback) -> None:
         begun = Config.read(folder / COMPARISON, config.objects, **now)
     config = config.model_copy(update={"public": begun.public}) if config.public is None else config
     if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
-        raise InputError(f"out: {str(folder)!r} was begun with another config; name another folder")
+        raise InputError(f"out: {str(folder)!r} was started with another config; choose another folder")
     with claimed(folder):
         write_whole(folder / COMPARISON, config.toml())
         resume(folder, make_callback, objects=config.objects)
@@ -237,12 +240,15 @@ def check_config(config: Config, out: Path) -> None:
         own = Config.read(out / CONFIG, config.objects, **now).model_dump()
         for name, value in config.model_dump().items():
             if own[name] != value:
-                raise InputError(f"{out / CONFIG}: {name} is {own[name]!r} and not {value!r}; one of them was changed")
+                raise InputError(
+                    f"{out / CONFIG}: {name} is {own[name]!r}, not {value!r} as in the comparison; one "
+                    "of them was changed"
+                )
     try:
         folder_of(config, out).check_identity()
     except ValueError as error:
-        more = f"; more rounds are asked for by: kinfed resume {out} --rounds N"
-        raise InputError(f"{out / CONFIG}: was changed: the last checkpoint {str(error)[3:]}{more}") from error
+        more = f"; to add rounds: kinfed resume {out} --rounds N"
+        raise InputError(f"{out / CONFIG}: was changed; the last checkpoint {str(error)[3:]}{more}") from error
 
 
 def _tell_target(config: Config, out: Path) -> None:
@@ -302,14 +308,12 @@ def _executor(config: Config, given: Executor | None = None) -> Iterator[Executo
     clear_left_behind()
     if given is not None:
         if config.workers:
-            raise InputError(f"workers: {config.workers} would do nothing; an executor is given")
+            raise InputError(f"workers: {config.workers} would do nothing, since an executor is given")
         yield given
         return
     names = [config.model, *(name for name, _ in model_shares(config.models or ""))]
     if config.workers and (name := next((name for name in names if name and name.startswith("__main__:")), None)):
-        raise InputError(
-            f"model: {name!r} cannot be imported by workers; move it to a file of its own, or use workers=0"
-        )
+        raise InputError(f"model: {name!r} cannot be imported by workers; move it to a module, or use workers=0")
     executor = ProcessExecutor(config.workers, config.client_timeout) if config.workers else SerialExecutor()
     with contextlib.closing(executor):
         yield executor

@@ -77,7 +77,9 @@ def train_source(
         after_step=_telling(callback, math.ceil(len(samples) / training.batch_size), training.epochs),
     )
     if not math.isfinite(tally.loss) or not_finite(model.state_dict()):
-        raise InputError(f"lr: {training.lr:g} makes the training on {dataset.name} diverge; must be smaller")
+        raise InputError(
+            f"lr: {training.lr:g} is not allowed; the training on {dataset.name} diverges; must be smaller"
+        )
     accuracy = correct(model.eval(), test).double().mean().item()
     callback.round({"round": training.epochs, "personal_acc_weighted": accuracy, "refused": {}})
     return model.cpu(), accuracy
@@ -162,10 +164,10 @@ def _refuse_foreign(out: Path) -> None:
     strange = next((name for name in there if not (FILES.fullmatch(name) or name.endswith(UNFINISHED))), None)
     if strange is not None and not any(name.endswith(".safetensors") for name in there):
         raise InputError(
-            f"out: {str(out)!r} is no pool of source models; it has {strange!r} in it; name another folder"
+            f"out: {str(out)!r} is not a pool of source models, since it contains {strange!r}; choose another folder"
         )
     if (out.parent / CONFIG).is_file() and out.name == "models":
-        raise InputError(f"out: {str(out)!r} belongs to a run; name another folder")
+        raise InputError(f"out: {str(out)!r} belongs to a run; choose another folder")
 
 
 def save_source(path: Path, model: Model, dataset: Dataset, accuracy: float, told: dict[str, Any]) -> None:
@@ -210,12 +212,13 @@ def is_there(path: Path, settings: dict[str, Any]) -> bool:
         name = next((name for name, value in settings.items() if theirs.get(name) != value), None)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"out: {str(beside)!r} is there and does not say how it was trained; name another folder, or --overwrite"
+            f"out: {str(beside)!r} exists and does not say how the source was trained; choose another folder, or "
+            "--overwrite"
         ) from error
     if name is not None:
         raise InputError(
-            f"out: {str(beside)!r} was trained with {name} = {theirs.get(name)!r} and not {settings[name]!r}; name "
-            f"another folder, or --overwrite"
+            f"out: the source of {str(beside)!r} was trained with {name} = {theirs.get(name)!r}, not "
+            f"{settings[name]!r}; choose another folder, or --overwrite"
         )
     try:
         read_tensors(path)
@@ -233,7 +236,8 @@ def _datasets(training: Training, names: list[str]) -> Iterator[Dataset]:
         if len(target.shape) != 3 or target.shape[1] != target.shape[2]:
             size = "×".join(map(str, target.shape))
             raise InputError(
-                f"like: {training.like} has inputs of {size}; square images c×n×n are needed: --image-size"
+                f"like: {training.like} is not allowed; its inputs have the shape {size}; must be square images "
+                "c×n×n; see --image-size"
             )
         channels, image_size, _ = target.shape
         normalise = target.train.normalise

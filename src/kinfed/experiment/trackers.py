@@ -190,7 +190,7 @@ class TrackedCallback:
                 reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
                 # warnings.warn would print a line of code, and would end the run where warnings are errors.
                 logging.getLogger(__name__).warning(
-                    "kinfed: %s no longer follows %s; metrics.jsonl does (%s)",
+                    "kinfed: %s no longer records %s; metrics.jsonl still does (%s)",
                     name,
                     plain(self._folder.path),
                     plain(reason),

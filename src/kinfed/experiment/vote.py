@@ -64,13 +64,13 @@ class Electorate:
                 source takes inputs of another shape.
         """
         if not (run / CONFIG).is_file():
-            raise InputError(f"run: {str(run)!r} is no run folder")
+            raise InputError(f"run: {str(run)!r} is not a run folder")
         config = Config.read(run / CONFIG)
         saved = sorted((run / "models").glob("client-*-local.safetensors"))
         if not saved:
             raise InputError(
-                f"run: {str(run)!r} has not saved what its clients trained in the last round; run it with "
-                "--save-local true and a method that sends whole models, such as fedavg"
+                f"run: {str(run)!r} has no saved client models of the last round; run it with --save-local true and a "
+                "method that sends whole models, such as fedavg"
             )
         runtime = runtime_of(config)
         check_unchanged(runtime, run)
@@ -235,7 +235,10 @@ def hold(voters: Electorate, rule: Vote, told: Mapping[str, Sequence[Tensor]]) -
     unbiased = MEASURES[rule.measure].counterpart
     cast, counted = _counted(told[rule.measure], rule)
     if not any(cast):
-        raise InputError(f"measure: by {rule.measure} no client's model is like any source, so that nobody can vote")
+        raise InputError(
+            f"measure: {rule.measure} is not defined between any client's model and any source, so that "
+            "no client can vote"
+        )
     return Ballots(
         sources=names,
         clients=voters.names,

@@ -65,8 +65,8 @@ def store(function: Function, samples: Samples, limit_mb: float | None = None) -
             needed = sum(part[0].nbytes for part in parts) * len(samples) / 2**20
             if limit_mb is not None and needed > limit_mb:
                 warnings.warn(
-                    "what frozen models make of a client's samples takes more than feature_cache_mb allows, "
-                    f"{limit_mb:g}; it is computed anew for every batch",
+                    "the outputs of frozen models for a client's samples need more than feature_cache_mb "
+                    f"({limit_mb:g}); they are recomputed for every batch",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -28,8 +28,8 @@ def parse_schedule(schedule: str) -> tuple[tuple[float, float], ...] | None:
     valid = all(0 < fraction < 1 and 1 < divisor < math.inf for fraction, divisor in steps)
     if kind != "step" or not steps or not valid or fractions != sorted(fractions):
         raise ValueError(
-            "must be 'constant', 'cosine' or 'step:' and ascending fractions of the rounds, as in step:0.5,0.75, each "
-            "with a divisor above 1 if that is not 10, as in step:0.5:5,0.75"
+            "must be 'constant', 'cosine' or 'step:' with ascending fractions of the rounds, such as step:0.5,0.75; "
+            "a fraction can have a divisor above 1 instead of 10, as in step:0.5:5,0.75"
         )
     return steps
 

@@ -136,7 +136,7 @@ def check_viewable(shape: tuple[int, ...]) -> None:
     """
     if len(shape) != 3 or shape[0] not in (1, 3):
         told = "×".join(map(str, shape))
-        raise InputError(f"data: two views are made of grey or colour images, and the inputs are {told}")
+        raise InputError(f"data: two views need greyscale or RGB images, but the inputs have the shape {told}")
 
 
 def view(images: Tensor, drawn: Draw) -> Tensor:

@@ -48,8 +48,8 @@ __all__ = [
 def _fault(found: Any) -> str | None:
     """Return the reason why an object from outside kinfed cannot be a method; None if it can."""
     if not (isinstance(found, type) and issubclass(found, Method)):
-        return "is no method; it must be a class derived from kinfed.methods.Method"
-    return None if dataclasses.is_dataclass(found) else "is no dataclass; it must be one, frozen and keyword-only"
+        return "is not a method; it must be a class derived from kinfed.methods.Method"
+    return None if dataclasses.is_dataclass(found) else ("is not a dataclass; it must be frozen and keyword-only")
 
 
 METHODS: Registry[type[Method]] = Registry(
@@ -179,5 +179,5 @@ def _kind(name: str, find: Find) -> type[Method]:
     kind = find(_inner(name))
     if _wraps(name) and not carries_vote(kind):
         able = ", ".join(n for n, kind in METHODS.items() if carries_vote(kind))
-        raise InputError(f"method: {name!r} is not allowed; the vote suits methods with a body at the server: {able}")
+        raise InputError(f"method: {name!r} is not allowed; the vote needs a method with a body at the server: {able}")
     return kind

@@ -61,10 +61,13 @@ class Comparison:
     def check_comparison(self) -> None:
         """Raise InputError if fields exclude each other."""
         if self.rep_source != "probe" and self.compared != "representation":
-            raise InputError(f"compared: {self.compared!r} is of public images, and rep_source is {self.rep_source!r}")
+            raise InputError(
+                f"compared: {self.compared!r} is not allowed with rep_source {self.rep_source!r}; it needs public "
+                "images"
+            )
         plain = self.kernel == "linear" and not self.debiased
         if not plain and (self.compared == "mean_prediction" or self.rep_source in WITHOUT_CKA):
-            raise InputError("kernel, debiased: they are of a CKA, and this similarity is none; leave them out")
+            raise InputError("kernel, debiased: are options of CKA, which this similarity does not use; leave them out")
 
     @property
     def fields_of_sources(self) -> Mapping[str, tuple[str, bool]]:

@@ -53,7 +53,7 @@ class FedAvg(Method):
         trained = tuple(prefix for phase in self.phases() for prefix in phase.train)
         if not all(model.trainable(trained) for model in models):
             parts = " and ".join(dict.fromkeys(prefix.rstrip(".") for prefix in trained))
-            raise InputError(f"model: all parameters of its {parts} are frozen, and nothing else is to be trained")
+            raise InputError(f"model: all parameters of its {parts} are frozen, so that nothing can be trained")
 
     def init(self, server: Server) -> ServerState:
         """Initial state: the shared part of the initial model, w⁰."""

@@ -60,7 +60,9 @@ class FedCKA(ContrastiveBase):
         super().__post_init__()
         check_choice("metric", self.metric, [*KERNELS, *MEASURES] if ":" not in self.metric else [self.metric])
         if not self._measure.differentiable or self._measure.needs_labels:
-            raise InputError(f"metric: {self.metric!r} is not allowed; it has no gradient, or needs labels")
+            raise InputError(
+                f"metric: {self.metric!r} is not allowed; must be a measure with a gradient and without labels"
+            )
 
     @property
     def _measure(self) -> Measure:
@@ -72,7 +74,7 @@ class FedCKA(ContrastiveBase):
         for model in models:
             if self.layers > len(model.layers):
                 has = f"{len(model.layers)}: {', '.join(model.layers)}"
-                raise InputError(f"fedcka.layers: {self.layers} is too many; the model has {has}")
+                raise InputError(f"fedcka.layers: {self.layers} is not allowed; the model has {has}")
         pooled = any(model.pooled(layer) != layer for model in models for layer in model.layers[: self.layers])
         if self.tap == "pool" and not pooled:
             raise InputError("fedcka.tap: 'pool' would do nothing; none of the compared layers is pooled")

@@ -58,7 +58,7 @@ class FedProto(FedAvg):
         if len({*widths}) > 1:
             names = [model.recipe.get("architecture", "a model") for model in models]
             told = ", ".join(f"{name} has {width}" for name, width in zip(names, widths, strict=True))
-            raise InputError(f"models: fedproto needs representations of one width; {told}")
+            raise InputError(f"models: fedproto needs representations of equal width; {told}")
 
     def init(self, server: Server) -> ServerState:
         """Initial state: no class has a prototype (NaN)."""

@@ -98,11 +98,11 @@ class Vote(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not carries_vote(type(self.base)):
-            raise InputError(f"base: {self.base!r} is not allowed; the vote suits methods with a body at the server")
+            raise InputError(f"base: {self.base!r} is not allowed; the vote needs a method with a body at the server")
         for name in DECLARED:  # set on the object, since they differ from base to base
             object.__setattr__(self, name, getattr(self.base, name))
         if MEASURES.find(self.measure).needs_labels:
-            raise InputError(f"measure: {self.measure!r} is not allowed; it needs labels, which no vote looks at")
+            raise InputError(f"measure: {self.measure!r} is not allowed; it needs labels, which the vote does not use")
         if not all(own and theirs for own, theirs in self._pairs):
             raise InputError(f"taps: {self.taps!r} must have the form TAP,… or TAP=TAP OF THE SOURCES,…")
 
@@ -140,7 +140,7 @@ class Vote(Method):
         self.base.check(models, sources, shape)
         names = [source.name for source in sources]
         if not names:
-            raise InputError("sources: there is none to vote for")
+            raise InputError("sources: there must be at least one source model")
         if self.source is not None and self.source not in names:
             raise InputError(f"source: {self.source!r} is not among the sources; allowed: {', '.join(names)}")
         for model in models:
@@ -150,10 +150,12 @@ class Vote(Method):
 
     def _check_fits(self, model: Model, source: Source) -> None:
         if not fitting(source, model):
-            raise InputError(f"sources: {source.name!r} fits no layer of the model; leave it out")
+            raise InputError(f"sources: {source.name!r} has no layer that fits the model; leave it out")
         if self.classifier == "source" and source.model.head.weight.shape != model.head.weight.shape:
-            has = f"{source.model.head.out_features} outputs of {source.model.head.in_features} features"
-            raise InputError(f"classifier: 'source' is not allowed; that of {source.name!r} has {has}")
+            has = f"{source.model.head.out_features} outputs and {source.model.head.in_features} features"
+            raise InputError(
+                f"classifier: 'source' is not allowed; the classifier of {source.name!r} does not fit, with {has}"
+            )
 
     def check_comparable(self, model: Model, sources: Sequence[Source]) -> None:
         """Raise InputError if the similarity measure cannot compare a model and the sources at the tap points.
@@ -165,15 +167,15 @@ class Vote(Method):
         for own, theirs in self._pairs:
             for name, of, tap in [("the model", model, own), *((s.name, s.model, theirs) for s in sources)]:
                 if tap not in of.taps:
-                    raise InputError(f"taps: {tap!r} is no tap point of {name}; it has {', '.join(of.taps)}")
+                    raise InputError(f"taps: {tap!r} is not a tap point of {name}; it has {', '.join(of.taps)}")
         if not MEASURES[self.measure].same_width:
             return
         for (own, theirs), source in itertools.product(self._pairs, sources):
             has, needed = _width(source.model, source.card.shape, theirs), _width(model, source.card.shape, own)
             if has != needed:
                 raise InputError(
-                    f"measure: {self.measure} compares as many features; {own} of the model has {needed}, and {theirs} "
-                    f"of {source.name!r} has {has}"
+                    f"measure: {self.measure} needs equal numbers of features; {own} of the model has {needed}, but "
+                    f"{theirs} of {source.name!r} has {has}"
                 )
 
     def most_features(self, model: Model, sources: Sequence[Source]) -> int:
@@ -297,7 +299,8 @@ class Vote(Method):
         cast = ballots(uploads, len(by_name))
         if not cast:
             raise RunFailed(
-                f"nobody voted in round {server.round}: no client found its model like any source by {self.measure}"
+                f"no client voted in round {server.round}, since {self.measure} is not defined between any client's "
+                "model and any source"
             )
         return server.sources[count(cast, len(by_name), self.ballot).ranking[0]]
 

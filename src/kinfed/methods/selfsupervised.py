@@ -53,7 +53,7 @@ class SelfSupervised(FedAvg):
         super().check(models, sources, shape)
         check_viewable(shape)
         if not all(model.trainable(BODY) for model in models):
-            raise InputError("model: all parameters of its body are frozen, and what is learned is a representation")
+            raise InputError("model: all parameters of its body are frozen, so that no representation can be learned")
 
     def has_target(self) -> bool:
         """Return True for BYOL, which has a target network; False for SimSiam."""

@@ -97,8 +97,8 @@ def bias(measure: str, images: Sequence[int], features: int) -> str | None:
     if counterpart is None or features <= usual:
         return None
     return (
-        f"{measure} of n = {usual} images (the median client) and p = {features} features is high for want of images, "
-        f"too, most for wide sources; {counterpart} is not."
+        f"{measure} of n = {usual} images (median client) and p = {features} features is biased upwards, most for "
+        f"wide sources, since there are few images; {counterpart} is not."
     )
 
 

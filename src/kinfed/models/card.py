@@ -49,7 +49,7 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _sizes_can_be(self) -> Self:
         if math.prod(self.shape) > LARGEST:
-            raise ValueError(f"shape is of more than {LARGEST:,} values")
+            raise ValueError(f"shape has more than {LARGEST:,} values")
         return self
 
     @classmethod
@@ -88,7 +88,7 @@ class Card(Recipe):
     def _channels_agree(self) -> Self:
         told = self.normalisation
         if not len(told.mean) == len(told.std) == self.shape[0]:
-            raise ValueError(f"normalisation is not of {self.shape[0]} channels")
+            raise ValueError(f"normalisation must have {self.shape[0]} channels")
         return self
 
     @classmethod
@@ -104,7 +104,7 @@ class Card(Recipe):
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from error
         if len(text) > LONGEST:
-            raise InputError(f"{path}: is no description of a model: it has more than {LONGEST:,} bytes")
+            raise InputError(f"{path}: is not a description of a model: it has more than {LONGEST:,} bytes")
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -120,7 +120,7 @@ class Card(Recipe):
         for name in ("architecture", "bn", "shape", "classes"):
             if told[name] != about.get(name):
                 raise InputError(
-                    f"{path.with_suffix('.json')}: does not belong to {path.name}, which has another {name}"
+                    f"{path.with_suffix('.json')}: does not belong to {path.name}, since its {name} differs"
                 )
 
 
@@ -128,4 +128,4 @@ def _no_description(error: ValidationError, path: Path) -> InputError:
     """Turn the first of pydantic's errors into an InputError of one line."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
-    return InputError(f"{path}: is no description of a model: {where and f'{where}: '}{first['msg']}")
+    return InputError(f"{path}: is not a description of a model: {where and f'{where}: '}{first['msg']}")

@@ -59,7 +59,7 @@ class OwnArchitecture:
 
 
 def _fault(thing: object) -> str | None:
-    return None if callable(thing) or isinstance(thing, Architecture) else "is no function"
+    return None if callable(thing) or isinstance(thing, Architecture) else "is not a function"
 
 
 def _from_elsewhere(name: str, thing: Any) -> Architecture | OwnArchitecture:
@@ -73,14 +73,14 @@ _OWN = {
     "tiny_cnn": Architecture(tiny_cnn, 4, "2 convolutions 3×3 and FC 64, for 8×8 digits"),
     "small_cnn": Architecture(small_cnn, 16, "FedCKA's CNN: 2 convolutions 5×5, FC 120 and 84, projection to 256"),
     "cnn4": Architecture(cnn4, 16, "FedBABU's and FedCRC's CNN: 4 convolutions 3×3(64) with BatchNorm"),
-    "cnn4_half": Architecture(cnn4_half, 16, "the same with 32 filters, for clients that can run less"),
+    "cnn4_half": Architecture(cnn4_half, 16, "the same with 32 filters, for clients with less compute"),
     "mcmahan_cnn": Architecture(mcmahan_cnn, 4, "McMahan's CNN: 2 convolutions 5×5 (32, 64), FC 512"),
     "mlp": Architecture(mlp, None, "2 hidden layers of 200; images or flat features"),
     "resnet18": Architecture(resnet18, 8, "ResNet-18, with a 3×3 stem for images up to 64×64"),
     "resnet34": Architecture(resnet34, 8, "ResNet-34, with the same two stems"),
     "resnet50": Architecture(resnet50, 8, "ResNet-50, with the same two stems"),
-    "vgg16": Architecture(vgg16, 32, "VGG-16; from the last pooling to the head for images up to 64×64"),
-    "vgg16_bn": Architecture(vgg16_bn, 32, "VGG-16 with BatchNorm, cut likewise"),
+    "vgg16": Architecture(vgg16, 32, "VGG-16; for images up to 64×64 without its hidden FC layers"),
+    "vgg16_bn": Architecture(vgg16_bn, 32, "the same with BatchNorm"),
 }
 ARCHITECTURES: Registry[Architecture | OwnArchitecture] = Registry("model", _OWN, _fault, _from_elsewhere)
 """Architectures by name; a user's own is ``package.module:function`` or an entry point in ``kinfed.models``."""
@@ -149,11 +149,13 @@ def _known(architecture: Architecture, name: str, shape: tuple[int, ...], classe
     if architecture.smallest is not None:
         size = "×".join(map(str, shape))
         if len(shape) != 3:
-            raise InputError(f"model: {name} takes images c×h×w, and the inputs are {size}; mlp takes flat features")
+            raise InputError(
+                f"model: {name} needs images c×h×w, but the inputs have the shape {size}; mlp takes flat features"
+            )
         if min(shape[1:]) < architecture.smallest:
             raise InputError(
-                f"model: {name} needs images of {architecture.smallest}×{architecture.smallest} or more, and these are "
-                f"{shape[1]}×{shape[2]}; {default_architecture(shape)} suits them"
+                f"model: {name} needs images of {architecture.smallest}×{architecture.smallest} or more, but these "
+                f"are {shape[1]}×{shape[2]}; use {default_architecture(shape)}"
             )
     stages = architecture.stages(shape)
     features = math.prod(_outputs(nn.Sequential(*stages.values()), shape)[1:])
@@ -163,9 +165,9 @@ def _known(architecture: Architecture, name: str, shape: tuple[int, ...], classe
 def _own(make: Maker, name: str, shape: tuple[int, ...], classes: int, head: str | None) -> Model:
     module = make(shape, classes)
     if not isinstance(module, nn.Module):
-        raise InputError(f"model: {name} gives {type(module).__name__}, no module of torch")
+        raise InputError(f"model: {name} returns {type(module).__name__}; must be a torch.nn.Module")
     if isinstance(module, Model) and head is not None:
-        raise InputError(f"head: {head!r} would do nothing; {name} gives a Model, which has its head")
+        raise InputError(f"head: {head!r} would do nothing; {name} returns a Model, which already has a head")
     try:
         if isinstance(module, Model):
             model = module
@@ -177,7 +179,7 @@ def _own(make: Maker, name: str, shape: tuple[int, ...], classes: int, head: str
     except RuntimeError as error:
         raise InputError(f"model: {name} does not take inputs of {'×'.join(map(str, shape))}: {error}") from error
     if outputs != (2, classes):
-        raise InputError(f"model: {name} gives outputs of {outputs} for 2 samples, not (2, {classes})")
+        raise InputError(f"model: {name} has outputs of shape {outputs} for 2 samples; must be (2, {classes})")
     return model
 
 
@@ -193,8 +195,8 @@ def _ending_in_its_head(module: nn.Module, shape: tuple[int, ...]) -> Model:
     model = from_module(module)
     if not before.is_meta and not _alike(before, model, inputs):
         raise InputError(
-            f"head: no head is named, and the layer that is defined last, {linear[-1]}, is not the last that runs; the "
-            f"model has {', '.join(linear)}, and must end in one of them"
+            f"head: must be given, since the linear layer defined last, {linear[-1]}, does not run last; the model "
+            f"must end in its head, one of {', '.join(linear)}"
         )
     return model
 

@@ -162,7 +162,7 @@ class Model(Parts):
         self.taps = (*taps, "body", "head")
         of_head = {id(parameter) for parameter in head.parameters()}
         if both := [name for name, parameter in self.body.named_parameters() if id(parameter) in of_head]:
-            raise InputError(f"head: its weights are used in the body, too, as {both[0]}; it must have its own")
+            raise InputError(f"head: shares its weights with {both[0]} in the body; it must have its own weights")
         self.keep_frozen()
 
     @property
@@ -189,7 +189,7 @@ class Model(Parts):
         """
         readable = {*self.taps, *map(self.pooled, self.taps)}
         if unknown := [tap for tap in taps if tap not in readable]:
-            raise InputError(f"tap: {unknown[0]!r} is no tap point of this model; it has {', '.join(self.taps)}")
+            raise InputError(f"tap: {unknown[0]!r} is not a tap point of this model; it has {', '.join(self.taps)}")
         wanted = set(taps)
         read: Tensors = {}
         x = x.clone()  # like the outputs that are read, since a stage may change its input in place

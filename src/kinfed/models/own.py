@@ -29,7 +29,7 @@ def factory(name: str) -> Maker:
     """
     thing = imported(name, "model")
     if not callable(thing):
-        raise InputError(f"model: {name!r} is no function")
+        raise InputError(f"model: {name!r} is not a function")
     return maker(thing)
 
 
@@ -42,7 +42,7 @@ def maker(thing: nn.Module | Maker) -> Maker:
     if isinstance(thing, nn.Module):
         return lambda shape, classes: copy.deepcopy(thing)
     if not callable(thing):
-        raise InputError(f"model: {thing!r} is not allowed; must be a name, a function, a class or a module of torch")
+        raise InputError(f"model: {thing!r} is not allowed; must be a name, a function, a class or a torch.nn.Module")
     return thing
 
 
@@ -70,7 +70,7 @@ def from_module(module: nn.Module, head: str | None = None) -> Model:
     linear = [name for name, child in module.named_modules() if name and isinstance(child, nn.Linear)]
     name = linear[-1] if head is None and linear else head
     if name is None or name not in linear:
-        asked = "no head is named" if name is None else f"{name!r} is no linear layer of the model"
+        asked = "the model must have a linear layer" if name is None else f"{name!r} is not a linear layer of the model"
         raise InputError(f"head: {asked}; it has {', '.join(linear) or 'none'}")
     parent_name, _, leaf = name.rpartition(".")
     parent = module.get_submodule(parent_name)

@@ -42,14 +42,14 @@ def open_pool(folder: Path) -> tuple[Source, ...]:
             damaged, is a pickle, is of an unknown architecture, or has a number that is not finite.
     """
     if not folder.is_dir():
-        raise InputError(f"sources: {str(folder)!r} is no folder")
+        raise InputError(f"sources: {str(folder)!r} is not a folder")
     for path in sorted(folder.iterdir()):
         refuse_pickle(path)
     paths = sorted(folder.glob("*.safetensors"), key=lambda path: path.stem)
     if not paths:
         raise InputError(
-            f"sources: {str(folder)!r} holds no source; a pool has NAME.safetensors and NAME.json, and kinfed sources "
-            f"train makes one"
+            f"sources: {str(folder)!r} has no source; a pool must have NAME.safetensors and NAME.json; kinfed sources "
+            "train creates one"
         )
     return tuple(_open(path) for path in paths)
 
@@ -57,10 +57,10 @@ def open_pool(folder: Path) -> tuple[Source, ...]:
 def _open(path: Path) -> Source:
     beside = path.with_suffix(".json")
     if not beside.is_file():
-        raise InputError(f"sources: {path} has no {beside.name} beside it that says what it is")
+        raise InputError(f"sources: {path} must have its description {beside.name} beside it")
     card = Card.read(beside)
     if not ARCHITECTURES.installed(card.architecture):
-        imports = ", which a file may not import" if ":" in card.architecture else ""
+        imports = ", and a file may not import code" if ":" in card.architecture else ""
         known = ", ".join(ARCHITECTURES)
         raise InputError(f"{beside}: architecture: {card.architecture!r} is not known{imports}; allowed: {known}")
     about = saved_about(path)

@@ -38,7 +38,7 @@ def open_saved(path: Path) -> tuple[Model, tuple[int, ...], tuple[str, ...]]:
     about = saved_about(path)
     recipe = None if about is None else Recipe.checked(about, path)
     if recipe is None or not ARCHITECTURES.installed(recipe.architecture):
-        raise InputError(f"{path}: no model of one of the known architectures that a run has saved; see: kinfed models")
+        raise InputError(f"{path}: is not a model of a known architecture saved by kinfed; see: kinfed models")
     return restored(recipe, path, whole=False), recipe.shape, recipe.classes
 
 
@@ -61,11 +61,13 @@ def restored(recipe: Recipe, path: Path, *, whole: bool = True) -> Model:
                 recipe.architecture, recipe.shape, len(recipe.classes), seed=0, bn=recipe.bn, head=recipe.head
             )
     except (InputError, RuntimeError) as error:  # RuntimeError: sizes that overflow
-        raise InputError(f"{path}: there is no model as it is described: {error}") from error
+        raise InputError(f"{path}: no model fits its description: {error}") from error
     tensors = weights_for(model, path)
     if not select(tensors, HEAD):
         if whole:
-            raise InputError(f"{path}: is a body without a head, no whole model; it can be start weights: --weights")
+            raise InputError(
+                f"{path}: is a body without a head, not a complete model; it can serve as initial weights: --weights"
+            )
         tensors |= _random_head(model.head, path)
     model.load_state_dict(tensors, assign=True)
     return model.eval()
@@ -73,7 +75,7 @@ def restored(recipe: Recipe, path: Path, *, whole: bool = True) -> Model:
 
 def _random_head(like: nn.Linear, path: Path) -> Tensors:
     if like.weight.nbytes > LARGEST_HEAD:
-        raise InputError(f"{path}: is a body without a head, which would take {like.weight.nbytes:,} bytes")
+        raise InputError(f"{path}: is a body without a head, and a new head would need {like.weight.nbytes:,} bytes")
     with seeded_globals(torch_stream(0, "head")):
         head = nn.Linear(like.in_features, like.out_features, bias=like.bias is not None)
     return {f"{HEAD[0]}{name}": tensor for name, tensor in head.state_dict().items()}
@@ -145,7 +147,7 @@ def _fitting(model: Model, file: Any, path: Path) -> Tensors:
     for name, shape in shapes.items():
         _, own = mine[name]
         if shape != own.shape:
-            told = f"{shape}, and the model's is {tuple(own.shape)}"
+            told = f"{shape}; must be {tuple(own.shape)} as in the model"
             raise InputError(f"weights: {name} in {path} has the shape {told}")
     tensors = {name: file.get_tensor(name) for name in shapes}
     checked(file, tensors)
@@ -161,7 +163,7 @@ def _by_their_names(model: Model, names: Sequence[str], path: Path) -> dict[str,
     optional = {name for name in wanted if theirs and name.endswith(COUNTS)}  # torchvision's files are older
     for name in sorted(wanted ^ {*names}):
         if name not in optional:
-            raise InputError(f"weights: {path} {'lacks' if name in wanted else 'has a strange tensor'} {name}")
+            raise InputError(f"weights: {path} {'lacks' if name in wanted else 'has an unknown tensor'} {name}")
     return {name: mine[name] for name in mine if name in wanted}
 
 
@@ -171,10 +173,10 @@ def _of_kind(tensors: Tensors, name: str, own: Tensor, path: Path) -> Tensor:
     if tensor is None:
         return torch.zeros((), dtype=own.dtype)
     if tensor.is_floating_point() != own.is_floating_point() or tensor.is_complex():
-        raise InputError(f"weights: {name} in {path} has the type {tensor.dtype}, and the model's is {own.dtype}")
+        raise InputError(f"weights: {name} in {path} has the type {tensor.dtype}; must be {own.dtype} as in the model")
     typed = tensor.to(own.dtype)
     if not typed.isfinite().all():
-        raise InputError(f"weights: {path} has a number that is not finite in {name}")
+        raise InputError(f"weights: {path} has a number in {name} that is not finite")
     return typed
 
 
@@ -188,6 +190,6 @@ def refuse_pickle(path: Path) -> None:
     """
     if path.suffix.lower() in PICKLED:
         raise InputError(
-            f"weights: {str(path)!r} may be a pickle, which can run code; convert it where you trust it: "
+            f"weights: {str(path)!r} may be a pickle, which can run code; if you trust it, convert it with: "
             f"safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), '{path.stem}.safetensors')"
         )

@@ -63,7 +63,7 @@ def read_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
     """
     tensors, about = open_tensors(path)
     if about is None:
-        raise ValueError("it has no checksum of kinfed's")
+        raise ValueError("it has no checksum of kinfed")
     return tensors, about
 
 
@@ -109,7 +109,7 @@ def checked(file: Any, tensors: Tensors) -> dict[str, Any] | None:
         case _:
             return None
     if not whole:
-        raise ValueError("it is damaged: its contents do not have the checksum that was written with them")
+        raise ValueError("it is damaged: its contents do not match its checksum")
     return dict(about)
 
 

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["LABELLED", "ballot_figure", "by_ballot", "outcomes", "save_ballots", "vote_table", "voted", "votes"]
 
 LABELLED = 120  # largest number of clients whose names are shown
-CLASSIFIER = {"keep": "the classifier stayed", "reinit": "the classifier started anew", "source": "and the classifier"}
+CLASSIFIER = {
+    "keep": "the classifier was kept",
+    "reinit": "the classifier was re-initialised",
+    "source": "and the classifier",
+}
 
 
 def votes(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -52,11 +56,11 @@ def outcomes(group: Sequence[Run]) -> list[str]:
 def _outcome(run: Run) -> str:
     vote = run.summary.get("vote")
     if vote is None:
-        return "No source was transferred: in the round of the vote no client's work could be used."
+        return "No source was transferred: no client sent a usable update in the round of the vote."
     name, (copied, layers) = vote["transferred"], vote["layers"]
     took = f"{copied} of {layers} layers, {CLASSIFIER[run.config[run.method]['classifier']]}"
     if not vote["voted"]:
-        return f"{name} was transferred in round {vote['round']} as asked for, without a vote ({took})."
+        return f"{name} was transferred in round {vote['round']}, as configured, without a vote ({took})."
     cast = f"{vote['ballots']} of {len(run.vote_line['clients'])} clients cast a ballot"
     return f"In round {vote['round']}, {cast}; {name} was transferred ({took})."
 
@@ -74,7 +78,12 @@ def vote_table(run: Run) -> Table:
         for place, i in enumerate(_ranking(vote))
     ]
     most = run.config[run.method]["ballot"]
-    meanings = ("", "", "ballots that name it; the most win", f"Borda: {most} for a first place, one less for the next")
+    meanings = (
+        "",
+        "",
+        "number of ballots that name the source; the source with the most votes wins",
+        f"Borda points: {most} for a first place on a ballot, one less for each further place",
+    )
     return Table(("source", "", "votes", "points"), meanings, tuple(rows))
 
 
@@ -142,7 +151,7 @@ def ballot_figure(run: Run) -> go.Figure:
                 "title": "place",
                 "thickness": 14,
             },
-            hovertemplate="client %{x}: %{y} at place %{z}<extra></extra>",
+            hovertemplate="client %{x}: %{y} in place %{z}<extra></extra>",
             hoverongaps=False,
             xgap=1,
             ygap=1,

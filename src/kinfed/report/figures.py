@@ -58,8 +58,8 @@ def _curve(group: Sequence[Run]) -> str:
 def _curve_title(grouped: Mapping[str, Sequence[Run]]) -> str:
     kinds = {_curve(group) for group in grouped.values()}
     if len(kinds) > 1:
-        return "Accuracy (without labels: by nearest neighbours)"
-    return "Accuracy on own test samples" if "personal_acc_weighted" in kinds else "Accuracy by nearest neighbours"
+        return "Accuracy (methods without labels: nearest neighbours)"
+    return "Accuracy on own test samples" if "personal_acc_weighted" in kinds else "Accuracy of nearest neighbours"
 
 
 def _names(grouped: Iterable[str]) -> dict[str, str]:
@@ -92,7 +92,10 @@ def curves(runs: Sequence[Run]) -> go.Figure:
         figure.add_hline(
             target,
             line={"color": "#555", "width": 1, "dash": "dash"},
-            annotation={"text": f"target of the pooled test: {as_text(target)}", "font": {"size": 11, "color": "#555"}},
+            annotation={
+                "text": f"target on the pooled test set: {as_text(target)}",
+                "font": {"size": 11, "color": "#555"},
+            },
             annotation_position="bottom right",
             row=1,
             col=1,
@@ -154,7 +157,7 @@ def cost(runs: Sequence[Run]) -> go.Figure:
     """Draw the megabytes sent and the seconds taken by each method, as means over the seeds."""
     grouped = in_rows(runs)
     names = _names(grouped)
-    figure = make_subplots(cols=2, subplot_titles=("Megabytes sent, all rounds", "Seconds"), horizontal_spacing=0.12)
+    figure = make_subplots(cols=2, subplot_titles=("Megabytes sent in all rounds", "Seconds"), horizontal_spacing=0.12)
     bars: tuple[tuple[int, str, str, Callable[[dict[str, Any]], float]], ...] = (
         (1, "down", "#56B4E9", lambda s: s["communication"]["down_bytes"] / 1e6),
         (1, "up", "#0072B2", lambda s: s["communication"]["up_bytes"] / 1e6),
@@ -232,7 +235,7 @@ def _draw(runs: Sequence[Run], figure: Figure, panels: Sequence[Axes]) -> None:
         )
         if not np.isnan(accuracies).all():
             right.hlines(np.nanmean(accuracies), i - 0.3, i + 0.3, color=colour[method], linewidth=2)
-    right.set(title="Own test accuracy of every client\nafter the last round (line: mean)", ylim=(-0.02, 1.04))
+    right.set(title="Own test accuracy of each client\nafter the last round (line: mean)", ylim=(-0.02, 1.04))
     right.set_xticks(range(len(grouped)), [*shown_as.values()], rotation=20)
     right.grid(alpha=0.25, axis="y")
 

@@ -160,10 +160,10 @@ def _folders(path: Path) -> list[Path]:
         return [path]
     file = path / "comparison.json"
     if not file.is_file():
-        raise InputError(f"run: {str(path)!r} is no run folder; it has neither config.toml nor comparison.json")
+        raise InputError(f"run: {str(path)!r} is not a run folder; it has neither config.toml nor comparison.json")
     runs = _checked(TypeAdapter(list[_Named]), read_json(file), file)
     if not runs:
-        raise InputError(f"{file}: names no run; go on with the comparison: kinfed resume {path}")
+        raise InputError(f"{file}: lists no runs; continue the comparison with: kinfed resume {path}")
     return [path / folder_name(run["method"], run["seed"]) for run in runs]
 
 
@@ -171,19 +171,17 @@ def _read(path: Path) -> Run:
     finished = (path / "summary.json").is_file()
     file = path / ("summary.json" if finished else "so_far.json")
     if not file.is_file():
-        raise InputError(f"run: {str(path)!r} has no results yet; go on with it: kinfed resume {path}")
+        raise InputError(f"run: {str(path)!r} has no results yet; continue it with: kinfed resume {path}")
     summary = _checked(TypeAdapter(_Summary), read_json(file), file)
     told = read_json_lines(path / "metrics.jsonl", cut=not finished)  # the last line may be incomplete
     lines = _checked(TypeAdapter(list[_Line]), told if finished else told[: summary["rounds"]], path / "metrics.jsonl")
     if [line["round"] for line in lines] != [*range(1, summary["rounds"] + 1)]:
         raise InputError(
-            f"{path / 'metrics.jsonl'}: does not have the {summary['rounds']} rounds of the run, a line each"
+            f"{path / 'metrics.jsonl'}: must have one line for each of the {summary['rounds']} rounds of the run"
         )
     federation = _checked(TypeAdapter(_Federation), read_json(path / "federation.json"), path / "federation.json")
     if not len(federation["train"]) == len(federation["test"]) == summary["data"]["clients"]:
-        raise InputError(
-            f"{path / 'federation.json'}: does not have the {summary['data']['clients']} clients of the run"
-        )
+        raise InputError(f"{path / 'federation.json'}: must list the {summary['data']['clients']} clients of the run")
     return Run(
         path,
         _config(path / "config.toml"),
@@ -211,7 +209,7 @@ def _config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is no TOML: {error}") from error
+        raise InputError(f"{path}: is not valid TOML: {error}") from error
 
 
 def _pictured(folder: Path, clients: int) -> dict[int, dict[str, Picture]]:

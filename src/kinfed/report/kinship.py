@@ -60,7 +60,7 @@ def kinship(run: Run, name: str) -> go.Figure:
     names = [f"{i}" for i in order]
     held = [_held(run, i) for i in order]
     text = [[f"classes {a} and {b}" for b in held] for a in held]
-    figure = make_subplots(cols=2, subplot_titles=("Classes in common", " "), horizontal_spacing=0.14)
+    figure = make_subplots(cols=2, subplot_titles=("Shared classes", " "), horizontal_spacing=0.14)
 
     def add(matrix: Matrix, col: int, visible: bool) -> None:
         low, high = _spread(matrix)
@@ -103,7 +103,7 @@ def save_kinship(run: Run, name: str, path: Path) -> None:
     title = plain(run.pictures[name].title)
     order = kin_order(overlap)
     chosen = [[*rounds][i] for i in np.unique(np.linspace(0, len(rounds) - 1, SHOWN).round().astype(int))]
-    panels = [("Classes in common", overlap, "Blues")]
+    panels = [("Shared classes", overlap, "Blues")]
     panels += [(_titled(title, round, rounds[round], overlap, "\n"), rounds[round], "viridis") for round in chosen]
     with picture(path, 3.6 * len(panels), 3.9) as figure:
         for axes, (title, matrix, colours) in zip(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["layer_table", "provenance", "save_layers"]
 
 ORDER = {
-    "ids": "matched by their ids",
-    "trusted": "which have no ids, so that their order is trusted: row r of A and of B is taken to be the same example",
+    "ids": "matched by id",
+    "trusted": "matched by row, since they have no ids: row r of A and row r of B must be the same example",
 }
 
 
@@ -30,12 +30,12 @@ def provenance(result: LayerSimilarity) -> str:
     """Describe how the numbers were computed: measure, examples and their matching, kernel, bandwidth, centring."""
     if result.kernel is None:
         how = f"{result.measure} of n = {result.n} examples, {ORDER[result.order]}"
-        return f"{how}; maps are flattened to {result.flattening}. Larger is more alike."
+        return f"{how}; feature maps are flattened to {result.flattening}. Larger values mean more similar layers."
     width = "" if result.bandwidth is None else f", bandwidth {result.bandwidth} of the median distance"
     return (
         f"CKA of n = {result.n} examples, {ORDER[result.order]}; kernel {result.kernel}{width}; centring: "
-        f"{result.centring}; maps are flattened to {result.flattening}. Biased CKA of unrelated layers is far from 0 "
-        "where features outnumber examples."
+        f"{result.centring}; feature maps are flattened to {result.flattening}. Biased CKA of unrelated layers is far "
+        "above 0 if there are more features than examples."
     )
 
 
@@ -84,7 +84,9 @@ def _draw(result: LayerSimilarity, figure: Figure) -> None:
     axes = figure.subplots(1, len(result.matrices), squeeze=False)[0]
     for axis, (heading, matrix) in zip(axes, result.matrices.items(), strict=True):
         image = axis.imshow(matrix, cmap="viridis", interpolation="nearest", **scale)
-        axis.set(title=f"{heading} ({'1 is' if result.kernel else 'larger is more'} alike)", xlabel="B", ylabel="A")
+        axis.set(
+            title=f"{heading} ({'1 = identical' if result.kernel else 'larger = more similar'})", xlabel="B", ylabel="A"
+        )
         axis.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
         axis.set_yticks(range(len(rows)), rows)
         for label in [*axis.get_xticklabels(), *axis.get_yticklabels()]:
@@ -94,6 +96,6 @@ def _draw(result: LayerSimilarity, figure: Figure) -> None:
             axis.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", color=light, fontsize=8)
     figure.colorbar(image, ax=figure.axes, shrink=0.8)
     bandwidth = "" if result.bandwidth is None else f", bandwidth {result.bandwidth}"
-    order = "matched by ids" if result.order == "ids" else "in trusted order"
+    order = "matched by ids" if result.order == "ids" else "matched by row"
     kernel = f", {result.kernel} kernel{bandwidth}" if result.kernel else ""
-    figure.suptitle(f"n = {result.n} examples {order}{kernel}", fontsize=10)
+    figure.suptitle(f"n = {result.n} examples, {order}{kernel}", fontsize=10)

@@ -75,7 +75,7 @@ def draw_matrix(run: Run, name: str, row: str, figure: Figure, axes: Axes) -> No
         matrix = matrix[np.ix_(order, order)].copy()
         np.fill_diagonal(matrix, np.nan)
         rows, columns = ([names[i] for i in order] for names in (rows, columns))
-        title = f"{title}\n(kin together, diagonal left out)"
+        title = f"{title}\n(similar clients adjacent, diagonal left out)"
     image = axes.imshow(
         matrix, aspect="auto", cmap="viridis", vmin=picture.low, vmax=picture.high, interpolation="nearest"
     )

@@ -21,8 +21,8 @@ ERRORS = 2  # standard errors above chance that an accuracy has to be
 SIZES = ("train", "test")  # keys of the summary's ``data`` with the numbers of samples
 
 LEFT_OUT = {  # reason for left-out samples, of methods with labels and without
-    True: "alone in a batch where BatchNorm needs two",
-    False: "in the last batch of an epoch, where that was not whole",
+    True: "since it was alone in a batch and BatchNorm needs two",
+    False: "since the last batch of an epoch was incomplete",
 }
 
 
@@ -36,24 +36,24 @@ def _of_comparison(runs: Sequence[Run]) -> Iterator[str]:
     """Yield notes on all runs together: differences that prevent a comparison, and negative transfer."""
     for what in SHARED:
         if any(_unlike(run.summary, runs[0].summary, what) for run in runs):
-            yield f"These runs differ in more than the method, in {what}: their numbers are no comparison."
+            yield f"These runs differ not only in the method but also in {what}: their numbers cannot be compared."
     if len({*(seeds := seeds_of(in_rows(runs))).values()}) > 1:
         over = "; ".join(f"{row}: {', '.join(map(str, own))}" for row, own in seeds.items())
-        yield f"The rows are over different seeds ({over}): only the same seeds can be compared."
+        yield f"The rows have different seeds ({over}): compare rows with the same seeds only."
     yield from _of_classes(runs[0])
     if len({is_supervised(run) for run in runs}) > 1:
         yield (
-            "The own test accuracy of methods that read no labels is that of a classifier on their representations, "
-            "fitted to the labels of all clients at one place. Compare it with no other method's: --linear-probe true "
-            "tests all methods that way."
+            "The own test accuracy of methods without labels is that of a classifier on their representations, "
+            "fitted to the pooled labels of all clients. It cannot be compared with that of other methods; "
+            "--linear-probe true tests all methods this way."
         )
     for target in targets([run.summary for run in runs]):
         reaches = reaches_of(runs, target)
         for row, (without, up) in speed_ups(runs, reaches).items():
             if up is not None and up.negative:
                 yield (
-                    f"{row}: negative transfer, {reaches[row]} rounds to {as_text(target)}, against {reaches[without]} "
-                    f"of {without} ({up})."
+                    f"{row}: negative transfer: it needs {reaches[row]} rounds to reach {as_text(target)}, {without} "
+                    f"needs {reaches[without]} ({up})."
                 )
 
 
@@ -61,7 +61,7 @@ def _of_run(run: Run) -> Iterator[str]:
     """Yield notes on one run."""
     s = run.summary
     if planned := s.get("planned"):
-        yield f"is not finished; these are {s['rounds']} of its {planned} rounds."
+        yield f"the run is not finished; these are {s['rounds']} of its {planned} rounds."
     for count, what in (
         (s["refused"], f"uploads were refused; {_reasons(s.get('refusals', ()))}"),
         (s.get("untested", 0), f"tests of a model failed; {_reasons(s.get('untested_reasons', ()))}"),
@@ -81,8 +81,8 @@ def _of_run(run: Run) -> Iterator[str]:
         yield f"{left} files or folders beside the images were left out; the first: {first}."
     if s.get("collapsed"):
         yield (
-            f"the networks of {_clients(run, s['collapsed'])} collapsed: they say nearly the same of every image. A "
-            "smaller --lr, more samples a client or larger batches may help."
+            f"the networks of {_clients(run, s['collapsed'])} collapsed: their outputs are nearly the same for all "
+            "images. A smaller --lr, more samples per client or larger batches may help."
         )
     yield from _of_vote(run)
     yield from filter(None, (_of_participation(run), _of_loss(run)))
@@ -92,9 +92,12 @@ def _of_classes(run: Run) -> list[str]:
     """Return a note if the data, or every client, have only one class, so that accuracies are trivial."""
     held = [sum(count > 0 for count in of_client) for of_client in run.federation.get("train", ())]
     if len(run.federation["classes"]) == 1:
-        return ["The data have one class: every answer is right, and accuracies say nothing."]
+        return ["The data have only one class: every prediction is right, and accuracies mean nothing."]
     if held and max(held) == 1:
-        return ["Every client has samples of one class: a model of its own that always names it is always right."]
+        return [
+            "Every client has samples of one class only: a personal model that always predicts this class is "
+            "always right."
+        ]
     return []
 
 
@@ -103,7 +106,7 @@ def _of_participation(run: Run) -> str:
     s, never = run.summary, run.summary.get("never_trained", 0)
     if not never:
         return ""
-    metrics, told = s["metrics"], f"{never} of {s['data']['clients']} clients took part in no round"
+    metrics, told = s["metrics"], f"{never} of {s['data']['clients']} clients never took part in a round"
     if metrics["personal_acc_weighted"] is None or metrics.get("personal_acc_weighted_of_trained") is None:
         return f"{told}."
     return (
@@ -119,12 +122,15 @@ def _of_loss(run: Run) -> str:
     if not is_supervised(run) or loss is None or classes < 2 or _above_chance(run):
         return ""
     guessing = math.log(classes)
-    told = f"the cross-entropy of the last round's training, {loss:.2f}, is {{}} of guessing ({guessing:.2f}): it {{}}"
+    told = (
+        f"the cross-entropy of the last round's training, {loss:.2f}, is {{}} of guessing ({guessing:.2f}): "
+        "training {}"
+    )
     if not loss <= DIVERGED * guessing:
         return f"{told.format('far above that', 'diverged')}. A smaller --lr may help."
     if loss > 0.95 * guessing:
         where = "that" if loss < 1.05 * guessing else "above that"
-        return f"{told.format(where, 'did not learn')}. More rounds or a smaller --lr may help."
+        return f"{told.format(where, 'made no progress')}. More rounds or a smaller --lr may help."
     return ""
 
 
@@ -146,13 +152,13 @@ def _of_vote(run: Run) -> list[str]:
     if copied < layers:
         said.append(
             f"{copied} of the {layers} layers of {vote['transferred']} were transferred; the others do not fit the "
-            "model, whose own stayed."
+            "model, which kept its own."
         )
     silent = [id for id in line["clients"] if str(id) not in line["ballots"] | line["refused"]]
     if silent and vote["voted"]:
         said.append(
-            f"{_clients(run, silent)} cast no ballot in round {vote['round']}: no source could be compared with what "
-            "they had trained."
+            f"{_clients(run, silent)} cast no ballot in round {vote['round']}: no source could be compared with their "
+            "models."
         )
     return [*said, vote["bias"]] if "bias" in vote else said
 
@@ -181,5 +187,5 @@ def _reasons(told: Sequence[Mapping[str, Any]]) -> str:
         f"{one['times']}× {one['reason']} (first: round {one['first']['round']}, client {one['first']['client']})"
         for one in often
     ]
-    more = [f"and {len(told) - 3} other reasons, in metrics.jsonl"] if len(told) > 3 else []
+    more = [f"and {len(told) - 3} other reasons, see metrics.jsonl"] if len(told) > 3 else []
     return "; ".join(said + more)

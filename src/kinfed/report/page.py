@@ -93,12 +93,12 @@ def as_html(runs: Sequence[Run]) -> str:
 def _page(runs: Sequence[Run]) -> str:
     title = f"kinfed: {', '.join(in_rows(runs))} on {runs[0].summary['data']['name']}"
     sections = [
-        _section("Accuracy by round", f"Click a name to switch it off; hover for values.{_neighbours(runs)}",
+        _section("Accuracy by round", f"Click a name to hide it; hover for values.{_neighbours(runs)}",
                  figures.curves(runs)),
-        _section("Every client", "Each point is one client. Look at the lowest as well as the middle.",
+        _section("Every client", "Each point is one client. Look at the lowest clients as well as at the middle.",
                  figures.clients(runs)),
-        _section("Who holds what", "Training samples of each client and class.", figures.partition(runs[0])),
-        _section("What it costs", "Payload of all messages, and where the time went.", figures.cost(runs)),
+        _section("Data of the clients", "Training samples of each client and class.", figures.partition(runs[0])),
+        _section("Cost", "Payload of all messages, and seconds by task.", figures.cost(runs)),
     ]  # fmt: skip
     sections[2:2] = [
         section
@@ -131,7 +131,7 @@ def _page(runs: Sequence[Run]) -> str:
 {_notes(runs)}
 {"".join(sections)}
 <h2>Configuration</h2>
-<p class="caption">Complete, with what was left to defaults.</p>
+<p class="caption">The complete config, defaults included.</p>
 {configs}
 </body>
 </html>
@@ -148,8 +148,8 @@ def _neighbours(runs: Sequence[Run]) -> str:
     if all(run.summary.get("supervised", True) for run in runs):
         return ""
     return (
-        " Without labels there is no accuracy until a linear probe is fitted after the last round; before, it is that "
-        "of a vote of the nearest neighbours in the representation, on the whole test set."
+        " Methods without labels have no accuracy before a linear probe is fitted after the last round; until then, "
+        "the curve shows that of a nearest-neighbour classifier on the representation, on the whole test set."
     )
 
 
@@ -182,7 +182,7 @@ def _vote(row: str, group: Sequence[Run]) -> str:
     first = group[0]
     if not voted(first):
         return told
-    caption = f"Which sources each client names (seed {first.summary['seed']}); like ballots stand together."
+    caption = f"The sources on each client's ballot (seed {first.summary['seed']}); similar ballots are adjacent."
     return f'{told}{_table(vote_table(first))}<p class="caption">{_text(caption)}</p>{_drawn(ballot_figure(first))}'
 
 
@@ -192,10 +192,10 @@ def _pictures(row: str, run: Run) -> Iterator[str]:
     for name, picture in run.pictures.items():
         if shows_kinship(run, picture):
             caption = (
-                f"How alike the method finds the clients (seed {seed}), beside the classes that they share (cosine of "
-                "their counts). Clients that share classes stand together."
+                f"The similarity of the clients as the method measures it (seed {seed}), beside their shared classes "
+                "(cosine of their class counts). Clients with shared classes are adjacent."
             )
-            yield _section(f"Who is kin to whom: {row}", caption, kinship(run, name))
+            yield _section(f"Similarity of the clients: {row}", caption, kinship(run, name))
         else:
             caption = f"After round {last_round(run, name)} (seed {seed})."
             yield _section(f"{picture.title}: {row}", caption, matrix_figure(run, name))
@@ -205,7 +205,9 @@ def _round_notes(row: str, group: Sequence[Run]) -> Iterator[str]:
     """Yield the sections with a method's notes on its rounds: curves and a table."""
     curves, others = note_curves(group), note_table(group)
     if curves is not None:
-        yield _section(f"Round by round: {row}", "What the method says of each round, a line a seed.", curves)
+        yield _section(
+            f"Round by round: {row}", "Numbers that the method reports for each round, one line per seed.", curves
+        )
     if others.rows:
         yield f"<h2>Notes: {_text(row)}</h2>{_table(others)}"
 

@@ -110,23 +110,25 @@ class Holdings:
         """List the weaknesses of the partition, one line each, such as clients without test samples."""
         sizes, tests, untrained = self.counts.sum(axis=1), self.tests.sum(), self.untrained()
         faults = (
-            (self.tests.sum(axis=1) == 0, "without test samples, whose accuracy is n/a"),
-            ((self.counts > 0).sum(axis=1) == 1, "with samples of one class only, who learn nothing of the others"),
+            (self.tests.sum(axis=1) == 0, "without test samples; their accuracy is n/a"),
+            ((self.counts > 0).sum(axis=1) == 1, "with samples of one class only; they learn nothing about the others"),
             (
                 sizes < batch_size,
-                f"with fewer training samples than a batch of {batch_size}, who train on a smaller one",
+                f"with fewer training samples than the batch size {batch_size}; they train on smaller batches",
             ),
             (
                 untrained > 0,
-                f"with test samples of classes that they never train on, {untrained.sum():,} of {tests:,} test samples",
+                f"with test samples of classes they never train on ({untrained.sum():,} of {tests:,} test samples)",
             ),
         )
         said = [f"clients {what}: {self._who(mask)}" for mask, what in faults if mask.any()]
         if self.unused:
-            said.append(f"samples that belong to nobody: {self.unused:,}")
+            said.append(f"samples that no client gets: {self.unused:,}")
         if self.left_out:
             more = ", …" if len(self.left_out) > NAMED else ""
-            said.append(f"left out of the data: {len(self.left_out):,} ({', '.join(self.left_out[:NAMED])}{more})")
+            said.append(
+                f"files left out of the data: {len(self.left_out):,} ({', '.join(self.left_out[:NAMED])}{more})"
+            )
         return said
 
     def _who(self, mask: NDArray[np.bool_]) -> str:
@@ -172,8 +174,8 @@ def summary_table(holdings: Holdings) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("")
     said = {
-        "effective classes": "as varied as so many equal classes",
-        "total variation": "to the pooled shares: 0 alike, 1 apart",
+        "effective classes": "number of equally frequent classes with the same entropy",
+        "total variation": "distance from the pooled class shares, 0 to 1",
     }
     for name, values in holdings.measures().items():
         style = "{:.2f}" if values.dtype.kind == "f" else "{:,.0f}"
@@ -211,7 +213,10 @@ def client_table(holdings: Holdings, *, terminal: bool) -> Group:
             f"{measures['total variation'][i]:.2f}",
             Text("".join(marks[level] * wide for level in levels), style="bright_blue" if terminal else ""),
         )
-    legend = f"{marks[0]} none; {' '.join(marks[1:])} quarters of {top:.2f} of a client's samples"
+    legend = (
+        f"{marks[0]} none; {' '.join(marks[1:])} up to ¼, ½, ¾ and all of {top:.2f}, a class's largest share of "
+        "a client's samples"
+    )
     return Group(table, Text(legend, style="dim"))
 
 
@@ -275,5 +280,5 @@ def _draw(holdings: Holdings, figure: Figure) -> None:
     if holdings.new:
         for axis in (left, right):
             axis.axhline(clients - holdings.new - 0.5, color="#D55E00", linewidth=1.5)
-        left.set_title("below the line: new clients, which never train", fontsize=9)
+        left.set_title("below the line: new clients, which do not train", fontsize=9)
     figure.suptitle(plain(holdings.about), fontsize=10)

@@ -30,25 +30,28 @@ def target_table(runs: Sequence[Run], target: float) -> Table:
     transfers = {row: _after_transfer(group) for row, group in in_rows(runs).items() if row in reaches}
     columns = [
         ("method", "", {row: Cell(row) for row in reaches}),
-        ("reached", "whether a round of the run did", {row: Cell(_by_whom(of)) for row, of in reaches.items()}),
+        (
+            "reached",
+            "whether the target was reached in the run",
+            {row: Cell(_by_whom(of)) for row, of in reaches.items()},
+        ),
         (
             f"rounds to {as_text(target)}",
-            "the first round after which the one global model had this accuracy on the pooled test set, counted from "
-            "the very first one; mean over the seeds, of which those that did not reach it count as all their rounds "
-            "and more",
+            "number of rounds, counted from the first one, until the global model had this accuracy on the pooled "
+            "test set; mean over the seeds; with '>', a seed did not reach it and counts with all its rounds",
             {row: _rounds(of, of is not None and of.by_all and of.mean == fewest) for row, of in reaches.items()},
         ),
     ]
     if any(transfers.values()):
-        meaning = "those of them that came after the vote and the transfer; mean over the seeds"
+        meaning = "rounds from the transfer to the target; mean over the seeds"
         columns.append(("after transfer", meaning, {row: cell or Cell("–") for row, cell in transfers.items()}))
     if ups:
         columns.append(
             (
                 "speed-up",
-                "rounds of the same method without the transfer (fedavg of fedvote, NAME of fedvote+NAME) divided by "
-                "these, means over the seeds; < and > where one of them did not reach it. Less than 1 is negative "
-                "transfer",
+                "mean number of rounds of the same method without the transfer (fedavg for fedvote, NAME for "
+                "fedvote+NAME) divided by this mean; < or > if one of them did not reach the target. Less than 1 is "
+                "negative transfer",
                 {row: _times(ups[row][1]) if row in ups else Cell("–") for row in reaches},
             )
         )

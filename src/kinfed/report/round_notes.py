@@ -58,7 +58,9 @@ def note_table(group: Sequence[Run]) -> Table:
         for name, (round, value) in last.items()
     ]
     return Table(
-        ("note", "value", "round"), ("", f"of seed {run.summary['seed']}", "the last one with it"), tuple(rows)
+        ("note", "value", "round"),
+        ("", f"value for seed {run.summary['seed']}", "last round with this note"),
+        tuple(rows),
     )
 
 

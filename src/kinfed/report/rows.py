@@ -85,18 +85,19 @@ def setting(runs: Sequence[Run]) -> str:
     data = first["data"]
     how = {
         "iid": "IID",
-        "shards": f"{data.get('shards')} shards a client",
+        "shards": f"{data.get('shards')} shards per client",
         "dirichlet": f"Dirichlet α={data.get('alpha')}",
     }
     seeds = sorted({run.summary["seed"] for run in runs})
     spread = "; ± is the sample standard deviation over the seeds" if len(seeds) > 1 else ""
     several = len(in_rows(runs)) > 1
     apart = ", pooled data apart" if any(map(pools, in_rows(runs))) else ""
-    marked = f" Marked are the best of each column and all that cannot be told from it{apart}." if several else ""
-    new = f"{data['new_clients']} new clients held back, " if data.get("new_clients") else ""
+    best = "The best value of each column is marked, and all that do not differ from it significantly"
+    marked = f" {best}{apart}." if several else ""
+    new = f"{data['new_clients']} new clients held out, " if data.get("new_clients") else ""
     return (
         f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "
-        f"({how.get(data['partition'], data['partition'])}), {new}{data['probe']} withheld as public images; "
+        f"({how.get(data['partition'], data['partition'])}), {new}{data['probe']} set aside as public images; "
         f"{first['model']}, {first['rounds']} rounds, seed{'s' if len(seeds) > 1 else ''} "
         f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}.{marked}"
     )

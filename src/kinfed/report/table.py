@@ -69,24 +69,24 @@ class Column:
 
 
 COLUMNS = (
-    Column("linear probe", "accuracy on the whole test set of a linear classifier on a frozen representation, fitted "
-           "to all training samples; mean over what serves the clients",
+    Column("linear probe", "accuracy of a linear classifier on the frozen representation, fitted to all training "
+                           "samples and tested on the whole test set; mean over the clients' models",
            lambda s: s["metrics"].get("linear_global_acc_mean")),
-    Column("local probe", "the same, fitted to and tested on samples of the client's own classes alone",
+    Column("local probe", "the same, fitted and tested on samples of the client's own classes only",
            lambda s: s["metrics"].get("linear_local_acc_mean")),
-    Column("own test", "accuracy on the clients' own test samples, weighted by their number, before any fine-tuning",
+    Column("own test", "accuracy on the clients' own test samples, weighted by their number, before fine-tuning",
            lambda s: s["metrics"]["personal_acc_weighted"], clients="personal"),
-    Column("mean over clients", "the same, plain mean over clients", lambda s: s["metrics"]["personal_acc_mean"],
+    Column("mean over clients", "the same, unweighted mean over clients", lambda s: s["metrics"]["personal_acc_mean"],
            clients="personal", weighted=False),
-    Column("sd over clients", "its spread over clients (population standard deviation)",
+    Column("sd over clients", "spread of this accuracy over clients (population standard deviation)",
            lambda s: s["metrics"]["personal_acc_std"], accuracy=False),
-    Column("worst tenth", "mean accuracy of the tenth of the clients served worst",
+    Column("worst tenth", "mean accuracy of the tenth of the clients with the lowest accuracy",
            lambda s: s["metrics"]["personal_acc_worst_tenth"], share=lambda s: 0.1),
-    Column("refreshed", "own test accuracy after each client has fitted its head to the latest body once more",
+    Column("refreshed", "own test accuracy after each client has re-fitted its head on the latest body",
            lambda s: s["metrics"].get("refreshed_acc_weighted"), clients="refreshed"),
-    Column("fine-tuned", "own test accuracy after each client has fine-tuned a copy of the model tested",
+    Column("fine-tuned", "own test accuracy after each client has fine-tuned a copy of the tested model",
            lambda s: s["metrics"].get("fine_tuned_acc_weighted"), clients="fine_tuned"),
-    Column("pooled test", "accuracy of the one global model on the pooled test set",
+    Column("pooled test", "accuracy of the global model on the pooled test set",
            lambda s: s["metrics"]["global_acc"]),
     Column("MB", "megabytes (10⁶) sent in both directions, all rounds",
            lambda s: (s["communication"]["down_bytes"] + s["communication"]["up_bytes"]) / 1e6, 1, accuracy=False),
@@ -100,24 +100,24 @@ def _of_new(s: Summary) -> float:
 
 
 NEW_COLUMNS = (
-    Column("as it is", "accuracy of the model that it is given, weighted by the new clients' test samples",
+    Column("as it is", "accuracy of the given model, weighted by the new clients' numbers of test samples",
            lambda s: s["metrics"].get("new_global_acc_weighted"), share=_of_new),
-    Column("own head", "after each has fitted a head to its own training samples, on the body of that model, frozen",
+    Column("own head", "accuracy after each client has fitted a new head on the frozen body of that model",
            lambda s: s["metrics"].get("new_head_acc_weighted"), share=_of_new),
-    Column("fine-tuned", "after each has fine-tuned that model on its own training samples",
+    Column("fine-tuned", "accuracy after each client has fine-tuned that model on its own training samples",
            lambda s: s["metrics"].get("new_fine_tuned_acc_weighted"), share=_of_new),
 )  # fmt: skip
 
 SECOND = (
-    ("model tested", "which model a client's accuracy is measured with"),
-    ("model given", "the method's global model, or the mean of what serves its clients"),
+    ("model tested", "the model whose accuracy is measured"),
+    ("model given", "the method's global model, or the mean of its clients' models"),
 )
 
 
 NEW_CLIENTS = (
-    "Clients that took no part in training, on their own test samples: with the global model as it is, with a head of "
-    "their own on its body, and with that model fine-tuned. Where a method has no global model, they are given the "
-    "mean of what serves its clients: the shared body under the mean of the heads, where only heads differ."
+    "Accuracy of clients that took no part in training, on their own test samples: with the unchanged global model, "
+    "with their own head on its body, and with that model fine-tuned. If a method has no global model, they get the "
+    "mean of its clients' models (if only the heads differ: the shared body and the mean head)."
 )
 
 
@@ -191,7 +191,7 @@ def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
     cells: dict[str, list[Cell]] = {row: [Cell(row), Cell(second(group[0]))] for row, group in grouped.items()}
     headings, meanings = ["method", SECOND[new_clients][0]], ["", SECOND[new_clients][1]]
     if len({*seeds_of(grouped).values()}) > 1:
-        headings, meanings = [*headings, "seeds"], [*meanings, "over how many the row is"]
+        headings, meanings = [*headings, "seeds"], [*meanings, "number of seeds of the row"]
         for row, seeds in seeds_of(grouped).items():
             cells[row].append(Cell(f"{len(seeds)}"))
     shown = False

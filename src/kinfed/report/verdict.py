@@ -25,7 +25,7 @@ from kinfed.report.statistics import (
 
 __all__ = ["verdict"]
 
-NO_GAIN = "Training alone is among them: nothing here says that federation helps."
+NO_GAIN = "Training alone is among them: these results do not show that federation helps."
 ONE_SEED = "One seed says nothing about other seeds."
 FEW = "So few clients say nothing about other clients."
 

@@ -34,12 +34,12 @@ def provenance(vote: Ballots) -> str:
     """Describe how the scores were computed: clients, training, measure, layers and images; and their bias."""
     about, most = vote.about, max(map(len, vote.ballots))
     silent = sum(not cast for cast in vote.ballots)
-    without = f" {silent} cast none: no source could be compared with what they had trained." if silent else ""
+    without = f" {silent} cast no ballot: no source could be compared with their models." if silent else ""
     return (
         f"{len(vote.clients)} clients of {about['data']} (partition {about['partition']}, seed {about['seed']}) vote "
         f"after {about['rounds']} rounds of {about['method']}: {vote.measure} of {vote.taps}, on {vote.images} "
-        f"training images a client at most, without labels; a ballot names {most} source{'s' if most > 1 else ''}."
-        f"{without}{_bias(vote)}"
+        f"training images per client at most, without labels; a ballot names {most} "
+        f"source{'s' if most > 1 else ''}.{without}{_bias(vote)}"
     )
 
 
@@ -51,11 +51,11 @@ def _bias(vote: Ballots) -> str:
     if np.isnan(excess).all() or np.nanmax(excess) <= MISLEADING:
         return ""
     first, images = vote.debiased.ranking[0], sorted({min(vote.debiased.images), max(vote.debiased.images)})
-    told = f"{first} is first as well" if first == vote.ranking[0] else f"{first} would be first"
+    told = f"{first} is first, too" if first == vote.ranking[0] else f"{first} would be first"
     return (
-        f" With n = {' to '.join(map(str, images))} images a client and up to p = {vote.debiased.features} features, "
-        f"{vote.measure} is up to {np.nanmax(excess):.2f} above {vote.debiased.measure}: so much of it is for want of "
-        f"images, most in wide layers, and not for likeness. By {vote.debiased.measure} {told}."
+        f" With n = {' to '.join(map(str, images))} images per client and up to p = {vote.debiased.features} "
+        f"features, {vote.measure} is up to {np.nanmax(excess):.2f} above {vote.debiased.measure}: this excess comes "
+        f"from having few images, mostly in wide layers, and not from similarity. By {vote.debiased.measure}, {told}."
     )
 
 
@@ -127,7 +127,7 @@ def _draw(vote: Ballots, figure: Figure) -> None:
     voters, named = labels(vote.clients), labels(vote.ranking)
     axis.patch.set(facecolor="#eeeeee", edgecolor="#999999", hatch="xxxx")
     image = axis.imshow(matrix, cmap="viridis", interpolation="nearest", aspect="auto")
-    axis.set_title(f"{named[0]} wins; \u25a1 is a client's first choice, hatched has no score", fontsize=10)
+    axis.set_title(f"{named[0]} wins; \u25a1: first choice of a client; hatched: no score", fontsize=10)
     axis.set_yticks(range(sources), named)
     shown = order if clients <= LABELLED else []
     axis.set_xticks(range(len(shown)), [voters[i] for i in shown], rotation=90, fontsize=7)

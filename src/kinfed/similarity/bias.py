@@ -70,11 +70,12 @@ def unless_biased(
     without = float(debiased(xs[i], others[j])) if n > 3 else math.nan
     if not value - without <= MISLEADING:
         which = "" if len(xs) == 2 and ys is None else f"representation {i} against {j}: "
-        sketched, few = ("", "examples") if rows == n else (f" in {rows} rows", "rows")
-        said = "debiased it is not defined" if math.isnan(without) else f"debiased {without:.2f}"
+        sketched, few = ("", "examples") if rows == n else (f" sketched to {rows} rows", "rows")
+        said = "the debiased value is not defined" if math.isnan(without) else f"the debiased value is {without:.2f}"
         warn(
             f"{which}{name} of n={n} examples{sketched} and p={int(features[i, j])} features is {value:.2f}, {said}: "
-            f"where features outnumber {few} unrelated sides look alike, the wider the more; cka has debiased=True",
+            f"with more features than {few}, unrelated representations have high similarities, the more features the "
+            "higher; cka has debiased=True",
             BiasedSimilarityWarning,
         )
     return values

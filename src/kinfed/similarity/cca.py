@@ -223,7 +223,7 @@ def _check_examples(name: str, n: int, p: int, q: int, allow_degenerate: bool) -
     if n - 1 <= max(p, q) and not allow_degenerate:
         raise InputError(
             f"{name} of n={n} examples and p={max(p, q)} features is 1 for any data: n must exceed p + 1 "
-            "(allow_degenerate=True goes on regardless)"
+            "(allow_degenerate=True computes it anyway)"
         )
 
 

@@ -139,7 +139,7 @@ def cka(
     given = {"x": x, "y": y}
     grams = [side for side in given.values() if isinstance(side, Gram)]
     if any(gram.debiased != debiased for gram in grams):
-        raise InputError(f"cka: a Gram is not as debiased={debiased} wants it")
+        raise InputError(f"cka: debiased={debiased} needs Grams that were made with debiased={debiased}")
     sides = {
         name: side.unit if isinstance(side, Gram) else flatten(tensor(f"cka: {name}", side))
         for name, side in given.items()

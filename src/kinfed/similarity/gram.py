@@ -63,7 +63,7 @@ class Gram:
         """Make a Gram from a Gram matrix, n×n, centred or not, such as a mean of several or a part of a larger one."""
         given = tensor("a Gram matrix", matrix)
         if given.ndim != 2 or given.shape[0] != given.shape[1]:
-            raise InputError(f"a Gram matrix is square, got shape {tuple(given.shape)}")
+            raise InputError(f"a Gram matrix must be square, got shape {tuple(given.shape)}")
         (gram,), _ = one_precision(given)
         return cls(unit(centred_gram(gram / magnitude(gram), debiased), 0.0), debiased)
 
@@ -217,7 +217,7 @@ def gram_of(
         # The Gram of centred features is centred, unless it is to be debiased.
         return centred_gram(gram, debiased=True) if debiased else gram
     if not center:
-        raise InputError("center=False is for the linear kernel")
+        raise InputError("center=False needs the linear kernel")
     return centred_gram(rbf(_linear(x), bandwidth), debiased)
 
 

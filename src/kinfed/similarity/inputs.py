@@ -107,7 +107,7 @@ def tensor(what: str, given: Any) -> Tensor:
     x = given if isinstance(given, Tensor) else _from_numpy(what, given)
     if x.layout != torch.strided or x.is_complex() or x.is_quantized or x.is_nested or x.is_meta:
         kind = f"a tensor of {x.dtype}, {x.layout}, on {x.device}".replace("torch.", "")
-        raise InputError(f"{what} is {kind}; it takes real numbers in a dense tensor")
+        raise InputError(f"{what} is {kind}; must be real numbers in a dense tensor")
     if x.ndim == 0 or x.numel() == 0:
         raise InputError(f"{what} needs at least one example and one feature, got shape {tuple(x.shape)}")
     return x if x.is_floating_point() else x.double()
@@ -116,13 +116,13 @@ def tensor(what: str, given: Any) -> Tensor:
 def _from_numpy(what: str, given: Any) -> Tensor:
     if np.ma.is_masked(given):
         count = np.ma.getmaskarray(given).sum()
-        raise InputError(f"{what} has {count} masked numbers; leave their examples out of both sides")
+        raise InputError(f"{what} has {count} masked numbers; leave out their examples on both sides")
     try:
         array = np.asarray(given)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(f"{what} is no array of numbers: {error}") from error
+        raise InputError(f"{what} is not an array of numbers: {error}") from error
     if array.dtype.kind not in "fiub":
-        raise InputError(f"{what} is {type(given).__name__} of {array.dtype}; it takes real numbers in a dense array")
+        raise InputError(f"{what} is {type(given).__name__} of {array.dtype}; must be real numbers in a dense array")
     # torch has neither long doubles nor all integer types.
     usual = array.dtype.kind == "f" and array.dtype.itemsize <= 8
     # from_numpy refuses negative strides and foreign byte order, and warns about read-only memory: copy these.
@@ -137,7 +137,7 @@ def several(what: str, given: Any) -> list[Any]:
     """
     if isinstance(given, str) or not (isinstance(given, Sequence) or getattr(given, "ndim", 0) > 2):
         got = f"one of shape {tuple(given.shape)}" if hasattr(given, "shape") else f"a {type(given).__name__}"
-        raise InputError(f"{what} takes a list of representations, or a stack N×n×p; got {got}")
+        raise InputError(f"{what} must be a list of representations, or a stack N×n×p; got {got}")
     if len(given) == 0:
         raise InputError(f"{what} needs at least one representation")
     return [*given]
@@ -210,8 +210,8 @@ def flatten(x: Array, how: Flattening = "full") -> Array:
     activations = tensor("flatten: x", x)
     if activations.ndim == 3 and how != "full":
         raise InputError(
-            f"a side of shape {tuple(activations.shape)} is neither n×p nor a map n×c×h×w, and which of its axes are "
-            "features is not known; make it a matrix, as x.mean(1) or x.reshape(-1, d) of n×tokens×d"
+            f"a representation of shape {tuple(activations.shape)} is neither n×p nor a feature map n×c×h×w, so that "
+            "its feature axis is not known; make it a matrix, such as x.mean(1) or x.reshape(-1, d) for n×tokens×d"
         )
     if activations.ndim == 2:
         rows = activations
@@ -226,9 +226,7 @@ def refuse_gradient(name: str, sides: Mapping[str, Tensor]) -> None:
     """Raise an InputError if a side needs a gradient from a measure that has none."""
     for side, x in sides.items():
         if x.requires_grad and torch.is_grad_enabled():
-            raise InputError(
-                f"{name} has no gradient, and {side} wants one: detach() it, or measure under torch.no_grad()"
-            )
+            raise InputError(f"{name} has no gradient, but {side} requires one: detach() it, or use torch.no_grad()")
 
 
 def refuse_non_finite(name: str, sides: Mapping[str, Tensor]) -> None:
@@ -292,11 +290,11 @@ def same_rows(name: str, sides: Sequence[Tensor]) -> int:
     """Return the common number of rows of all sides; raise an InputError if they differ."""
     counts = [len(x) for x in sides]
     if len(set(counts)) > 1:
-        raise InputError(f"{name} compares the same examples, but the numbers of rows differ: {counts}")
+        raise InputError(f"{name} needs the same examples on both sides, but the numbers of rows differ: {counts}")
     return counts[0]
 
 
 def same_features(name: str, x: Tensor, y: Tensor) -> None:
     """Raise an InputError if the sides have different numbers of columns."""
     if x.shape[1] != y.shape[1]:
-        raise InputError(f"{name} compares the same features: x has {x.shape[1]}, y has {y.shape[1]}")
+        raise InputError(f"{name} needs the same features on both sides: x has {x.shape[1]}, y has {y.shape[1]}")

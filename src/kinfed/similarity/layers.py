@@ -117,7 +117,7 @@ def compare_layers(
     """
     by = _without_labels(measure)
     if kernel != "linear" and not by.of_grams:
-        raise InputError(f"kernel: {kernel!r} would do nothing; it is of CKA, and the measure is {by.name}")
+        raise InputError(f"kernel: {kernel!r} would do nothing; it is an option of CKA, and the measure is {by.name}")
     kernel = by.options.get("kernel", kernel)
     layers = {"a": _layers("a", a), "b": _layers("b", b)}
     if ids is not None:
@@ -161,7 +161,7 @@ def _without_labels(measure: str | Measure | Callable[..., Any]) -> Measure:
     """Return a measure by its name or function; refuse one that needs labels."""
     by = as_measure(measure)
     if by.needs_labels:
-        raise InputError(f"measure: {by.name!r} is not allowed; it needs labels, and here are none")
+        raise InputError(f"measure: {by.name!r} is not allowed; it needs labels, which activations do not have")
     return by
 
 
@@ -176,10 +176,12 @@ def _checked_ids(what: str, given: Ids) -> list[Any]:
     """Return the ids as a list; refuse all but unique integers or strings, one for each example."""
     array = np.asarray(given.cpu() if isinstance(given, Tensor) else given)
     if array.ndim != 1 or array.dtype.kind not in "iuU":
-        raise InputError(f"{what}: a whole number or a text an example; got {array.dtype} of shape {array.shape}")
+        raise InputError(
+            f"{what}: must be one whole number or text per example; got {array.dtype} of shape {array.shape}"
+        )
     names, counts = np.unique(array, return_counts=True)
     if (counts > 1).any():
-        raise InputError(f"{what}: {names[counts > 1][0].item()!r} stands there twice; an id is of one example")
+        raise InputError(f"{what}: {names[counts > 1][0].item()!r} occurs twice; each example must have its own id")
     listed: list[Any] = array.tolist()
     return listed
 
@@ -189,12 +191,12 @@ def _matched(ids: Mapping[str, list[Any]], layers: Mapping[str, Mapping[str, Ten
     for side, of in layers.items():
         for name, x in of.items():
             if len(x) != len(ids[side]):
-                raise InputError(f"ids of {side}: {len(ids[side])}, but layer {name!r} has {len(x)} rows")
+                raise InputError(f"ids of {side}: there are {len(ids[side])}, but layer {name!r} has {len(x)} rows")
     rows = {id: row for row, id in enumerate(ids["b"])}
     lacking = {"b": [id for id in ids["a"] if id not in rows], "a": [id for id in ids["b"] if id not in {*ids["a"]}]}
     told = [f"{len(of)} are not in {side}, the first is {of[0]!r}" for side, of in lacking.items() if of]
     if told:
-        raise InputError(f"ids: a and b are not of the same examples: {'; '.join(told)}")
+        raise InputError(f"ids: a and b must have the same examples: {'; '.join(told)}")
     return [rows[id] for id in ids["a"]]
 
 
@@ -221,10 +223,10 @@ def load_activations(path: str | Path, layers: Sequence[str] | None = None) -> d
     with _opened(path) as (names, read):
         there = [name for name in names if name != IDS or path.suffix == ".npy"]
         if not there:
-            raise InputError(f"{path}: no layers")
+            raise InputError(f"{path}: has no layers")
         for layer in layers or ():
             if layer not in there:
-                raise InputError(f"{path}: no layer {layer!r}; it has {', '.join(there)}")
+                raise InputError(f"{path}: has no layer {layer!r}; it has {', '.join(there)}")
         return {layer: _checked(path, layer, read(layer)) for layer in (there if layers is None else layers)}
 
 
@@ -250,7 +252,7 @@ def load_ids(path: str | Path) -> list[Any] | None:
 def _opened(path: Path) -> Iterator[tuple[Sequence[str], Callable[[str], Array]]]:
     """Open a file and give the names of its arrays and a function that reads one; any failure is an InputError."""
     if path.suffix not in {".npy", ".npz", ".safetensors"}:
-        raise InputError(f"{path}: activations are .npy, .npz or .safetensors files")
+        raise InputError(f"{path}: must be a .npy, .npz or .safetensors file of activations")
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     try:
@@ -267,7 +269,7 @@ def _opened(path: Path) -> Iterator[tuple[Sequence[str], Callable[[str], Array]]
     # RuntimeError: an encrypted archive or an unknown compression. MemoryError: a header that claims too much. Of a
     # header that is no Python literal, NumPy raises what its parsers raise.
     except (*BROKEN, RuntimeError, MemoryError, SyntaxError, tokenize.TokenError) as error:
-        raise InputError(f"{path}: not a {path.suffix} file of plain arrays ({error})") from error
+        raise InputError(f"{path}: is not a {path.suffix} file of plain arrays ({error})") from error
 
 
 def _checked(path: Path, layer: str, data: Array) -> Tensor:

@@ -99,9 +99,12 @@ def similarity_matrix(
     every = given | others
     grams = [x for x in every.values() if isinstance(x, Gram)]
     if grams and not (by.of_grams and len(grams) == len(every)):
-        raise InputError("similarity_matrix takes Grams for cka, and then of all representations")
+        raise InputError("similarity_matrix takes Grams only for cka, and only if all representations are Grams")
     if any(gram.debiased != options.get("debiased", False) for gram in grams):
-        raise InputError(f"similarity_matrix: a Gram is not as debiased={options.get('debiased', False)} wants it")
+        raise InputError(
+            f"similarity_matrix: debiased={options.get('debiased', False)} needs Grams that were made "
+            "with the same option"
+        )
     sides = {name: x.unit if isinstance(x, Gram) else tensor(name, x) for name, x in every.items()}
     if not by.differentiable:
         refuse_gradient(by.name, sides)

@@ -96,7 +96,7 @@ class Measure:
                 raise InputError(f"{called} failed with {type(error).__name__}: {error}") from error
             if value.numel() != 1 or value.is_complex():
                 raise InputError(
-                    f"{called} gave {value.dtype} of shape {tuple(value.shape)}; a measure gives one number"
+                    f"{called} returned {value.dtype} of shape {tuple(value.shape)}; a measure must return one number"
                 )
             return value.reshape(()).to(x.device)
 
@@ -132,7 +132,7 @@ def _measures() -> dict[str, Measure]:
 
 
 def _fault(thing: Any) -> str | None:
-    return None if callable(thing) else "is no function of two representations"
+    return None if callable(thing) else "is not a function of two representations"
 
 
 def _from_elsewhere(name: str, thing: Any) -> Measure:
@@ -163,7 +163,7 @@ def as_measure(given: str | Measure | Callable[..., Any]) -> Measure:
         return MEASURES[given]
     if not callable(given):
         raise InputError(
-            f"measure is one of {', '.join(MEASURES)}, or a function of two representations; got {given!r}"
+            f"measure must be one of {', '.join(MEASURES)}, or a function of two representations; got {given!r}"
         )
     own = [one for one in _OWN.values() if one.function is given and not one.options]
     return own[0] if own else Measure.of(given)

@@ -78,10 +78,10 @@ class minibatch_cka:
         refuse_non_finite("minibatch_cka", sides)
         n = same_rows("minibatch_cka", [*sides.values()])
         if self.batches and (len(xs), len(ys)) != self._layers:
-            raise InputError(f"minibatch_cka: {(len(xs), len(ys))} layers, but {self._layers} in the batches before")
+            raise InputError(f"minibatch_cka: {(len(xs), len(ys))} layers, but the batches before had {self._layers}")
         if n < 4:
             self.left_out += 1
-            warn(f"minibatch_cka: a batch of {n} examples is left out, it takes at least 4", UserWarning)
+            warn(f"minibatch_cka: a batch of {n} examples is left out; at least 4 are needed", UserWarning)
             return
         vectors = torch.stack([self._hsic_factor(layer).flatten() for layer in one_precision(*sides.values())[0]])
         self._hsic = self._hsic + vectors @ vectors.T
@@ -101,7 +101,7 @@ class minibatch_cka:
             InputError: If no batch was added.
         """
         if not self.batches:
-            raise InputError(f"minibatch_cka: no batch yet ({self.left_out} left out)")
+            raise InputError(f"minibatch_cka: no batch was added ({self.left_out} were left out)")
         norms = self._hsic.diagonal().sqrt()
         count = self._layers[0]
         constant = [

@@ -28,12 +28,12 @@ class Range(NamedTuple):
 
 
 Positive = Annotated[float, Range(lambda value: 0 < value < math.inf, "must be positive")]
-Fraction = Annotated[float, Range(lambda value: 0 < value <= 1, "is above 0 and at most 1")]
-Count = Annotated[int, Range(lambda value: value >= 1, "is at least 1, a whole number")]
+Fraction = Annotated[float, Range(lambda value: 0 < value <= 1, "must be above 0 and at most 1")]
+Count = Annotated[int, Range(lambda value: value >= 1, "must be a whole number of at least 1")]
 
 NUMBERS: dict[Any, tuple[type, str]] = {
-    float: (numbers.Real, "is a number"),
-    int: (numbers.Integral, "is a whole number"),
+    float: (numbers.Real, "must be a number"),
+    int: (numbers.Integral, "must be a whole number"),
 }
 
 
@@ -85,9 +85,9 @@ def check_option(name: str, value: Any, kind: Any) -> None:
     base, *ranges = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     if get_origin(base) is Literal:
         names = get_args(base)
-        allowed, said = isinstance(value, str) and value in names, f"is {' or '.join(map(repr, names))}"
+        allowed, said = isinstance(value, str) and value in names, f"must be {' or '.join(map(repr, names))}"
     elif base is bool:
-        allowed, said = isinstance(value, bool | np.bool_), "is True or False"
+        allowed, said = isinstance(value, bool | np.bool_), "must be True or False"
     elif base in NUMBERS:
         number, said = NUMBERS[base]
         allowed = isinstance(value, number) and not isinstance(value, bool)

@@ -69,7 +69,10 @@ def warn_left_out(sides: Mapping[str, Tensor]) -> None:
             more = f" and {len(alone) - NAMED} more" if len(alone) > NAMED else ""
             told.append(f"{', '.join(map(str, alone[:NAMED]))}{more} of {side}")
     if told:
-        what = f"leaves out all pairs of example {'; '.join(told)}: equal features throughout, so not defined"
+        what = (
+            f"leaves out all pairs with example {'; '.join(told)}: all their features are equal, so that the "
+            "correlation is not defined"
+        )
         warn(f"rsa {what}", UndefinedSimilarityWarning)
 
 
@@ -123,7 +126,7 @@ def spearman(u: Array, v: Array) -> float:
     sides = {name: tensor(f"spearman: {name}", w).detach().cpu().numpy() for name, w in (("u", u), ("v", v))}
     shapes = [w.shape for w in sides.values()]
     if shapes[0] != shapes[1] or len(shapes[0]) != 1:
-        raise InputError(f"spearman takes two vectors of equal length, got shapes {shapes[0]} and {shapes[1]}")
+        raise InputError(f"spearman needs two vectors of equal length, got shapes {shapes[0]} and {shapes[1]}")
     missing = {name: np.flatnonzero(np.isnan(w)).tolist() for name, w in sides.items() if np.isnan(w).any()}
     if missing:
         raise InputError(f"spearman: NaN at positions {missing}")

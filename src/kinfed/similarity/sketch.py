@@ -99,7 +99,7 @@ def sketched_alignments(
 def count_sketch(n: int, rows: int, seed: int, repeat: int, nonzeros: int) -> Tensor:
     """Sparse sketch matrix, rows×n: each column has ``nonzeros`` entries ±1/√nonzeros (Clarkson and Woodruff 2013)."""
     if not 1 <= nonzeros <= rows:
-        raise InputError(f"each example goes into 1 to {rows} rows of the sketch, not into {nonzeros}")
+        raise InputError(f"nonzeros: {nonzeros} is not allowed; must be from 1 to {rows}, the rows of the sketch")
     stream = numpy_stream(seed, "count sketch", repeat)
     targets = stream.permuted(np.tile(np.arange(rows), (n, 1)), axis=1)[:, :nonzeros]
     signs = stream.choice([-1.0, 1.0], size=targets.shape) / np.sqrt(nonzeros)

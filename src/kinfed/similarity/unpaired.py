@@ -81,8 +81,8 @@ def class_means(x: Array, labels: Array, classes: int) -> Any:
     index = given.to(rows.device, torch.int64)
     if index.shape != (len(rows),) or not ((index == given) & (index >= 0) & (index < classes)).all():
         raise InputError(
-            f"class_means needs {len(rows)} labels in 0…{classes - 1}, whole numbers; got shape {tuple(given.shape)}, "
-            f"from {given.min():g} to {given.max():g}"
+            f"class_means needs {len(rows)} labels, whole numbers from 0 to {classes - 1}; got shape "
+            f"{tuple(given.shape)}, from {given.min():g} to {given.max():g}"
         )
     counts = torch.bincount(index, minlength=classes)
     sums = rows.new_zeros(classes, rows.shape[1]).index_add(0, index, rows)

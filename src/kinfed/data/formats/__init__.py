@@ -82,5 +82,5 @@ def find_in_format(name: str, path: Path) -> Files:
     """
     files = FORMATS.find(name).find(path)
     if files is None:
-        raise InputError(f"data: {str(path)!r} holds no data of the format {name}")
+        raise InputError(f"data: {str(path)!r} has no data in the format {name}")
     return files

@@ -60,7 +60,7 @@ def from_arrays(
     others = {column: [as_array(values) for values in both] for column, both in (columns or {}).items()}
     for column, (train, test) in others.items():
         if (train.dtype.kind == "U") != (test.dtype.kind == "U"):
-            raise InputError(f"data: column {column!r} holds numbers in one split and text in the other")
+            raise InputError(f"data: column {column!r} must be numbers in both splits or text in both")
     splits = []
     for at, (which, x, y) in enumerate((("train", x_train, y_train), ("test", x_test, y_test))):
         inputs, own = as_array(x), {column: both[at] for column, both in others.items()}
@@ -90,7 +90,9 @@ def keep_arrays(x_train: Array, y_train: Array, x_test: Array, y_test: Array) ->
     arrays[1::2] = [as_labels(labels, which) for labels, which in zip(arrays[1::2], KEYS[0][1::2], strict=True)]
     for array, which in zip(arrays, KEYS[0], strict=True):
         if array.dtype.hasobject:
-            raise InputError(f"data: {which}: {array.dtype} of the shape {array.shape}; inputs are numbers")
+            raise InputError(
+                f"data: {which}: {array.dtype} of shape {array.shape} is not allowed; inputs must be numbers"
+            )
     content = _content(arrays)
     path = cache_folder() / "arrays" / f"{content}.npz"
     if not _holds(path, content):
@@ -109,7 +111,7 @@ def _holds(path: Path, content: str) -> bool:
     except InputError:
         whole = False
     if not whole:
-        warnings.warn(f"cache: {str(path)!r} is damaged and is written anew", stacklevel=2)
+        warnings.warn(f"cache: {str(path)!r} is damaged and is written again", stacklevel=2)
     return whole
 
 
@@ -124,13 +126,13 @@ def as_array(values: Array) -> NDArray[Any]:
         InputError: If that is impossible, or values are masked.
     """
     if np.ma.is_masked(values):
-        raise InputError("data: an array has masked values; leave these samples out, or fill them in")
+        raise InputError("data: an array has masked values; remove these samples, or fill in the values")
     try:
         if isinstance(values, torch.Tensor):
             values = values.detach().cpu()
             return np.atleast_1d((values.float() if values.dtype == torch.bfloat16 else values).numpy())
         return np.atleast_1d(np.asarray(values))
     except (TypeError, RuntimeError) as error:
-        raise InputError(f"data: {type(values).__name__}: no array can be made of it: {error}") from error
+        raise InputError(f"data: {type(values).__name__} cannot be converted to an array: {error}") from error
     except ValueError as error:
-        raise InputError(f"data: the samples of an array must all have one shape: {error}") from error
+        raise InputError(f"data: the samples of an array must all have the same shape: {error}") from error

@@ -71,8 +71,8 @@ class ClassFolders:
             found = f"one class, {min(classes)!r}" if classes else "no images"
             left = f"; left out: {', '.join(train.left_out[:NAMED])}" if train.left_out else ""
             raise InputError(
-                f"data: {str(self.path / 'train')!r} holds {found}; an image is train/CLASS/NAME, of two classes or "
-                f"more{left}"
+                f"data: {str(self.path / 'train')!r} has {found}; must be images train/CLASS/NAME of two or more "
+                f"classes{left}"
             )
 
     @cached_property
@@ -102,11 +102,11 @@ class ClientFolders:
         clients = {folder.name: files for folder, files in found.items() if files is not None}
         if missing := [folder.name for folder, files in found.items() if files is None]:
             raise InputError(
-                f"data: {str(path)!r} has a folder a client, as {next(iter(clients))!r}, but {missing[0]!r} has no "
-                f"training and test split"
+                f"data: {str(path)!r} has one folder per client, such as {next(iter(clients))!r}, but {missing[0]!r} "
+                "has no training and test split"
             )
         if links := [folder.name for folder in folders if folder.is_symlink()]:
-            raise InputError(f"data: {str(path)!r} has a folder a client, and {links[0]!r} is a link")
+            raise InputError(f"data: {str(path)!r} has one folder per client, but {links[0]!r} is a link")
         return cls(clients)
 
     def paths(self) -> list[Path]:

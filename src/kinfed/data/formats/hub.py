@@ -60,8 +60,8 @@ class HubSet:
         test = next((name for name in TEST_NAMES if name in splits), None)
         if "train" not in splits or test is None:
             raise InputError(
-                f"data: {self} has the splits {', '.join(splits)}; train, and test (or {', '.join(TEST_NAMES[1:])}) "
-                f"are needed"
+                f"data: {self} has the splits {', '.join(splits)}; must have train and test (or "
+                f"{', '.join(TEST_NAMES[1:])})"
             )
         return Fetched(str(self), splits["train"], splits[test])
 

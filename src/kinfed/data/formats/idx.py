@@ -57,9 +57,9 @@ class IdxFiles:
             if len(found.get(part, ())) != 1:
                 there = ", ".join(found.get(part, {})) or "no such file"
                 raise InputError(
-                    f"data: {str(folder)!r} must hold one IDX file of {part[0]} {part[1]}, as in "
+                    f"data: {str(folder)!r} must have one IDX file of {part[0]} {part[1]}, such as "
                     f"{part[0].replace('test', 't10k')}-{part[1]}-idx{3 if part[1] == 'images' else 1}-ubyte.gz; it "
-                    f"holds {there}"
+                    f"has {there}"
                 )
         first, second, third, fourth = (next(iter(found[part].values())) for part in PARTS)
         return cls((first, second, third, fourth))
@@ -87,7 +87,7 @@ def read_idx(path: Path) -> NDArray[Any]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             magic = file.read(4)
             if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or not magic[3]:
-                raise InputError(f"data: {path} is no IDX file; it begins with {magic.hex(' ') or 'nothing'}")
+                raise InputError(f"data: {path} is not an IDX file; it begins with {magic.hex(' ') or 'nothing'}")
             kind = np.dtype(TYPES[magic[2]])
             shape = tuple(np.frombuffer(file.read(4 * magic[3]), ">u4", count=magic[3]).tolist())
             size = math.prod(shape) * kind.itemsize
@@ -99,8 +99,8 @@ def read_idx(path: Path) -> NDArray[Any]:
     except (OSError, EOFError, MemoryError, ValueError, zlib.error) as error:
         raise InputError(f"data: {path} cannot be read: {error}") from error
     raise InputError(
-        f"data: {path} says that it holds {'×'.join(map(str, shape))} values of {kind.itemsize} bytes, and "
-        f"{len(values)} bytes follow{' or more' if len(values) > size else ''}"
+        f"data: {path} should have {'×'.join(map(str, shape))} values of {kind.itemsize} bytes by its header, but has "
+        f"{len(values)} bytes{' or more' if len(values) > size else ''}"
     )
 
 

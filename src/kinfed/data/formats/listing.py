@@ -57,15 +57,15 @@ def list_images(root: Path, split: str) -> Listing:
         elif kind == "other" or not name.lower().endswith(SUFFIXES):
             left.append(f"{split}/{name}")
         elif not below:
-            raise InputError(f"data: {path} lies in no class folder; an image is {split}/CLASS/NAME")
+            raise InputError(f"data: {path} is not in a class folder; images must be {split}/CLASS/NAME")
         else:
             images.append((label, path))
             inner[label].update(below[:-1][:1])
     for label, folders in sorted(inner.items()):
         if len(folders) > 1:
             raise InputError(
-                f"data: {os.path.join(top, label)!r} holds several folders of images, {', '.join(sorted(folders))}; an "
-                f"image is {split}/CLASS/NAME, and a class may hold one folder"
+                f"data: {os.path.join(top, label)!r} has several folders of images, {', '.join(sorted(folders))}; "
+                f"images must be {split}/CLASS/NAME, with at most one folder in a class"
             )
     empty = inner.keys() - {label for label, _ in images}
     return Listing(sorted(images), sorted([*left, *(f"{split}/{label} (no images)" for label in empty)]))

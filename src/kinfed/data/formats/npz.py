@@ -70,26 +70,26 @@ def read_npz(path: Path) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
     except Exception as error:  # broken files raise exceptions of many types
         raise InputError(f"data: {path} cannot be read without pickle: {error or type(error).__name__}") from error
     raise InputError(
-        f"data: {path} does not have the arrays {', '.join(KEYS[0])} (or {', '.join(KEYS[1])}): "
-        f"it has {', '.join(names) or 'none'}"
+        f"data: {path} must have the arrays {', '.join(KEYS[0])} (or {', '.join(KEYS[1])}); it has "
+        f"{', '.join(names) or 'none'}"
     )
 
 
 def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
     """Read one array; memory grows with the bytes that are read, so that a false header does no harm."""
     if archive.getinfo(f"{key}.npy").compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{key} is compressed in a way that NumPy does not use")  # others may need too much memory
+        raise ValueError(f"{key} has a compression that NumPy does not use")  # others may need too much memory
     with archive.open(f"{key}.npy") as file:
         version = np.lib.format.read_magic(file)
         if version not in HEADERS:  # other versions have structured types
             raise ValueError(f"{key} has the format {version}")
         shape, fortran, kind = HEADERS[version](file)
         if kind.hasobject or min(shape, default=0) < 0:
-            raise ValueError(f"{key} holds {kind} of the shape {shape}")
+            raise ValueError(f"{key} has {kind} of shape {shape}")
         size = math.prod(shape) * kind.itemsize
         values = at_most(size + 1, file)
     if len(values) != size:
-        follow = f"{len(values)} bytes follow{' or more' if len(values) > size else ''}"
-        raise ValueError(f"{key} says that it holds {size} bytes, and {follow}")
+        follow = f"{len(values)} bytes{' or more' if len(values) > size else ''}"
+        raise ValueError(f"{key} should have {size} bytes by its header, but has {follow}")
     array: NDArray[Any] = np.frombuffer(values, kind).reshape(shape[::-1] if fortran else shape)
     return array.T if fortran else array

@@ -44,7 +44,7 @@ class ParquetFiles:
         test = next((files for files in tests if files), None)
         if test is None:
             raise InputError(
-                f"data: {str(path)!r} has no test.parquet; a data folder holds train.parquet and test.parquet"
+                f"data: {str(path)!r} has no test.parquet; a data folder must have train.parquet and test.parquet"
             )
         return cls(path, train, test)
 
@@ -77,16 +77,16 @@ def split_of(table: Any, name: str, folders: Sequence[Path]) -> Split:
     image, label = (next((name for name in known if name in names), None) for known in (IMAGE, LABEL))
     if image is None or label is None:
         raise InputError(
-            f"data: {name} does not have the columns 'image' and 'label' ('img'; 'fine_label', 'labels'): it has "
+            f"data: {name} must have the columns 'image' (or 'img') and 'label' (or 'fine_label', 'labels'); it has "
             f"{', '.join(names) or 'none'}"
         )
     if pa.types.is_nested(table.column(label).type):
-        raise InputError(f"data: {name} has several labels a sample in {label!r}; a sample has one class")
+        raise InputError(f"data: {name} has several labels per sample in {label!r}; must be one class per sample")
     if table.column(label).null_count:
         raise InputError(f"data: {name} has {table.column(label).null_count} samples without a label")
     labels = table.column(label).to_pylist()
     if _longest(labels) > LONGEST:
-        raise InputError(f"data: {name} has a label of {_longest(labels):,} characters; {LONGEST} at most make a class")
+        raise InputError(f"data: {name} has a label of {_longest(labels):,} characters; must be at most {LONGEST}")
     called = [f"{name}, row {row}" for row in range(len(labels))]
     cells = table.column(image).to_pylist()
     files = [_file(cell, folders, row) for cell, row in zip(cells, called, strict=True)]
@@ -115,7 +115,7 @@ def _table(path: Path, columns: list[str] | None = None) -> Any:
 
     rows, size = pq.read_metadata(path).num_rows, path.stat().st_size
     if rows > size:  # a few bytes can encode billions of equal rows, which would fill the memory
-        raise InputError(f"data: {path} says that it has {rows:,} rows, in {size:,} bytes")
+        raise InputError(f"data: {path} cannot have {rows:,} rows in {size:,} bytes, as its header says")
     return pq.read_table(path, columns=columns, partitioning=None)
 
 
@@ -156,7 +156,7 @@ def _file(cell: Any, folders: Sequence[Path], name: str) -> bytes | Path | None:
         return encoded if isinstance(encoded, bytes) else None
     file = folders[0] / path
     if not _lies_in(folders, file):
-        raise InputError(f"data: {name} names the image {path!r}, which lies outside of {str(folders[0])!r}")
+        raise InputError(f"data: {name} names the image {path!r}, which is outside of {str(folders[0])!r}")
     return file
 
 

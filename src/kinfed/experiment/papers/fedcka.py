@@ -17,7 +17,7 @@ def _column(alpha: float, *, fedprox: float, moon: float, fedcka: float) -> Fiel
 
 
 TABLE2 = PaperTable(
-    title="FedCKA (Son et al. 2021), Table 2: CIFAR-10 by how much the clients' labels differ",
+    title="FedCKA (Son et al. 2021), Table 2: CIFAR-10 at several levels of label skew",
     quantity="global_acc",
     fields={
         "data": "cifar10", "model": "small_cnn", "clients": 10, "partition": "dirichlet", "public": 0,

@@ -21,7 +21,7 @@ _COLUMNS = {f"{called} {skew}": {**_DATA[called], **_SKEW[skew]} for called in _
 
 
 TABLE1 = PaperTable(
-    title="FedCRC, Table I: MNIST, CIFAR-10 and CIFAR-100 by how much the clients' labels differ",
+    title="FedCRC, Table I: MNIST, CIFAR-10 and CIFAR-100 at several levels of label skew",
     quantity="global_acc_mean",
     fields={
         "clients": 100, "participation": 0.1, "public": 0, "local_epochs": 5, "batch_size": 50, "lr": 0.05,
@@ -86,8 +86,9 @@ TABLE1 = PaperTable(
         ),
         "paper": Scale((*_COLUMNS,), {"rounds": 100, "seeds": 3}),
     },
-    note="Means over all clients on the fifth of their images that they keep for testing. A tenth of the clients "
-    "trains in a round, but all of them where they train alone (local), which makes ten times the epochs of as "
-    "many rounds; in the small table local has as many in all as the others. The head of a client that was never "
-    "sampled is the initial one (stale); before refreshed each client trains its head once more.",
+    note="Means over all clients, each tested on a fifth of its own images. A tenth of the clients trains in each "
+         "round, but all of them train in each round of local, so that local has ten times as many epochs for the "
+         "same number of rounds; in the small table, local has as many epochs as the other methods. A client that "
+         "was never sampled has the initial head (stale); for refreshed, each client re-fits its head before the "
+         "test.",
 )  # fmt: skip

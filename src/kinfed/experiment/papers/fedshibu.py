@@ -26,7 +26,7 @@ def _row(label: str, printed: tuple[float, ...] = (), **settings: Any) -> Row:
 
 
 TABLE1 = PaperTable(
-    title="FedSHIBU, Table 1: CIFAR-10 and CIFAR-100 by the shards that a client has",
+    title="FedSHIBU, Table 1: CIFAR-10 and CIFAR-100 by the number of shards per client",
     quantity="personal_acc_weighted",
     fields={
         "partition": "shards", "public": 256, "local_epochs": 1, "batch_size": 50, "momentum": 0.9, "weight_decay": 0.0,
@@ -86,9 +86,10 @@ TABLE1 = PaperTable(
             {"model": "resnet18", "clients": 100, "rounds": 320, "lr": 0.1, "seeds": 3},
         ),
     },
-    note="Each client's model on its own test images, before fine-tuning; that the paper's numbers are so is inferred "
-    "from their size. FedSHIBU compares the bodies on images that the server holds, and stretches every row of "
-    "similarities to [0, 1] before dividing it by its sum (minmax). The paper prints the division alone: that is "
-    "the row sum (literal), with the same images. The paper's numbers stand beside the other two. Each layer is "
-    "kinfed's default: every stage of the body is mixed by the similarity of its own outputs.",
+    note="Accuracy of each client's model on its own test images, before fine-tuning; the paper does not say so, but "
+         "the size of its numbers suggests it. FedSHIBU compares the bodies on images that the server holds, and "
+         "rescales every row of similarities to [0, 1] before it divides the row by its sum (minmax). The paper "
+         "gives only the division: that is the row sum (literal), with the same images. The paper's numbers are "
+         "beside the other two rows. The row each layer is kinfed's default: every stage of the body is mixed by the "
+         "similarity of its own outputs.",
 )  # fmt: skip

@@ -40,7 +40,7 @@ def _row(method: str, printed: tuple[float, ...] = ()) -> Row:
 
 
 TABLE1 = PaperTable(
-    title="Hetero-SSFL (Makhija et al. 2022), Table 1: five clients with classes of their own, linear evaluation",
+    title="Hetero-SSFL (Makhija et al. 2022), Table 1: five clients with different classes, linear evaluation",
     quantity="linear_global_acc_mean",
     fields=_FIELDS,
     columns={
@@ -67,10 +67,11 @@ TABLE1 = PaperTable(
             {"hetero_ssfl": _RESNETS, "local_ssl": _RESNETS},
         ),
     },
-    note="A linear classifier is fitted to the frozen body with the labels of all training images and tested on the "
-    "whole test set: to the global body or, of hetero_ssfl and local_ssl, to each client's, and the mean over clients "
-    "is shown. In linear_local both have the client's own classes alone. The paper does not tell which it shows; its "
-    "numbers stand beside the former. fedavg learns with labels: the model itself is tested.",
+    note="A linear classifier is fitted on the frozen body with the labels of all training images and tested on the "
+         "whole test set: on the global body or, for hetero_ssfl and local_ssl, on each client's body (mean over "
+         "clients). For linear_local, it is fitted and tested on the client's own classes only. The paper does not "
+         "say which of the two it shows; its numbers are beside the former. fedavg learns with labels, so its model "
+         "is tested directly.",
 )  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def _by_architecture(architectures: Mapping[str, str]) -> tuple[Row, ...]:
 
 
 TABLE4 = PaperTable(
-    title="Hetero-SSFL (Makhija et al. 2022), Table 4: what clients of each architecture have of learning together",
+    title="Hetero-SSFL (Makhija et al. 2022), Table 4: what clients of each architecture gain from training together",
     quantity="linear_global_acc_mean",
     fields=_FIELDS,
     columns={"CIFAR-10": _column("cifar10")},
@@ -108,8 +109,9 @@ TABLE4 = PaperTable(
         ),
         "paper": Scale(("CIFAR-10",), {**_RESNETS, "rounds": 200, "seeds": 3}),
     },
-    note="Means over the clients of an architecture: two have the first, three the second. A linear classifier is "
-    "fitted to each client's frozen body with the labels of all training images and tested on the whole test set; in "
-    "linear_local both have the client's own classes alone. That the paper's numbers are of CIFAR-10 is inferred: "
-    "their mean over the clients is nearly that of its Table 1.",
+    note="Means over the clients of each architecture: two clients have the first, three the second. A linear "
+         "classifier is fitted on each client's frozen body with the labels of all training images and tested on the "
+         "whole test set; for linear_local, it is fitted and tested on the client's own classes only. The paper does "
+         "not name the data; its numbers are probably of CIFAR-10, since their mean over clients is close to that of "
+         "its Table 1.",
 )  # fmt: skip

@@ -155,8 +155,8 @@ def identify(
     dataset = load(config.data, channels=config.channels, image_size=config.image_size)
     if len(dataset.classes) != 2 * len(PAIRS) or config.clients % len(PAIRS):
         raise InputError(
-            f"data, clients: {config.data} has {len(dataset.classes)} classes and there are {config.clients} clients; "
-            f"this experiment is on {2 * len(PAIRS)} classes, and the clients must be a multiple of {len(PAIRS)}"
+            f"data, clients: {config.data} with {len(dataset.classes)} classes and {config.clients} clients is not "
+            f"allowed; must be {2 * len(PAIRS)} classes and a multiple of {len(PAIRS)} clients"
         )
     found: Found = {told: {measure: [] for measure in MEASURED} for names in PARTITIONS.values() for told in names}
     each = config.model_copy(update={"seeds": 1})
@@ -229,7 +229,11 @@ def right(partition: str, ballots: Sequence[Sequence[int]], counts: NDArray[np.i
 def another_setting(other: Mapping[str, Any]) -> list[str]:
     """Return Markdown lines that name the fields that differ from a table's; none if no field differs."""
     fields = ", ".join(f"{name}={plain(value)}" for name, value in other.items())
-    return [f"Another setting than this table's: {fields}. The paper's numbers are not of it.", ""] if other else []
+    return (
+        [f"The setting differs from this table's: {fields}. The paper's numbers are of the table's setting.", ""]
+        if other
+        else []
+    )
 
 
 def markdown(table: IdentificationTable, config: Config, found: Found, other: Mapping[str, Any]) -> str:
@@ -242,13 +246,13 @@ def markdown(table: IdentificationTable, config: Config, found: Found, other: Ma
         other: Fields that differ from the table's, with their values.
     """
     seeds = f"{config.seeds} repeats" if config.seeds > 1 else "one repeat"
-    spread = "; ± is the sample standard deviation over them" if config.seeds > 1 else ""
+    spread = "; ± is the sample standard deviation over the repeats" if config.seeds > 1 else ""
     lines = [
         f"# {table.title}",
         "",
         f"{config.data}, {config.clients} clients, model {config.model}, {config.rounds} rounds of "
-        f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}, {seeds}{spread}. Percent of "
-        "the clients whose highest score is that of the right source.",
+        f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}, {seeds}{spread}. Percentage "
+        "of the clients that give the right source the highest score.",
         "",
         table.note,
         "",

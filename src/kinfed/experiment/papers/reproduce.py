@@ -75,14 +75,14 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, make_callback: Ma
     given = cast(Fields, with_present_names(given))
     with claimed(out):
         if isinstance(table, IdentificationTable):
-            _refuse_own(given, OF_IDENTIFICATION, "is the experiment's own")
+            _refuse_own(given, OF_IDENTIFICATION, "is set by the experiment")
             return identify(table, scale, out, given, make_callback)
         return _reproduce(name, table.at(scale), scale, out, given, make_callback)
 
 
 def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Fields, make_callback: MakeCallback) -> Path:
     """Reproduce a table whose columns are comparisons; see `reproduce`."""
-    _refuse_own(given, _apart(table), "tells the columns or rows of this table apart")
+    _refuse_own(given, _apart(table), "differs between the columns or rows of this table")
     to_train = bool(table.sources) and "sources" not in given
     # The folder is a placeholder, so that all fields are checked before a source is trained.
     placed = {**given, "sources": os.curdir} if to_train else given
@@ -124,7 +124,7 @@ def _refuse_own(given: Fields, names: Collection[str], why: str) -> None:
     own = {f"{method}.{name}": value for method, of in settings.items() for name, value in of.items()}
     for name, value in {**given, **own}.items():
         if name in names:
-            raise InputError(f"{name}: {short(value)} is not allowed; it {why}; kinfed compare runs any setting")
+            raise InputError(f"{name}: {short(value)} is not allowed; it {why}; use kinfed compare for other settings")
 
 
 def _configs(table: PaperTable, scale: str, given: Fields) -> list[Config]:
@@ -263,7 +263,7 @@ def markdown(
         ]
         lines.append(f"| {row.label} | {' | '.join(beside)} |")
     for also in [of for of in found if of != CELLS]:
-        lines += ["", f"The same runs, {also}:", "", *_header([*columns])]
+        lines += ["", f"{also} of the same runs:", "", *_header([*columns])]
         of_rows = [
             [row.label, *(_cell(cells, row) for cells in found[also].values())]
             for row in table.rows
@@ -285,17 +285,17 @@ def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]
     for row in table.rows:
         if row.quantity:
             others.setdefault(row.quantity, []).append(row.label)
-    of_others = "".join(f"; of {' and '.join(labels)}, {quantity}" for quantity, labels in others.items())
+    of_others = "".join(f"; for {' and '.join(labels)}, {quantity}" for quantity, labels in others.items())
     apart = [
         f"; {row.label}: {', '.join(f'{name} {value}' for name, value in own.items() if value is not None)}"
         for comparison in next(iter(columns.values()))
         if (own := {name: getattr(comparison.config, name) for name in comparison.own})
         for row in comparison.rows
     ]
-    some = f" ({config.participation:.0%} of them in a round)" if config.participation < 1 else ""
+    some = f" ({config.participation:.0%} of them per round)" if config.participation < 1 else ""
     seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}" if config.seeds > 1 else f"seed {config.seed}"
     tuned = any(row.also is not None and row.also.startswith("fine_tuned") for row in table.rows)
-    tuning = f", fine-tuning of {config.ft_epochs} epochs with lr {config.ft_lr}" if tuned else ""
+    tuning = f", fine-tuning for {config.ft_epochs} epochs with lr {config.ft_lr}" if tuned else ""
     spread = "; ± is the sample standard deviation over seeds" if config.seeds > 1 else ""
     return (
         f"{data}, {config.clients} clients{some}, partition {partition}, model {model}, {config.rounds} rounds of "
@@ -307,8 +307,8 @@ def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]
 
 def _quantity(table: PaperTable, config: Config) -> str:
     if table.quantity == ROUNDS:
-        return f"The numbers are rounds until the global model has {config.target_acc} on the whole test set"
-    return f"The numbers are {table.quantity} at the last round, in percent"
+        return f"The numbers are rounds until the global model reaches {config.target_acc} on the whole test set"
+    return f"The numbers are {table.quantity} after the last round, in percent"
 
 
 def _header(heads: Sequence[str]) -> list[str]:

@@ -12,15 +12,16 @@ _FIELDS: Fields = {
 }  # fmt: skip
 
 TABLE1 = IdentificationTable(
-    title="SFTL (FedVote), Table 1: finding the source model that learned a client's classes, MNIST",
+    title="SFTL (FedVote), Table 1: identifying the source model trained on a client's classes, MNIST",
     fields={**_FIELDS, "data": "mnist", "clients": 50, "rounds": 5, "evaluate_every": 5},
     printed={"cca": "20", "svcca": "19", "pwcca": "20.5", "emd": "15", "sketched_cka": "79"},
     scales={"small": {"seeds": 3}, "paper": {"seeds": 10}},
-    note="Five sources learn a pair of classes each, on half of the training images; the clients share the other half, "
-    "train together, and compare the representation of their own model with that of each source on their own images. "
-    "paired: a client has a shard of both classes of one source; guessing finds 20 %. The paper deals out two random "
-    "shards of one class each, so that most clients have classes of two sources: any of two counts either as right, "
-    "and guessing finds 36 %; unambiguous is of the fifth of the clients, or less, whose classes are of one source.",
+    note="Five source models are each trained on a pair of classes, on half of the training images. The clients "
+    "share the other half, train together, and compare the representation of their own model with that of each "
+    "source on their own images. paired: each client has a shard of both classes of one source; guessing is "
+    "right in 20 %. The paper gives each client two random shards of one class each, so that most clients have "
+    "classes of two sources: any of two counts either source as right (guessing: 36 %); unambiguous counts only "
+    "the clients whose classes belong to one source, a fifth of them or less.",
 )
 
 
@@ -31,7 +32,8 @@ def _transfer(label: str, source: str, printed: tuple[float, ...] = ()) -> Row:
 
 _BASELINE, _VOTE = Row("Baseline", "fedavg", (332, 170)), Row("by vote", "fedvote")
 TABLE2 = PaperTable(
-    title="SFTL (FedVote), Table 2: rounds until the global model reads the digits of USPS, by what is transferred",
+    title="SFTL (FedVote), Table 2: rounds until the global model reaches the target accuracy on USPS, by "
+          "transferred source",
     quantity=ROUNDS,
     fields={
         **_FIELDS, "data": "usps", "image_size": 28, "clients": 100, "participation": 0.1, "target_acc": 0.9,
@@ -57,7 +59,7 @@ TABLE2 = PaperTable(
                 _transfer("MNIST", "mnist", (93, 51)),
                 _transfer("EMNIST letters", "emnist_letters_small"),
                 _transfer("FMNIST", "fashion_mnist", (256, 111)),
-                _transfer("CIFAR-10 in grey", "cifar10"),
+                _transfer("CIFAR-10 in greyscale", "cifar10"),
                 _transfer("PneumoniaMNIST", "pneumoniamnist"),
                 _VOTE,
             ),
@@ -66,7 +68,8 @@ TABLE2 = PaperTable(
         "paper": Scale(("non-IID", "IID"), {"rounds": 1000, "seeds": 3}),
     },
     sources={"like": "usps", "image_size": 28},
-    note="A source is trained on its own data, in grey and in the target's size and normalisation, and its layers "
-    "replace those of the global model, all but the last, after round 5. Rounds count from the very first. By vote: "
-    "the clients choose it. In brackets: how many times sooner than the baseline; below 1 is negative transfer.",
+    note="Each source is trained on its own data, in greyscale and with the target's image size and normalisation. "
+         "After round 5, its layers replace those of the global model, except the last one. Rounds are counted from "
+         "the first round. By vote: the clients choose the source. In brackets: speed-up over the baseline; below 1 "
+         "is negative transfer.",
 )  # fmt: skip
