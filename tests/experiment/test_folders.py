@@ -270,9 +270,7 @@ def test_more_rounds_of_one_run_and_without_checkpoints_each_round(out: Path, tm
     kinfed.run("fedshibu", out=out, **fields)
     kinfed.resume(out, rounds=5, quiet=True)
     kinfed.run("fedshibu", out=tmp_path / "straight", **{**fields, "rounds": 5})
-    ours, theirs = files(out), files(tmp_path / "straight")
-    assert ours.pop("checkpoints/round-000003.safetensors")
-    assert ours == theirs
+    assert files(out) == files(tmp_path / "straight")
 
 
 def test_more_rounds_of_a_run_that_is_not_finished(compared: Path, straight: Path) -> None:
