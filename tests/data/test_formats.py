@@ -302,6 +302,7 @@ def test_clients_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
         load(str(tmp_path), image_size=8)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "cifar100_small").is_dir(), reason="the shared data sets are not here")
 def test_cifar100_has_its_coarse_labels_in_a_column() -> None:
     data = load(str(SHARED / "cifar100_small"))
@@ -311,6 +312,7 @@ def test_cifar100_has_its_coarse_labels_in_a_column() -> None:
     assert len({(f, c) for f, c in zip(fine.tolist(), coarse.tolist(), strict=True)}) == 100  # a fine one has one
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "tiny_imagenet_small").is_dir(), reason="the shared data sets are not here")
 def test_grey_files_of_tiny_imagenet_have_three_channels() -> None:
     assert load(str(SHARED / "tiny_imagenet_small")).shape == (3, 64, 64)

@@ -83,6 +83,7 @@ def test_a_method_whose_clients_have_no_labels_is_not_fine_tuned(tmp_path: Path)
 # -- clients that took no part ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_new_clients_are_tested_after_the_last_round_of_every_method(name: str, tmp_path: Path) -> None:  # CRC-T2
     fed = federation(new=2)
@@ -261,6 +262,7 @@ def test_test_samples_change_no_model_in_the_last_evaluation(
     assert all(same(a, b) for a, b in zip(*tested, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedper"])
 def test_a_run_stopped_in_its_last_evaluation_ends_as_if_it_had_not_been(name: str, tmp_path: Path) -> None:
     straight = run(build_runtime(name, federation(new=2)), tmp_path / "a")

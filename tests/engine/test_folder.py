@@ -243,6 +243,7 @@ def test_what_a_kill_left_half_written_is_never_chosen(tmp_path: Path) -> None: 
     assert folder.last_checkpoint().round == 1  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_saves_always_has_a_whole_checkpoint(tmp_path: Path) -> None:  # case 107
     folder, moments = RunFolder(tmp_path), random.Random(0)
 

@@ -119,6 +119,7 @@ class Again:
         return build_runtime(self.name, by_classes(*PAIRS), knn_every=2)
 
 
+@pytest.mark.slow
 def test_neighbours_vote_every_few_rounds_and_take_the_place_of_the_evaluation(tmp_path: Path) -> None:
     fed = by_classes(*PAIRS)
     told = {
@@ -130,6 +131,7 @@ def test_neighbours_vote_every_few_rounds_and_take_the_place_of_the_evaluation(t
     assert told[0] == [None] * 5
 
 
+@pytest.mark.slow
 def test_probes_change_no_training_and_can_be_left_out(tmp_path: Path) -> None:
     fed = by_classes(*PAIRS)
     with_it = run(build_runtime("local_ssl", fed), tmp_path / "with")
@@ -215,6 +217,7 @@ def test_the_spread_of_every_client_s_outputs_is_told_each_round(tmp_path: Path)
     assert "spread" not in run(build_runtime("fedavg"), tmp_path / "labelled").lines[0]
 
 
+@pytest.mark.slow
 def test_the_server_s_images_are_counted_once_a_client_also_after_a_kill(tmp_path: Path) -> None:
     class Stops(HeteroSSFL):
         def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:

@@ -211,6 +211,7 @@ def test_a_run_stops_after_three_rounds_that_brought_nothing_with_all_it_had(tmp
     assert folder.last_checkpoint().round == 5  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_only_three_rounds_in_a_row_that_brought_nothing_end_a_run(tmp_path: Path) -> None:  # case 344
     """Fail, good, fail, fail, good, fail, fail, fail; stopped and resumed after every round."""
     everybody, bad = (0, 1, 2, 3), (1, 3, 4, 6, 7, 8)
@@ -321,6 +322,7 @@ def test_a_run_of_which_nothing_is_finite_fails_and_says_what_to_try(
     assert not (tmp_path / "out" / "models").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_what_the_server_knows_is_finite_but_for_what_a_method_calls_unknown(name: str, tmp_path: Path) -> None:
     outcome = run(build_runtime(name, participation=0.5, rounds=2), tmp_path / "out")

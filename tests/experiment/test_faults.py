@@ -87,6 +87,7 @@ class Diverging(FedAvg):
         return Message(upload.tensors, {**upload.numbers, "loss": float("nan")}), kept
 
 
+@pytest.mark.slow
 def test_a_method_that_fails_does_not_keep_the_others_of_a_comparison_from_running(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +177,7 @@ def changed(path: Path, **fields: Any) -> None:
     path.write_text(text)
 
 
+@pytest.mark.slow
 def test_a_run_whose_config_was_changed_is_not_resumed_but_how_it_is_carried_out_may_change(out: Path) -> None:
     kinfed.run("fedper", out=out, **SMALL)
     (out / "summary.json").unlink()
@@ -207,6 +209,7 @@ def test_a_run_begun_on_a_device_that_is_gone_goes_on_on_another(out: Path) -> N
     assert files(out) == files(out.with_name("straight"))
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_changed_is_not_resumed(out: Path) -> None:
     kinfed.run("fedper", out=out, **SMALL)
     (out / "summary.json").unlink()
@@ -217,6 +220,7 @@ def test_a_run_whose_data_changed_is_not_resumed(out: Path) -> None:
         kinfed.resume(out, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_federation_was_written_can_be_resumed_and_overwritten(out: Path) -> None:
     kinfed.run("fedavg", out=out, **SMALL)
     before = files(out)

@@ -218,6 +218,7 @@ def test_rows_of_one_run_and_runs_of_one_method(out: Path) -> None:
     assert {column: [*rows] for column, rows in refreshed.items()} == {"digits": ["FedCRC-Per"], "grey": ["FedCRC-Per"]}
 
 
+@pytest.mark.slow
 def test_a_scale_has_rows_and_a_column_that_the_paper_has_not(out: Path) -> None:
     text = kinfed.reproduce("a-table3", out=out, quiet=True, settings={"hetero_ssfl": {"out": 4}}).read_text()
     (hetero,) = json.loads((out / "B" / "comparison.json").read_text())

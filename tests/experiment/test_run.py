@@ -139,6 +139,7 @@ def test_the_summary_tells_the_first_round_of_the_target(tmp_path: Path) -> None
     assert both[1]["rounds_to_target"] == {"target": 0.01, "round": None}  # it has no global model
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_told_of_another_target_and_not_trained_again(out: Path) -> None:
     kinfed.compare(["fedavg"], out=out, target_acc=1.0, **SMALL)
     lines, seconds = ((out / "fedavg-seed0" / f"{name}.jsonl").read_bytes() for name in ("metrics", "seconds"))
@@ -152,6 +153,7 @@ def test_a_finished_run_is_told_of_another_target_and_not_trained_again(out: Pat
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_with_another_target(out: Path) -> None:
     kinfed.run("fedavg", out=out, **SMALL)
     (out / "summary.json").unlink()
@@ -160,6 +162,7 @@ def test_a_run_that_was_stopped_goes_on_with_another_target(out: Path) -> None:
     assert kinfed.resume(out, quiet=True).summaries[0]["rounds_to_target"] == {"target": 0.001, "round": 1}
 
 
+@pytest.mark.slow
 def test_the_summary_has_every_accuracy_of_the_last_round_and_two_in_any_case(tmp_path: Path) -> None:
     for name, epochs in (("with", 1), ("without", 0)):
         (run,) = read_runs([kinfed.run("fedper", out=tmp_path / name, ft_epochs=epochs, **SMALL).path])
@@ -199,6 +202,7 @@ def test_clients_are_the_same_whether_or_not_a_method_uses_the_probe(tmp_path: P
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_folder_that_exists_is_left_alone_unless_told_otherwise(out: Path) -> None:  # case 112
     kinfed.run("fedavg", out=out, **SMALL)
     before = files(out)
@@ -218,6 +222,7 @@ def test_overwriting_with_what_does_not_fit_the_data_leaves_the_old_run(out: Pat
         assert files(out) == before
 
 
+@pytest.mark.slow
 def test_overwriting_with_what_does_not_fit_the_model_leaves_the_old_run(out: Path) -> None:
     kinfed.run("fedavg", out=out, **SMALL)
     before = files(out)

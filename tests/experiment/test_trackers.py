@@ -134,6 +134,7 @@ def test_a_run_is_the_same_with_and_without_trackers(tmp_path: Path) -> None:
     assert {name: content for name, content in tracked.items() if name not in own} == plain
 
 
+@pytest.mark.slow
 def test_a_method_with_a_vote_is_followed_under_names_that_mlflow_takes(out: Path, tmp_path: Path) -> None:
     sources = str(write_pool(tmp_path / "pool", "ab"))
     vote = {"fedvote+fedprox": {"round": 1, "mu": 0.5}}

@@ -134,6 +134,7 @@ def test_the_scores_are_those_computed_from_the_saved_models_by_hand(
             assert vote.ballots[client] == np.argsort(expected)[::-1][:3].tolist()
 
 
+@pytest.mark.slow
 def test_neither_test_images_nor_test_labels_change_the_vote(pool: Path, tmp_path: Path) -> None:  # case 88
     data = load("digits")
     train, test = ((x[:600], y[:600]) for x, y in map(numpy_of, (data.train, data.test)))
@@ -230,6 +231,7 @@ def test_a_ranking_by_a_biased_measure_says_what_the_debiased_one_is(
         assert line.split()[-1] == f"{mean:.3f}"
 
 
+@pytest.mark.slow
 def test_enough_images_need_no_word_of_a_bias(pool: Path, call: Call, tmp_path: Path) -> None:  # case 328
     """With every image of the data, the biased value of 64 features is the debiased one, nearly."""
     fields = {**FIELDS, "clients": 1, "partition": "iid", "train_images": 1400, "rounds": 1}
@@ -249,6 +251,7 @@ def test_a_client_of_three_images_has_no_debiased_score(pool: Path) -> None:  # 
     assert voting.scores(few, "cka").isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_run_with_a_vote_notes_what_its_measure_may_mistake(pool: Path, tmp_path: Path) -> None:  # case 328
     for own, noted in (
         ({"images": 8}, True),
@@ -409,6 +412,7 @@ def test_every_row_of_the_page_has_its_vote(pool: Path, tmp_path: Path) -> None:
     assert "The vote" not in kinfed.run("fedavg", out=tmp_path / "f", **FIELDS).report().read_text()
 
 
+@pytest.mark.slow
 def test_resume_with_other_sources_is_refused(pool: Path, call: Call, tmp_path: Path) -> None:
     shutil.copytree(pool, tmp_path / "pool")
     fields = {**FIELDS, "sources": str(tmp_path / "pool"), "settings": {"fedvote": {"round": 1}}}

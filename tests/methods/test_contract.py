@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from kinfed.methods import METHODS
+from kinfed.methods import METHODS, Method
 from kinfed.testing import CHECKS, Check, check_learns, check_uneven_clients, uneven_round
 from tests.builders import small
 
-# Methods without labels take ten times as long as the others.
-NAMES = [name if kind.supervised else pytest.param(name, marks=pytest.mark.slow) for name, kind in METHODS.items()]
+STEPS = {"init", "update", "aggregate", "evaluated"}
+
+
+def is_quick(kind: type[Method]) -> bool:
+    """Return True for methods with labels that have steps of their own: the others take long, or only declare parts."""
+    return kind.supervised and bool(STEPS & vars(kind).keys())
+
+
+NAMES = [name if is_quick(kind) else pytest.param(name, marks=pytest.mark.slow) for name, kind in METHODS.items()]
 SHORT = [check for check in CHECKS if check not in (check_uneven_clients, check_learns)]
 pytestmark = [pytest.mark.parametrize("name", NAMES), pytest.mark.usefixtures("global_generators")]
 

@@ -317,6 +317,7 @@ def test_each_stage_is_mixed_by_the_similarity_of_its_own_outputs(norm: Norm) ->
     assert not close(mixture(after, 1), mixture(plain, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES])
 def test_every_tensor_of_every_architecture_is_mixed_once(architecture: str) -> None:
     model = build(architecture, (3, 32, 32), 10, 0)

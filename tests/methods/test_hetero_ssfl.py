@@ -179,6 +179,7 @@ def test_clients_of_different_architectures_learn_from_one_another(tmp_path: Pat
     assert (tmp_path / "out" / "models" / "client-00003-personal.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_the_bytes_are_those_of_the_smaller_form(tmp_path: Path) -> None:
     for sizes, down in ((NARROW, PROBE * 32), (WIDE, PROBE * PROBE)):
         lines = run(shop_of(HeteroSSFL(**sizes)), tmp_path / str(sizes["out"])).lines
@@ -339,6 +340,7 @@ def test_the_rad_leaves_running_statistics_alone_unless_asked(mode: str, moves: 
     assert all(part.training for part in (online.body, online.projector, online.predictor))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", ["predictor", "projector", "backbone"])
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_every_place_to_read_trains(phi: str, mode: str, tmp_path: Path) -> None:

@@ -398,6 +398,7 @@ def test_dittos_models_are_held_near_what_came(tmp_path: Path, monkeypatch: pyte
 # -- FedProto ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fedproto_without_prototypes_or_without_weight_is_training_alone(tmp_path: Path) -> None:
     once, alone, unweighted, longer = (
         run(build_runtime(m, rounds=r), tmp_path / f"{n}{r}")

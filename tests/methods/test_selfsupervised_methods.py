@@ -204,6 +204,7 @@ def test_a_predictor_comes_from_the_server_if_the_client_has_moved_little(thresh
         assert torch.allclose(upload.tensors[name], message.tensors[name] + float(moved), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_a_bound_the_predictor_is_always_global_and_that_is_fedbyol(tmp_path: Path) -> None:
     compared = {"u": FedU(threshold=math.inf, **SIZES), "b": FedBYOL(**SIZES)}
     ours, byol = (run(build_runtime(method, rounds=4), tmp_path / name) for name, method in compared.items())
@@ -282,6 +283,7 @@ def test_lambda_is_fixed_by_the_first_divergence_so_that_mu_is_tau_at_first() ->
     assert torch.allclose(upload.tensors[name], expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_a_share_of_its_own_it_is_fedbyol(tmp_path: Path) -> None:
     compared = {"e": FedEMA(tau=0.0, **SIZES), "b": FedBYOL(**SIZES)}
     ours, byol = (run(build_runtime(method, rounds=4), tmp_path / name) for name, method in compared.items())
@@ -338,6 +340,7 @@ def test_local_ssl_sends_nothing_and_trains_everybody_whatever_the_participation
     assert all(line["clients"] == [0, 1, 2, 3] for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.independent("local_ssl")
 @pytest.mark.parametrize("ssl", ["byol", "simsiam"])
 def test_local_ssl_is_its_method_with_one_client_for_each(ssl: str, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def holding(classes: list[str], **more: Any) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_plotly_and_matplotlib_are_given_text(tmp_path: Path) -> None:
     run = holding(CLASSES)
     (heatmap,) = partition(run).data
