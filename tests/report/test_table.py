@@ -43,6 +43,14 @@ def column(runs: list[Run], heading: str) -> list[tuple[str, str, bool]]:
     return [(row[at].text, row[at].spread, row[at].best) for row in shown.rows]
 
 
+def test_validation_and_the_round_that_it_chose_have_columns_of_their_own() -> None:
+    chosen = {"chosen": {"round": 2, "personal_acc_weighted": 0.625}}
+    run = made("fedavg", 0.5, metrics={"validation_personal_acc_weighted": 0.75}, summary=chosen)
+    assert column([run], "at chosen round") == [("0.625", "", True)]
+    assert column([run], "validation") == [("0.750", "", False)]
+    assert not {"validation", "at chosen round"} & {*table([made("fedavg", 0.5)]).headings}
+
+
 def test_the_best_of_each_column_is_marked_and_ties_are_shared() -> None:
     runs = [made("fedavg", 0.91234), made("fedper", 0.9119), made("local", 0.95), made("central", 0.95001)]
     assert column(runs, "own test") == [

@@ -20,7 +20,11 @@ __all__ = ["COLUMNS", "NEW_CLIENTS", "Cell", "Table", "table"]
 
 Summary = dict[str, Any]
 
-NARROW = {"refreshed": "re-\nfreshed", "fine-tuned": "fine-\ntuned"}  # headings broken for a terminal
+NARROW = {
+    "refreshed": "re-\nfreshed",
+    "validation": "vali-\ndation",
+    "fine-tuned": "fine-\ntuned",
+}  # headings broken for a terminal
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,12 @@ COLUMNS = (
            lambda s: s["metrics"].get("linear_local_acc_mean")),
     Column("own test", "accuracy on the clients' own test samples, weighted by their number, before fine-tuning",
            lambda s: s["metrics"]["personal_acc_weighted"], clients="personal"),
-    Column("mean over clients", "the same, unweighted mean over clients", lambda s: s["metrics"]["personal_acc_mean"],
-           clients="personal", weighted=False),
+    Column("at chosen round", "the same after the round with the best accuracy on validation samples",
+           lambda s: (s.get("chosen") or {}).get("personal_acc_weighted")),
+    Column("validation", "accuracy on the clients' validation samples, weighted by their number, after the last round",
+           lambda s: s["metrics"].get("validation_personal_acc_weighted"), accuracy=False),
+    Column("mean over clients", "own test accuracy, unweighted mean over clients",
+           lambda s: s["metrics"]["personal_acc_mean"], clients="personal", weighted=False),
     Column("sd over clients", "spread of this accuracy over clients (population standard deviation)",
            lambda s: s["metrics"]["personal_acc_std"], accuracy=False),
     Column("worst tenth", "mean accuracy of the tenth of the clients with the lowest accuracy",
