@@ -59,7 +59,7 @@ def test_the_best_of_each_column_is_marked_and_ties_are_shared() -> None:
         ("0.950", "", True),
         ("0.950", "", False),  # pooled data serve nobody
     ]
-    assert setting(runs).endswith("and all that cannot be told from it, pooled data apart.")
+    assert setting(runs).endswith("and all that do not differ from it significantly, pooled data apart.")
     assert column(runs[:3], "own test")[:2] == [("0.912", "", False)] * 2
     assert column([runs[0], runs[1]], "own test") == [("0.912", "", True)] * 2
 
@@ -231,9 +231,9 @@ def test_means_say_over_how_many_clients_they_are(accuracies: list[float | None]
 def test_every_accuracy_names_the_samples_the_model_and_the_clients_it_is_of() -> None:  # cases 114, 117
     shown = table([made("fedavg", 0.7, global_acc=0.4), made("fedper", 0.7)])
     means = dict(zip(shown.headings, shown.meanings, strict=True))
-    said = "accuracy on the clients' own test samples, weighted by the number of samples, before fine-tuning"
+    said = "accuracy on the clients' own test samples, weighted by their number, before fine-tuning"
     assert means["own test"] == said
-    assert means["mean over clients"] == "the same, unweighted mean over clients"
+    assert means["mean over clients"] == "own test accuracy, unweighted mean over clients"
     assert means["sd over clients"] == "spread of this accuracy over clients (population standard deviation)"
     assert means["pooled test"] == "accuracy of the global model on the pooled test set"
     assert [row[1].text for row in shown.rows] == ["global", "global"]
