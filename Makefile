@@ -18,12 +18,14 @@ FAST = tests/test_floors.py tests/test_docs.py tests/test_registry.py tests/test
 test-fast: $(VENV)/installed
 	$(BIN)/pytest -n 2 -m "not slow" $(FAST)
 
-# What takes long: processes that die, fuzzing, many runs.
+# What takes long: processes that die, fuzzing, many runs. PART=2/3 runs the second third of it.
+PART ?= 1/1
 test-slow: $(VENV)/installed
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 2 -m slow --part $(PART)
 
 # The tests of numbers with the instructions of other processors: a machine of another kind shall find nothing new.
-NUMBERS = tests/similarity tests/methods/test_golden.py tests/methods/test_reductions.py tests/methods/test_crsm.py
+NUMBERS = $(filter-out tests/similarity/test_similarity_inputs.py,$(wildcard tests/similarity/test_*.py)) \
+    tests/methods/test_golden.py tests/methods/test_reductions.py tests/methods/test_crsm.py
 test-instructions: $(VENV)/installed
 	for limit in ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2; do \
 	    echo "with $$limit"; env $$limit $(BIN)/pytest -n 2 -m "not slow" $(NUMBERS) || exit 1; \

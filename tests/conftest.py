@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import signal
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,19 @@ for _name in ("SIGTERM", "SIGHUP"):
     signal.signal(getattr(signal, _name), signal.SIG_DFL)
 
 torch.set_num_threads(1)  # small tensors: two threads cost more than they bring, above all on a busy machine
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="1/1", metavar="K/N", help="run only part K of N parts of the tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of other parts. A test's part depends on its name alone, so that it is stable."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+    chosen = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == part - 1]
+    if len(chosen) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
 
 
 @pytest.fixture(autouse=True)

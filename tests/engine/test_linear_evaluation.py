@@ -95,7 +95,7 @@ def test_every_client_s_own_encoder_is_probed_and_saved_under_its_head(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedbyol", "hetero_ssfl", "central_byol"])
+@pytest.mark.parametrize("name", ["fedbyol", "hetero_ssfl"])
 def test_probes_are_the_same_bit_for_bit_in_worker_processes(name: str, tmp_path: Path) -> None:
     runtime = build_runtime(name, by_classes(*PAIRS), knn_every=2)
     here = run(runtime, tmp_path / "here")

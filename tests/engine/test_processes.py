@@ -206,7 +206,7 @@ def wait_until(done: Callable[[], bool], seconds: float = 60) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_signal_to_all_processes_ends_the_run_after_its_round_with_a_checkpoint(
     name: str, out: Path
 ) -> None:  # case 310

@@ -340,7 +340,7 @@ def wait_for(path: Path, lines: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "round"), [("fedper", 1), ("fedper", 5), ("fedshibu", 4), ("local", 8)])
+@pytest.mark.parametrize(("method", "round"), [("fedper", 5), ("local", 8)])
 def test_a_comparison_killed_and_resumed_ends_as_if_it_had_never_stopped(
     method: str, round: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -119,7 +119,7 @@ def test_the_scores_are_those_computed_from_the_saved_models_by_hand(
     held: tuple[Path, Any], pool: Path, out: Path
 ) -> None:
     run, _ = held
-    federation = Electorate.of(run, pool).build_runtime.federation
+    federation = Electorate.of(run, pool).runtime.federation
     images = federation.dataset.train.inputs.numpy()
     sources = [build("tiny_cnn", SHAPE, 10, seed) for seed in range(11, 15)]
     own = build("tiny_cnn", SHAPE, 10, 0)
