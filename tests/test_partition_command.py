@@ -158,7 +158,7 @@ def test_names_that_are_no_markup_and_no_formula_are_shown_as_they_are(tmp_path:
     console = Console(file=io.StringIO(), width=80)
     console.print(summary_table(holdings), client_table(holdings, terminal=False))
     assert r"classes $\foo$ … y" in console.file.getvalue()  # type: ignore[attr-defined]
-    assert r"left out of the data: 1 (train/\x1b[2J)" in holdings.warnings(1)
+    assert r"files left out of the data: 1 (train/\x1b[2J)" in holdings.warnings(1)
     paths = [*save_holdings(holdings, federation, tmp_path, 1)]
     assert [path.name for path in paths] == ["partition.json", "partition.png", "rows.json"]
     assert told(tmp_path)["classes"][:5] == [r"$\foo$", "[/b]", "from $5{ to $10", r"\x1b[31m", r"\udcff"]

@@ -61,7 +61,7 @@ def test_a_model_that_workers_cannot_import_is_refused_before_anything_is_writte
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # case 309
     monkeypatch.setattr(sys.modules["__main__"], "net", net, raising=False)
-    with pytest.raises(InputError, match=r"^model: '__main__:net' cannot be imported by workers; move it to a file"):
+    with pytest.raises(InputError, match=r"^model: '__main__:net' cannot be imported by workers; move it to a module"):
         kinfed.run("fedavg", out=out, model="__main__:net", head="1", workers=2, **SMALL)
     assert not out.exists()
 

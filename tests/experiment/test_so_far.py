@@ -41,7 +41,7 @@ def stopped(out: Path, after: int, look: Any = None, **fields: Any) -> None:
 def test_a_page_of_a_run_that_is_going_shows_the_rounds_that_are_done_and_says_so(tmp_path: Path) -> None:
     out, pages = tmp_path / "run", []
     stopped(out, 3, lambda: pages.append(write_report([out], tmp_path / "page.html").read_text()))
-    assert "fedavg, seed 0: is not finished; these are" in pages[0]
+    assert "fedavg, seed 0: the run is not finished; these are" in pages[0]
     assert f"of its {ROUNDS} rounds" in pages[0]
 
 

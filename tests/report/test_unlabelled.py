@@ -76,7 +76,7 @@ def test_what_owes_to_everybody_s_labels_is_not_ranked_against_what_does_not(run
     fedbyol = made(runs[0], "fedbyol", supervised=False, own=0.9, probed=0.6)
     alone = made(runs[0], "local_ssl", supervised=False, own=0.8, probed=0.5)
     fedavg = made(runs[0], "fedavg", supervised=True, own=0.4, probed=0.7)
-    ours = "{} has the best representations: {} under a linear probe. Against training alone (0.500), "
+    ours = "{} has the best representations: {} with a linear probe. Against training alone (0.500), "
     assert verdict([fedbyol, alone, fedavg]).startswith(ours.format("fedavg", "0.700"))
     unprobed = made(runs[0], "fedavg", supervised=True, own=0.95, probed=None)
     assert verdict([fedbyol, alone, unprobed]).startswith(ours.format("fedbyol", "0.600"))

@@ -38,7 +38,7 @@ def rows(**of_methods: tuple[float, ...]) -> list[Run]:
 def test_training_alone_may_serve_best() -> None:
     losing = [made("fedavg", 0.5), made("fedper", 0.6), made("local", 0.7)]
     assert verdict(losing) == (
-        "These clients are served best by training alone (0.700 on their own test samples); "
+        "Training alone serves these clients best (0.700 on their own test samples); "
         "the best federated method is fedper (0.600). Against training alone (0.700), fedper is at -0.100 "
         "(95 % interval -0.114 to -0.086). One seed says nothing about other seeds."
     )
@@ -60,8 +60,8 @@ def test_rows_that_cannot_be_told_apart_are_a_tie() -> None:  # case 331
     assert [best for _, _, best in column(close, "own test")] == [True, True, False]
     equal = [made("fedper", 0.9701), made("local", 0.9698), made("fedavg", 0.5)]
     assert verdict(equal).startswith(
-        "fedper and local are a tie: 0.970 on their own test samples. Training alone is among them: nothing here says "
-        "that federation helps. Against training alone (0.970), fedper is at +0.000"
+        "fedper and local are a tie: 0.970 on their own test samples. Training alone is among them: these results do "
+        "not show that federation helps. Against training alone (0.970), fedper is at +0.000"
     )
     assert verdict([made("fedper", 0.970), made("fedavg", 0.959)]).startswith("fedper serves these clients best")
 

@@ -65,13 +65,12 @@ def _best(ranked: Mapping[str, Measured], order: Sequence[str], labelled: bool) 
     """Return the sentence that names the best row."""
     best, on = order[0], _on(labelled)
     federated = [row for row in order if not learns_alone(row)]
+    what = "serves these clients best" if labelled else "has the best representations"
     if federated and learns_alone(best):
-        what = "These clients are served best" if labelled else "Representations are best"
         return (
-            f"{what} by training alone ({ranked[best].mean:.3f} {on}); "
+            f"Training alone {what} ({ranked[best].mean:.3f} {on}); "
             f"the best federated method is {federated[0]} ({ranked[federated[0]].mean:.3f})."
         )
-    what = "serves these clients best" if labelled else "has the best representations"
     return f"{best} {what}: {ranked[best].mean:.3f} {on}."
 
 
@@ -85,7 +84,7 @@ def _tie(ranked: Mapping[str, Measured], first: Sequence[str], labelled: bool) -
     told = [of for of in others if of is not None]
     if len(told) < len(others):
         return f"{rows} cannot be told apart: they do not share a seed."
-    apart = f"{rows} cannot be told apart{'' if labelled else ' under a linear probe'}"
+    apart = f"{rows} cannot be told apart{'' if labelled else ' with a linear probe'}"
     seeds, samples = min(of.seeds for of in told), min(of.samples for of in told)
     if seeds == 1:
         clients = min(of.clients for of in told)
@@ -148,7 +147,7 @@ def _number(clients: int, does: str) -> str:
 
 
 def _on(labelled: bool) -> str:
-    return "on their own test samples" if labelled else "under a linear probe"
+    return "on their own test samples" if labelled else "with a linear probe"
 
 
 def _listed(names: Sequence[str]) -> str:
