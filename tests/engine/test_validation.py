@@ -57,6 +57,11 @@ def test_a_client_with_one_sample_keeps_it_and_one_with_two_has_one_of_each() ->
         with_validation(replace(fed, partition=replace(fed.partition, train=[r[:1] for r in few])), 0.5, seed=0)
 
 
+def test_validation_samples_are_set_aside_once() -> None:
+    with pytest.raises(InputError, match="the federation already has validation samples"):
+        with_validation(shared(), 0.25, seed=1)
+
+
 def test_a_group_is_not_divided() -> None:
     data = dataset()
     patients = np.arange(len(data.train)) // 6

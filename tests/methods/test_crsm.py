@@ -17,7 +17,7 @@ from kinfed.engine.checks import upload_error
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.learning import LocalTraining, activations, features
-from kinfed.methods import ClientState, Message, Method, ServerState, comparison
+from kinfed.methods import ClientState, Message, Method, ServerState, client_similarity
 from kinfed.methods.crsm import CRSMMixing
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedavg_crsm import FedAvgCRSM
@@ -57,7 +57,7 @@ def two_groups() -> Federation:
 
 
 def with_similarity(monkeypatch: pytest.MonkeyPatch, matrix: Tensor) -> None:
-    monkeypatch.setattr(comparison, "similarity_matrix", lambda representations, *_, **__: matrix)
+    monkeypatch.setattr(client_similarity, "similarity_matrix", lambda representations, *_, **__: matrix)
 
 
 # -- reductions -------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_the_literal_crsm_does_not() -> None:  # specification J.10, SHIBU-1
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("samples", [20, 100])  # fewer and more than the clients have
-def test_uploads_of_every_source_are_as_announced(source: comparison.RepSource, samples: int) -> None:
+def test_uploads_of_every_source_are_as_announced(source: client_similarity.RepSource, samples: int) -> None:
     runtime, state, uploads = first_round(FedSHIBU(rep_source=source, samples=samples))
     assert all(
         upload_error(u, runtime.method.upload_like(runtime.server(1)), runtime.samples) is None

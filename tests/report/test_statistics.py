@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from kinfed.report.statistics import (
-    Comparison,
     Measured,
+    PairedDifference,
     alike,
     client_differences,
     client_means,
@@ -27,7 +27,7 @@ def measured(accuracies: Any, samples: Any = 50, seeds: tuple[int, ...] | None =
     return Measured(seeds or tuple(range(len(values))), values, sizes, sizes)
 
 
-def compared(one: Measured, other: Measured) -> Comparison:
+def compared(one: Measured, other: Measured) -> PairedDifference:
     told = compare(one, other)
     assert told is not None
     return told

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kinfed.data.federation import Federation
 from kinfed.data.partitions.assign import held_out
-from kinfed.data.partitions.partition import Indices
+from kinfed.data.partitions.partition import NOBODY, Indices, rows_by
 from kinfed.data.samples import GROUP, labels_of
 from kinfed.errors import InputError
 from kinfed.streams import numpy_stream
@@ -30,7 +30,7 @@ def with_validation(federation: Federation, share: float, seed: int) -> Federati
         seed: Seed of the run.
 
     Raises:
-        InputError: If no client has enough samples.
+        InputError: If no client has enough samples, or the federation already has validation samples.
 
     >>> from kinfed.data import from_arrays, make_federation
     >>> dataset = from_arrays([[0.1]] * 40, [0, 1] * 20, [[0.1]] * 10, [0, 1] * 5)
@@ -40,6 +40,8 @@ def with_validation(federation: Federation, share: float, seed: int) -> Federati
     """
     if not share:
         return federation
+    if federation.validation:
+        raise InputError(f"validation: {share:g} is not allowed; the federation already has validation samples")
     rows = np.concatenate(federation.partition.train)
     owner = np.repeat(np.arange(len(federation)), [len(own) for own in federation.partition.train])
     labels = labels_of(federation.splits[0])[rows]
@@ -49,13 +51,13 @@ def with_validation(federation: Federation, share: float, seed: int) -> Federati
         chosen = held_out(owner, labels, len(federation), share, stream)
     else:
         chosen = np.zeros(len(rows), dtype=bool)
-        for client in range(len(federation)):
-            (own,) = np.nonzero(owner == client)
+        for own in rows_by(owner, len(federation)):
             chosen[own] = _whole_groups(labels[own], groups[rows[own]], share, stream)
     if not chosen.any():
         raise InputError(f"validation: {share:g} sets nothing aside; every client has one sample or group only")
-    drawn = [rows[chosen & (owner == client)] for client in range(len(federation))]
-    left = [rows[~chosen & (owner == client)] for client in range(len(federation))]
+    drawn, left = (
+        [rows[at] for at in rows_by(np.where(mask, owner, NOBODY), len(federation))] for mask in (chosen, ~chosen)
+    )
     return replace(federation, partition=replace(federation.partition, train=left), validation=drawn)
 
 

@@ -205,12 +205,17 @@ class Evaluator:
         if fault := not_finite(client.model.state_dict()):
             return TestResult(name, fault=fault)
         federation = self.runtime.federation
-        own = [federation.test(client.id), *([federation.validate(client.id)] if federation.validation else [])]
         try:
-            right = [correct(client.model, self.runtime.seen(part).to(self.runtime.device)).cpu() for part in own]
-            return TestResult(name, right[0], right[1] if federation.validation else NOTHING_TESTED, saved or {})
+            right = self._correct(client, federation.test(client.id))
+            validation = (
+                self._correct(client, federation.validate(client.id)) if federation.validation else NOTHING_TESTED
+            )
+            return TestResult(name, right, validation, saved or {})
         except NotFinite as error:
             return TestResult(name, fault=str(error))
+
+    def _correct(self, client: Client, samples: Samples) -> Tensor:
+        return correct(client.model, self.runtime.seen(samples).to(self.runtime.device)).cpu()
 
     def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
         """Test the global model on rows of `Federation.tested`; return the mask of correct predictions, bool.

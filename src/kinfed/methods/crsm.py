@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kinfed.learning import class_overlap, rank_correlation
 from kinfed.methods.aggregation import mix
-from kinfed.methods.comparison import Comparison
+from kinfed.methods.client_similarity import ClientSimilarity
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import (
     Client,
@@ -43,10 +43,10 @@ OWN_SAMPLES = "representation"  # name of the representations of a client's own 
 
 
 @dataclass(frozen=True, kw_only=True)
-class CRSMMixing(RowWeights, Comparison, FedAvg):
+class CRSMMixing(RowWeights, ClientSimilarity, FedAvg):
     """Personalised aggregation: each client receives a mean of the uploads, weighted by similarity of representations.
 
-    The fields of `Comparison` say what is compared, those of `RowWeights` how similarities become weights.
+    The fields of `ClientSimilarity` say what is compared, those of `RowWeights` how similarities become weights.
     """
 
     serves: ClassVar[Serves] = "private"
@@ -61,7 +61,7 @@ class CRSMMixing(RowWeights, Comparison, FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_comparison()
+        self.check_similarity()
 
     @property
     def requires(self) -> Requirements:

@@ -11,7 +11,7 @@ import pandas as pd
 from kinfed.errors import InputError
 from kinfed.report.folders import Run
 from kinfed.report.rows import in_rows, is_supervised, pools
-from kinfed.report.statistics import LEVEL, Comparison, Measured, compare, holm, wilcoxon
+from kinfed.report.statistics import LEVEL, Measured, PairedDifference, compare, holm, wilcoxon
 from kinfed.report.table import COLUMNS, Cell, Table
 
 __all__ = ["DIFFERENCES", "Difference", "compared", "difference_frame", "difference_table", "differences"]
@@ -36,7 +36,7 @@ class Difference:
 
     row: str
     against: str
-    told: Comparison | None
+    told: PairedDifference | None
     p: float
     wilcoxon: float
 

@@ -17,8 +17,8 @@ __all__ = [
     "FEW_CLIENTS",
     "LEVEL",
     "MOST_SEEDS",
-    "Comparison",
     "Measured",
+    "PairedDifference",
     "alike",
     "client_differences",
     "client_means",
@@ -86,7 +86,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedDifference:
     """The difference between two rows, over the same seeds, clients and test samples.
 
     Attributes:
@@ -115,7 +115,7 @@ class Comparison:
     lasting: float
 
 
-def compare(one: Measured, other: Measured) -> Comparison | None:
+def compare(one: Measured, other: Measured) -> PairedDifference | None:
     """Compare two rows over the seeds and clients that both of them have.
 
     The difference of a seed is the weighted mean over the clients of the differences at each client. Its interval is
@@ -152,7 +152,7 @@ def compare(one: Measured, other: Measured) -> Comparison | None:
     found = _variance(pair, of_seeds)
     error = math.sqrt(max(found.fleeting + found.lasting, _fewest(difference, samples)))
     half = float(stdtrit(found.freedom, 1 - LEVEL / 2)) * error
-    return Comparison(
+    return PairedDifference(
         difference=difference,
         low=difference - half,
         high=difference + half,
@@ -254,7 +254,7 @@ def client_means(differences: Mapping[int, Array]) -> Array:
     return means
 
 
-def seeds_needed(told: Comparison) -> int | None:
+def seeds_needed(told: PairedDifference) -> int | None:
     """Estimate how many seeds in all would show this difference, with a probability of 80 %.
 
     It takes the difference and its variance over the seeds as they were found, which few seeds tell only roughly.
@@ -313,7 +313,7 @@ class _Variance:
         fleeting: The part that more seeds reduce; with one seed, all of it.
         lasting: The part that they do not reduce.
         freedom: Degrees of freedom of the estimate.
-        over: What it is over (see `Comparison`).
+        over: What it is over (see `PairedDifference`).
     """
 
     fleeting: float

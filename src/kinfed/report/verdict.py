@@ -14,8 +14,8 @@ from kinfed.report.rows import in_rows, is_supervised, learns_alone, pools
 from kinfed.report.statistics import (
     FEW_CLIENTS,
     MOST_SEEDS,
-    Comparison,
     Measured,
+    PairedDifference,
     alike,
     client_differences,
     client_means,
@@ -135,7 +135,7 @@ def _by_client(group: Sequence[Run], differences: Mapping[int, NDArray[np.float6
     return {client: float(of) for client, of in found.items() if not math.isnan(of)}
 
 
-def _limits(told: Sequence[Comparison | None]) -> list[str]:
+def _limits(told: Sequence[PairedDifference | None]) -> list[str]:
     """Return sentences on what the comparisons do not allow to say."""
     known = [of for of in told if of is not None]
     said = [ONE_SEED] if any(of.seeds == 1 for of in known) else []

@@ -22,7 +22,7 @@ from kinfed.methods.method import Client, Server
 from kinfed.models import BODY, HEAD, Model, Part, Tensors, select
 from kinfed.similarity import MEASURES, BiasedSimilarityWarning, Gram, Measure, class_means, similarity_matrix
 
-__all__ = ["Comparison"]
+__all__ = ["ClientSimilarity"]
 
 WITHOUT_CKA = {"local_feature_cov": "feature_cov", "local_class_mean": "class_mean"}
 RepSource = Literal["probe", "local_random", "local_sorted", "local_feature_cov", "local_class_mean"]
@@ -30,10 +30,10 @@ Compared = Literal["representation", "change", "prediction", "mean_prediction"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ClientSimilarity:
     """Quantity of the clients' models that is compared, on which samples, and by which measure.
 
-    >>> Comparison(kernel="rbf").measure.name
+    >>> ClientSimilarity(kernel="rbf").measure.name
     'rbf_cka'
 
     Attributes:
@@ -58,7 +58,7 @@ class Comparison:
     kernel: Literal["linear", "rbf"] = "linear"
     debiased: bool = False
 
-    def check_comparison(self) -> None:
+    def check_similarity(self) -> None:
         """Raise InputError if fields exclude each other."""
         if self.rep_source != "probe" and self.compared != "representation":
             raise InputError(
