@@ -36,7 +36,7 @@ TELL_THE_TIME = (
 )  # fmt: skip
 SETTING = [
     "--clients", "8", "--partition", "iid", "--rounds", "6", "--participation", "0.5",
-    "--checkpoint-every", "2", "--ft-epochs", "1", "--knn-every", "0",
+    "--checkpoint-every", "2", "--knn-every", "0",
 ]  # fmt: skip
 SHARED_MEMORY = Path("/dev/shm")
 ENDS = ("SIGKILL", "SIGKILL of the group", "SIGTERM", "SIGHUP")
@@ -100,12 +100,18 @@ def comparison(methods: list[str], workers: int, pool: str, out: Path) -> list[s
     votes = [of for name in methods if "fedvote" in name for of in ("--set", f"{name}.round=3")]
     sources = ["--sources", pool] if votes else []
     small = [of for name in methods for of in _narrow(name)]
-    return ["compare", *methods, *SETTING, *sources, *votes, *small, "--workers", str(workers), "--out", str(out)]
+    tuned = ["--ft-epochs", "1"] if any(map(_reads_labels, methods)) else []
+    what = [*methods, *SETTING, *tuned, *sources, *votes, *small]
+    return ["compare", *what, "--workers", str(workers), "--out", str(out)]
+
+
+def _reads_labels(name: str) -> bool:
+    return METHODS[name.removeprefix("fedvote+")].supervised
 
 
 def _narrow(name: str) -> list[str]:
     """Small projectors and predictors: what a kill does to a run has nothing to do with their width."""
-    if METHODS[name.removeprefix("fedvote+")].supervised:
+    if _reads_labels(name):
         return []
     return ["--set", f"{name}.hidden=32", "--set", f"{name}.out=16"]
 
