@@ -16,7 +16,7 @@ from kinfed.engine import (
     RoundSettings,
 )
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, model_shares
+from kinfed.experiment.config import OF_TRAINING, Config, model_shares
 from kinfed.experiment.folders import (
     FEDERATION,
 )
@@ -63,14 +63,12 @@ def runtime_of(config: Config) -> ClientRuntime:
     ]
     models = tuple(_model(config, name, federation) for name, _ in shares)
     tuning = Phase(train=PARTS[config.ft_part], epochs=config.ft_epochs, lr=config.ft_lr)
+    numbers = {field: getattr(config, field) for field in OF_TRAINING} | config.own_training(name)
     settings = RoundSettings(
         rounds=config.rounds,
         training=LocalTraining(
-            lr=config.lr,
-            epochs=config.local_epochs,
-            batch_size=config.batch_size,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
+            epochs=numbers.pop("local_epochs"),
+            **numbers,
             augment=config.augment,
             feature_cache_mb=config.feature_cache_mb,
         ),
