@@ -118,6 +118,11 @@ class Config(BaseModel):
         ge=1,
         description="rounds without a better validation accuracy after which a run ends early; by default never",
     )
+    shift: str | None = Field(
+        None,
+        description="planted groups of clients whose data differ, NAME:GROUPS[:SIZES]: rotate:4, permute_labels:4, "
+        "invert:4 or colour:4; rotate:4:1,2,3,4 with relative sizes",
+    )
     new_clients: int = Field(
         0, ge=0, description="number of clients, drawn at random, that never train and are tested at the end"
     )
@@ -335,6 +340,10 @@ class Config(BaseModel):
             raise InputError(
                 f"new_clients: {self.new_clients} is not allowed; must be less than the {self.clients} clients"
             )
+        if self.shift is not None:
+            from kinfed.data.shifts import parse_shift
+
+            parse_shift(self.shift).check(self.clients - self.new_clients)
         for name in self.methods:
             method = self.method(name)
             needs = method.requires
