@@ -14,8 +14,8 @@ from kinfed.display import Display
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import read_toml
-from kinfed.experiment.keywords import Fields, with_fields
-from kinfed.fields import is_text, short
+from kinfed.experiment.keywords import TUNING, Fields, with_fields
+from kinfed.fields import is_text, parse_duration, short
 from kinfed.files import own_folder
 from kinfed.labels import slug
 from kinfed.settings import untouched
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kinfed.experiment.run import MakeCallback
     from kinfed.experiment.vote import Ballots
     from kinfed.methods import Method
+    from kinfed.tuning import Spectator
 
 __all__ = [
     "Result",
@@ -41,6 +42,7 @@ __all__ = [
     "resume",
     "run",
     "train_sources",
+    "tune",
     "vote",
 ]
 
@@ -274,6 +276,7 @@ def resume(
     from kinfed.experiment.objects import of_folder
     from kinfed.experiment.run import resume as resume_folder
     from kinfed.registry import nothing_from_files
+    from kinfed.tuning import go_on_tuning, is_tuning
 
     _truths(quiet=quiet, allow_code=allow_code)
     folder = _path("run", path)
@@ -281,9 +284,65 @@ def resume(
     with nothing_from_files(names, folder, allow=allow_code):
         if rounds is not None:
             extend(folder, rounds, device=device, objects=objects)
-        with _display(quiet) as make_callback:
+        with _spectator(quiet) as (spectator, make_callback):
+            if is_tuning(folder):
+                go_on_tuning(folder, spectator, make_callback, objects)
             resume_folder(folder, make_callback, device=device, objects=objects, executor=executor)
     return Result(folder)
+
+
+@with_fields(**TUNING)
+@untouched()
+def tune(
+    methods: str | Method | type[Method] | Sequence[str | Method | type[Method]] | None = None,
+    *,
+    over: Sequence[str] = (),
+    budget: str | float | None = None,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    allow_code: bool = False,
+    **fields: Unpack[Fields],
+) -> Result:
+    """Tune methods on validation samples, and compare the best setting of each on fresh seeds.
+
+    The settings of a method race by successive halving with the first seed: all run for some rounds, and the best third
+    goes on from its checkpoints. Test samples play no part in it. The training alone is tuned and compared as well.
+
+    Args:
+        methods: The methods, as in `compare`.
+        over: Fields to tune with their values: ``lr=0.01,0.1`` for all methods, ``fedprox.mu=log:0.001:1`` or
+            ``fedprox.mu=uniform:0:1`` for one. If it is empty, the learning rate and each method's `Method.space`.
+            Choices make a grid; with a range, 20 settings are drawn.
+        budget: Seconds, or text such as ``30m`` or ``2h``, for tuning and comparison together. Fewer settings race if
+            all would take longer; None for no limit.
+        out: Folder of the comparison, with the tuning in its folder ``tuning``; a new one in ``runs`` if not given. In
+            the folder of the same tuning, it continues.
+        quiet: Show no progress.
+        allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
+        **fields: Fields of the experiment, as in `compare`; ``seeds`` is the number of fresh seeds.
+
+    Returns:
+        The results of the comparison.
+
+    Raises:
+        InputError: If a field is wrong or would do nothing, Optuna is not installed, or the folder holds something
+            else.
+        RunFailed: If every setting of a method failed, or a run of the comparison did.
+
+    >>> result = kinfed.tune(["fedavg", "fedprox"], over=["lr=0.03,0.1"], data="digits")  # doctest: +SKIP
+    """
+    from kinfed.tuning import tune as tune_config
+
+    _truths(quiet=quiet, allow_code=allow_code)
+    asked = {**fields} if methods is None else {**fields, "methods": methods}
+    file = _file(fields)
+    there = {} if file is None else read_toml(file)
+    usual = {name: value for name, value in TUNING.items() if name not in there}
+    config = _config({**usual, **asked}, alone=True, allow_code=allow_code)
+    seconds = None if budget is None else parse_duration("budget", budget)
+    with result_folder(out, "tune") as path, _spectator(quiet) as (spectator, make_callback):
+        tune_config(config, over, path, spectator, make_callback, seconds)
+    return Result(path)
 
 
 @with_fields()
@@ -539,3 +598,15 @@ def _display(quiet: bool) -> Iterator[MakeCallback]:
         return
     with Display() as display:
         yield display.run
+
+
+@contextlib.contextmanager
+def _spectator(quiet: bool) -> Iterator[tuple[Spectator, MakeCallback]]:
+    from kinfed.experiment.run import nobody
+    from kinfed.tuning import Unseen
+
+    if quiet:
+        yield Unseen(), nobody
+        return
+    with Display() as display:
+        yield display, display.run

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
+from kinfed.engine.callbacks import NoCallback
+from kinfed.engine.stopping import validation_accuracy
 from kinfed.errors import plain
+
+if TYPE_CHECKING:
+    from kinfed.tuning import Plan
 
 __all__ = ["Display"]
 
@@ -45,9 +52,72 @@ class Display:
         """Return the display of one run."""
         return RunDisplay(self, f"{method} (seed {seed})", rounds)
 
+    def race(self, label: str, rounds: int) -> RaceDisplay:
+        """Return the display of the race of one method's settings."""
+        return RaceDisplay(self, label, rounds)
+
+    def plan(self, plans: Sequence[Plan]) -> None:
+        """Print what a tuning costs."""
+        table = Table(box=None, pad_edge=False)
+        for heading in ("method", "settings", "a third goes on after", "rounds", "about"):
+            table.add_column(heading, justify="left" if heading == "method" else "right")
+        for plan in plans:
+            rungs = ", ".join(map(str, plan.rungs[:-1])) or "–"
+            settings = str(plan.settings) if plan.settings == plan.of else f"{plan.settings} of {plan.of}"
+            table.add_row(plain(plan.label), settings, rungs, str(plan.rounds), _duration(plan.seconds))
+        final = sum(plan.final for plan in plans)
+        total = _duration(final + sum(plan.seconds for plan in plans))
+        self.console.print(table)
+        self.console.print(f"then the best of each on fresh seeds, about {_duration(final)}; in all about {total}")
+
     def source(self, name: str, seed: int, epochs: int) -> RunDisplay:
         """Return the display of the training of one source model, whose rounds are epochs."""
         return RunDisplay(self, f"{name} (seed {seed})", epochs, "epoch")
+
+
+class RaceDisplay:
+    """The progress of one method's race: a bar over its rounds, and a line after each rung.
+
+    Args:
+        display: Display that the bar is part of.
+        name: Label of the method.
+        rounds: Number of rounds of the race.
+    """
+
+    def __init__(self, display: Display, name: str, rounds: int) -> None:
+        self._display, self._name, self._done = display, plain(name), 0
+        self._bar = display.bars.add_task(self._name, total=rounds, told="")
+
+    def trial(self, name: str) -> TrialDisplay:
+        """Return the display of a trial, which advances the bar of the race."""
+        return TrialDisplay(self, name)
+
+    def advance(self, rounds: int, told: str) -> None:
+        """Advance the bar by some rounds."""
+        self._done += rounds
+        self._display.bars.update(self._bar, completed=self._done, told=told)
+
+    def rung(self, round: int, stay: int, of: int, best: str) -> None:
+        """Say which setting leads after a rung, and how many go on."""
+        text = f"{self._name}: {stay} of {of} settings stay after round {round}; best: {plain(best)}"
+        self._display.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+class TrialDisplay(NoCallback):
+    """The progress of one trial, shown by the bar of its race.
+
+    Args:
+        race: Display of the race.
+        name: Settings of the trial.
+    """
+
+    def __init__(self, race: RaceDisplay, name: str) -> None:
+        self._race, self._name = race, plain(name)
+
+    def round(self, line: dict[str, Any]) -> None:
+        """Advance the bar of the race."""
+        score = validation_accuracy(line)
+        self._race.advance(1, self._name if score is None else f"{self._name}  validation {score:.3f}")
 
 
 class RunDisplay:
@@ -115,3 +185,14 @@ class RunDisplay:
 
     def _print(self, text: str, *, soft_wrap: bool = False) -> None:
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=soft_wrap)
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in words.
+
+    >>> _duration(0.4), _duration(200), _duration(9000)
+    ('1 s', '3 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{max(round(seconds), 1)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

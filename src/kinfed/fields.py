@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -13,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo
 
 from kinfed.errors import InputError
 
-__all__ = ["check_fields", "field_types", "is_text", "one_line", "plain_value", "short"]
+__all__ = ["check_fields", "field_types", "is_text", "one_line", "parse_duration", "plain_value", "short"]
 
 SHOWN = 60  # characters of a value in a message
 
@@ -79,6 +80,26 @@ def short(value: Any) -> str:
     """Return the representation (``repr``) of a value for a message, cut to 60 characters."""
     told = repr(value)
     return told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…"
+
+
+def parse_duration(field: str, value: Any) -> float:
+    """Return a duration in seconds, given as a number of seconds or as text with a unit.
+
+    >>> parse_duration("budget", "30m"), parse_duration("budget", "1.5h"), parse_duration("budget", 90)
+    (1800.0, 5400.0, 90.0)
+
+    Args:
+        field: Name of the field, for an error message.
+        value: The duration: a positive number, or one followed by ``s``, ``m`` or ``h``.
+
+    Raises:
+        InputError: If the value is no positive duration.
+    """
+    told = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
+    seconds = float(told[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[told[2]] if told else 0.0
+    if isinstance(value, bool) or not seconds:
+        raise InputError(f"{field}: {short(value)} is not allowed; must be a time above 0, as in 90s, 30m or 2h")
+    return seconds
 
 
 def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from kinfed.errors import InputError, RunFailed, plain
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import FORMER_NAMES, parse_settings
+from kinfed.experiment.keywords import TUNING
 from kinfed.experiment.papers import TABLES
 from kinfed.experiment.training import Training
 from kinfed.files import new_folder
@@ -42,7 +43,9 @@ WRONG_INPUT = 2
 INTERRUPTED = 130
 
 
-def with_options(command: Callable[..., None], config: type[BaseModel], but: Sequence[str]) -> Callable[..., None]:
+def with_options(
+    command: Callable[..., None], config: type[BaseModel], but: Sequence[str], usual: Mapping[str, Any] = {}
+) -> Callable[..., None]:
     """Give a command one option for each field of a config, collected in its argument ``given``.
 
     The values are passed on as text. The config checks them, so that the message of an error is the same everywhere.
@@ -51,6 +54,7 @@ def with_options(command: Callable[..., None], config: type[BaseModel], but: Seq
         command: Command with an argument ``given``, a mapping from the names of the given fields to text.
         config: Class with the fields.
         but: Names of fields that get no option.
+        usual: Defaults of fields where they are not those of the config.
     """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
     fields = {name: f for name, f in config.model_fields.items() if name not in but}
@@ -64,7 +68,7 @@ def with_options(command: Callable[..., None], config: type[BaseModel], but: Seq
                 typer.Option(
                     *(f"--{of.replace('_', '-')}" for of in (name, FORMER_NAMES.get(name)) if of),
                     metavar=_metavar(field.annotation),
-                    help=f"{field.description}{'' if field.default is None else f' [{field.default}]'}",
+                    help=f"{field.description}{_shown(usual.get(name, field.default))}",
                     show_default=False,
                 ),
             ],
@@ -83,7 +87,12 @@ def with_options(command: Callable[..., None], config: type[BaseModel], but: Seq
 
 
 with_config_options = functools.partial(with_options, config=Config, but=("methods", "settings"))
+with_tuning_options = functools.partial(with_options, config=Config, but=("methods", "settings", "log"), usual=TUNING)
 with_training_options = functools.partial(with_options, config=Training, but=("data",))
+
+
+def _shown(default: Any) -> str:
+    return "" if default is None else f" [{default}]"
 
 
 def _metavar(annotation: Any) -> str:
@@ -103,7 +112,7 @@ Assignments = Annotated[
     typer.Option(
         "--set",
         metavar="METHOD.FIELD=VALUE",
-        help="set a field of a method, or an lr, momentum, weight_decay, local_epochs or batch_size of its own; repeatable",
+        help="set a field of a method, or its own lr, momentum, weight_decay, local_epochs or batch_size; repeatable",
     ),
 ]
 AllowCode = Annotated[
@@ -186,6 +195,41 @@ def resume(
 
     with _resumable(f"kinfed resume {path}"):
         _show(api.resume(path, rounds=rounds, device=device, allow_code=allow_code))
+
+
+@app.command()
+@with_tuning_options
+def tune(
+    methods: Annotated[
+        list[str] | None, typer.Argument(metavar="METHOD...", help="methods, in the form of kinfed run")
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over",
+            metavar="[METHOD.]FIELD=VALUES",
+            help="field to tune and its values: lr=0.01,0.1 or fedprox.mu=log:0.001:1; repeatable [each method's own]",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="TIME", help="time for all of it, as in 30m or 2h; by default no limit"),
+    ] = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    assignments: Assignments = None,
+    allow_code: AllowCode = False,
+    given: Mapping[str, str] = {},
+) -> None:
+    """Tune methods on validation samples, and compare the best setting of each.
+
+    Settings race by successive halving; the comparison has fresh seeds. The same command continues what was stopped.
+    """
+    from kinfed import api
+
+    asked = _asked(config, assignments, given)
+    with api.result_folder(out, "tune") as folder, _resumable(f"kinfed resume {folder}"):
+        _show(api.tune(methods, over=over or (), budget=budget, out=folder, allow_code=allow_code, **asked))
 
 
 @app.command()

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from kinfed.data import Dataset, Federation
     from kinfed.learning import LocalTraining
 
-__all__ = ["Fields", "with_fields"]
+__all__ = ["TUNING", "Fields", "with_fields"]
+
+TUNING = {"validation": 0.2, "seeds": 3}  # defaults of a tuning that are not those of a run
 
 P = ParamSpec("P")
 R = TypeVar("R")

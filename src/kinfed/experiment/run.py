@@ -49,7 +49,7 @@ from kinfed.files import claimed, clear_unfinished, read_json, read_json_object,
 from kinfed.registry import nothing_from_files
 from kinfed.settings import own_settings
 
-__all__ = ["MakeCallback", "compare", "go_on", "nobody", "resume", "run"]
+__all__ = ["MakeCallback", "advance", "compare", "executor_of", "go_on", "nobody", "resume", "run"]
 
 
 MakeCallback = Callable[[str, int, int], Callback]  # method, seed, rounds -> observer of that run
@@ -87,7 +87,7 @@ def run(
     check_room(out, overwrite=overwrite)
     runtime = runtime_of(config)
     config = settled(config, runtime)
-    with _executor(config, executor) as ready, new_run(out, overwrite=overwrite):
+    with executor_of(config, executor) as ready, new_run(out, overwrite=overwrite):
         _run(config, runtime, out, make_callback, ready)
 
 
@@ -122,7 +122,7 @@ def compare(
     for method in config.methods:
         sources = sources_of(config, method, runtime.federation)
         dataclasses.replace(runtime, method=config.method(method), sources=sources)
-    with _executor(config, executor) as ready, new_run(out, overwrite=overwrite):
+    with executor_of(config, executor) as ready, new_run(out, overwrite=overwrite):
         write_whole(out / COMPARISON, config.toml())
         _compare(config, out, make_callback, ready)
 
@@ -166,7 +166,7 @@ def resume(
             )
         if device is not None:
             write_whole(file, config.toml())
-        with _executor(config, executor) as ready:
+        with executor_of(config, executor) as ready:
             (_compare if several else _run_the_rest)(config, out, make_callback, ready)
 
 
@@ -227,6 +227,24 @@ def _run_the_rest(config: Config, out: Path, make_callback: MakeCallback, execut
         _tell_target(config, out)
     else:
         _run(config, runtime_of(config), out, make_callback, executor)
+
+
+def advance(config: Config, out: Path, until: int, make_callback: MakeCallback, executor: Executor) -> None:
+    """Do the rounds of a run up to a round, from where it stands, with the bits of a run that never paused.
+
+    Args:
+        config: Config of one method and one seed.
+        out: Folder of the run; it is made if it does not exist.
+        until: Round after which the run pauses.
+        make_callback: Function that makes the observer of the run.
+        executor: Executor of the clients' tasks.
+
+    Raises:
+        RunFailed: If the run cannot go on.
+        InputError: If the folder holds a run with another config.
+    """
+    if not (out / SUMMARY).is_file():
+        _run(config, runtime_of(config), out, make_callback, executor, until)
 
 
 def check_config(config: Config, out: Path) -> None:
@@ -303,7 +321,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _executor(config: Config, given: Executor | None = None) -> Iterator[Executor]:
+def executor_of(config: Config, given: Executor | None = None) -> Iterator[Executor]:
     """Context manager that gives the executor of a run, or of all runs of a comparison.
 
     Args:

@@ -5,6 +5,7 @@ https://arxiv.org/abs/2012.04221
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -31,6 +32,7 @@ class Ditto(FedAvg):
         lam: Strength λ of the proximal term, ≥ 0; 0 trains the personal models alone.
     """
 
+    space: ClassVar[Mapping[str, str]] = {"lam": "0.01,0.1,1"}
     private: ClassVar[Part] = ALL
     serves: ClassVar[Serves] = "both"
     primary: ClassVar[str] = "own"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -44,6 +44,8 @@ class FedCKA(ContrastiveBase):
         metric: Similarity measure: ``linear`` or ``rbf`` CKA, ``debiased`` linear CKA, or a measure of
             `kinfed.similarity.MEASURES` that has a gradient, such as ``frobenius`` or ``cosine``.
     """
+
+    space: ClassVar[Mapping[str, str]] = {"mu": "0.3,1,3,5"}
 
     mu: Annotated[float, Ge(0)] = 3.0
     layers: Annotated[int, Ge(1)] = 2

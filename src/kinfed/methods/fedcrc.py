@@ -36,6 +36,7 @@ class FedCRC(FedPer):
             ``reverse``, KL(p_global‖p_personal).
     """
 
+    space: ClassVar[Mapping[str, str]] = {"tau": "0.9,0.99"}
     shared: ClassVar[Part] = ALL
     serves: ClassVar[Serves] = "both"
     trains_head_alone: ClassVar[bool] = True

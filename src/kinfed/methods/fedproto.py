@@ -40,6 +40,7 @@ class FedProto(FedAvg):
             or ``uniform``, equal weights (the authors' code).
     """
 
+    space: ClassVar[Mapping[str, str]] = {"lam": "0.1,1,4"}
     shared: ClassVar[Part] = NOTHING
     private: ClassVar[Part] = ALL
     serves: ClassVar[Serves] = "private"

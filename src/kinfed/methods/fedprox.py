@@ -5,8 +5,9 @@ https://arxiv.org/abs/1812.06127
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -31,6 +32,8 @@ class FedProx(FedAvg):
     Attributes:
         mu: Strength μ of the proximal term, ≥ 0; 0 gives FedAvg.
     """
+
+    space: ClassVar[Mapping[str, str]] = {"mu": "0.001,0.01,0.1,1"}
 
     mu: Annotated[float, Ge(0)] = 0.1
 

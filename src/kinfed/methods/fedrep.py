@@ -5,7 +5,7 @@ https://arxiv.org/abs/2102.07078
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -31,6 +31,8 @@ class FedRep(FedPer):
         head_epochs: Epochs of the first phase, which trains the head.
         body_epochs: Epochs of the second phase, which trains the body.
     """
+
+    space: ClassVar[Mapping[str, str]] = {"head_epochs": "1,5"}
 
     trains_head_alone: ClassVar[bool] = True
 

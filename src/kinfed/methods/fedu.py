@@ -6,8 +6,9 @@ network.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
@@ -32,6 +33,8 @@ class FedU(SelfSupervised):
             changes of its convolutions' weights (`kinfed.methods.selfsupervised.encoder_weights`). If d ≥ μ, the
             predictor stays local; otherwise the global one replaces it.
     """
+
+    space: ClassVar[Mapping[str, str]] = {"threshold": "0.1,0.4"}
 
     threshold: Annotated[float, Ge(0)] = 0.4
 

@@ -50,7 +50,7 @@ _SILENCED = threading.Lock()  # warnings can only be silenced for the whole proc
 # Declarations that `Vote` takes over from its base.
 DECLARED = (
     "trains", "serves", "primary", "primary_label", "supervised", "adapts", "mixes_architectures", "unknown",
-    "trains_head_alone",
+    "trains_head_alone", "space",
 )  # fmt: skip
 
 

@@ -58,6 +58,7 @@ class HeteroSSFL(LocalSSL):
         start: First round with the term, 1 or 2. In round 1 the mean Gram is that of the initial networks.
     """
 
+    space: ClassVar[Mapping[str, str]] = {"mu": "0.1,0.5,1"}
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "sampled"
 
     mu: Annotated[float, Ge(0)] = 0.5

@@ -194,6 +194,8 @@ class Method(ABC):
         trains_head_alone: True if heads are trained on a frozen body, so that one sample is enough even with BatchNorm.
         trial: Field values for short test runs (a few rounds on a few small images), if the defaults do not suit them;
             `kinfed.testing` joins those of all base classes.
+        space: Fields that are tuned by default beside the learning rate, with values in the form of ``kinfed tune
+            --over``: ``0.01,0.1,1``, ``log:LOW:HIGH`` or ``uniform:LOW:HIGH``.
         unknown: Prefixes of tensor names in the server's state; in these tensors NaN means an unknown value.
     """
 
@@ -207,6 +209,7 @@ class Method(ABC):
     unknown: ClassVar[tuple[str, ...]] = ()
     trains_head_alone: ClassVar[bool] = False
     trial: ClassVar[Mapping[str, Any]] = {}
+    space: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:  # noqa: B027
         """Refuse fields that exclude each other.

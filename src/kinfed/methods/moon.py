@@ -33,6 +33,7 @@ class MOON(ContrastiveBase):
         tau: Temperature τ of the contrastive term, > 0.
     """
 
+    space: ClassVar[Mapping[str, str]] = {"mu": "0.1,1,5"}
     trial: ClassVar[Mapping[str, Any]] = {"mu": 5.0}  # large enough for the term to matter in a few rounds
 
     mu: Annotated[float, Ge(0)] = 0.1

@@ -1,0 +1,17 @@
+"""Tuning: settings of each method race on validation samples, and the best ones are compared on fresh seeds."""
+
+from kinfed.tuning.space import Over, Space, parse_over, spaces_of
+from kinfed.tuning.tune import Plan, Spectator, Unseen, go_on_tuning, is_tuning, tune
+
+__all__ = [
+    "Over",
+    "Plan",
+    "Space",
+    "Spectator",
+    "Unseen",
+    "go_on_tuning",
+    "is_tuning",
+    "parse_over",
+    "spaces_of",
+    "tune",
+]

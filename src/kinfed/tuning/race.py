@@ -1,0 +1,191 @@
+"""The race of one method's settings: trials that run from rung to rung, and the setting that wins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from kinfed.engine import Callback, Executor, RunFolder
+from kinfed.engine.folder import METRICS, SECONDS
+from kinfed.engine.stopping import validation_accuracy
+from kinfed.errors import RunFailed
+from kinfed.experiment.config import Config
+from kinfed.experiment.run import advance
+from kinfed.labels import slug
+from kinfed.tuning.halving import planned_rounds, promoted, rungs
+from kinfed.tuning.space import Space, with_values
+from kinfed.tuning.study import Record
+
+__all__ = ["DRAWN", "Race", "Watcher", "as_text"]
+
+DRAWN = 20  # settings of a space that has a range
+
+Values = Mapping[str, Any]
+
+
+class Watcher(Protocol):
+    """Observer of one method's race."""
+
+    def trial(self, name: str) -> Callback:
+        """Return the observer of a trial, whose settings are given in words."""
+
+    def advance(self, rounds: int, told: str) -> None:
+        """Report that some rounds were done before, by a process that was stopped."""
+
+    def rung(self, round: int, stay: int, of: int, best: str) -> None:
+        """Report that a rung is finished.
+
+        Args:
+            round: Round of the rung.
+            stay: Number of settings that go on.
+            of: Number of settings that ran to this rung.
+            best: Best setting and its accuracy, in words.
+        """
+
+
+@dataclass
+class Race:
+    """The race of one method.
+
+    Attributes:
+        label: Label of the method.
+        config: Config of the comparison.
+        space: Search space of the method.
+        record: Record of the trials.
+        folder: Folder of the trials.
+        count: Number of settings that race.
+        reasons: Reasons why trials failed, by number.
+        seen: Trials whose former rounds were reported to the observer.
+    """
+
+    label: str
+    config: Config
+    space: Space
+    record: Record
+    folder: Path
+    count: int = 0
+    reasons: dict[int, str] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.count = self.largest
+
+    @property
+    def largest(self) -> int:
+        """Number of settings without a limit on the time: the whole grid, or `DRAWN`."""
+        return DRAWN if self.space.size is None else self.space.size
+
+    @cached_property
+    def every(self) -> int:
+        """Rounds between two evaluations of this method."""
+        supervised = self.config.method(self.label).supervised
+        return self.config.evaluate_every if supervised else self.config.knn_every
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Rounds after which a part of the settings goes on."""
+        return rungs(self.count, self.config.rounds, self.every)
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the whole race."""
+        return planned_rounds(self.count, self.rungs)
+
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The settings that race, by number."""
+        return self.record.settings(self.space, self.count, self.config.seed)
+
+    def path(self, number: int) -> Path:
+        """Folder of a trial."""
+        return self.folder / slug(self.label) / f"trial-{number:03d}"
+
+    def seconds_of_a_round(self, executor: Executor, watcher: Watcher) -> float:
+        """Return the seconds of a round, measured in the first round of the first trial, which goes on later."""
+        if not (lines := RunFolder(self.path(0)).lines(SECONDS)):
+            self.record.settings(self.space, 1, self.config.seed)
+            self._advance(0, 1, executor, watcher)
+            lines = RunFolder(self.path(0)).lines(SECONDS)
+        return float(sum(value for name, value in lines[0].items() if name != "round")) if lines else 0.0
+
+    def run(self, executor: Executor, watcher: Watcher) -> None:
+        """Run the settings from rung to rung, also those of a race that was stopped.
+
+        Args:
+            executor: Executor of the clients' tasks.
+            watcher: Observer of the race.
+        """
+        racing = [*range(len(self.settings))]
+        for rung in self.rungs:
+            scores = {}
+            for number in racing:
+                if (score := self._advance(number, rung, executor, watcher)) is not None:
+                    scores[number] = score
+                    self.record.report(number, rung, score)
+            last = rung == self.rungs[-1]
+            stay = [*scores] if last else promoted(scores)
+            for number in scores.keys() - {*stay}:
+                self.record.end(number, "PRUNED")
+            if scores:
+                best = promoted(scores)[0]
+                watcher.rung(
+                    rung, 1 if last else len(stay), len(racing), f"{as_text(self.settings[best])} ({scores[best]:.3f})"
+                )
+            racing = stay
+        for number in racing:
+            self.record.end(number, "COMPLETE", scores[number])
+
+    def score(self, number: int) -> float | None:
+        """Validation accuracy of a trial after its last round so far; None before the first evaluation."""
+        lines = RunFolder(self.path(number)).lines(METRICS)
+        measured = [score for line in lines if (score := validation_accuracy(line)) is not None]
+        return measured[-1] if measured else None
+
+    def told(self) -> dict[str, Any]:
+        """Describe the race for ``trials.json``: its rungs, and the values, accuracies and state of every trial."""
+        trials = []
+        for number, (values, trial) in enumerate(zip(self.settings, self.record.study.trials, strict=False)):
+            lines = RunFolder(self.path(number)).lines(METRICS)
+            scores = {line["round"]: score for line in lines if (score := validation_accuracy(line)) is not None}
+            reason = {"reason": self.reasons[number]} if number in self.reasons else {}
+            trials.append({"values": values, "state": trial.state.name.lower(), "validation": scores, **reason})
+        return {"rungs": self.rungs, "fields": [*self.space.fields], "trials": trials, "chosen": self.winner}
+
+    @property
+    def winner(self) -> int | None:
+        """Number of the complete trial with the best validation accuracy; None if all failed."""
+        complete = {t.number: t.value for t in self.record.study.trials if t.state.name == "COMPLETE"}
+        return min(complete, key=lambda number: (-(complete[number] or 0.0), number)) if complete else None
+
+    def _advance(self, number: int, until: int, executor: Executor, watcher: Watcher) -> float | None:
+        """Run a trial up to a round; return its validation accuracy, None if it failed."""
+        if self.record.failed(number):
+            return None
+        values, out = self.record.settings(self.space, number + 1, self.config.seed)[number], self.path(number)
+        done = len(RunFolder(out).lines(METRICS))
+        if number not in self.seen and done:
+            watcher.advance(done, as_text(values))
+        self.seen.add(number)
+        if done < until:
+            config = with_values(self.config, self.label, values)
+            try:
+                advance(config, out, until, lambda *_: watcher.trial(as_text(values)), executor)
+            except RunFailed as error:
+                self.reasons[number] = str(error)
+                self.record.end(number, "FAIL")
+                return None
+        return self.score(number)
+
+
+def as_text(values: Values) -> str:
+    """Return the values of a setting in words.
+
+    >>> as_text({"lr": 0.1, "mu": 0.03162277})
+    'lr=0.1 mu=0.0316'
+    """
+    return " ".join(
+        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
+    )

@@ -1,0 +1,223 @@
+"""Tuning of several methods, and the comparison of the best setting of each on fresh seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from kinfed.engine import Callback, NoCallback
+from kinfed.errors import InputError, RunFailed
+from kinfed.experiment.assemble import runtime_of, settled, sources_of
+from kinfed.experiment.config import EXECUTION, Config
+from kinfed.experiment.folders import COMPARISON, TUNING, check_room
+from kinfed.experiment.run import MakeCallback, executor_of, resume
+from kinfed.files import claimed, read_json_object, write_whole
+from kinfed.settings import own_settings
+from kinfed.tuning.halving import planned_rounds
+from kinfed.tuning.race import Race, Watcher
+from kinfed.tuning.space import parse_over, spaces_of
+from kinfed.tuning.study import check_installed, quiet, recorded
+
+__all__ = ["Plan", "Spectator", "Unseen", "go_on_tuning", "is_tuning", "tune"]
+
+CONFIG, ASKED, TRIALS, JOURNAL = "config.toml", "asked.json", "trials.json", "optuna.log"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a race of one method costs.
+
+    Attributes:
+        label: Label of the method.
+        settings: Number of settings that race.
+        of: Number of settings without a limit on the time.
+        rungs: Rounds after which a part of the settings goes on.
+        rounds: Number of rounds of the race.
+        seconds: Estimated seconds of the race.
+        final: Estimated seconds of the runs on fresh seeds.
+    """
+
+    label: str
+    settings: int
+    of: int
+    rungs: tuple[int, ...]
+    rounds: int
+    seconds: float
+    final: float
+
+
+class Spectator(Protocol):
+    """Observer of a tuning."""
+
+    def plan(self, plans: Sequence[Plan]) -> None:
+        """Report what the tuning costs, before it begins."""
+
+    def race(self, label: str, rounds: int) -> Watcher:
+        """Return the observer of one method's race, which takes so many rounds."""
+
+
+class Unseen:
+    """Observer of a tuning, of its races and of their trials that does nothing."""
+
+    def plan(self, plans: Sequence[Plan]) -> None:
+        """Do nothing."""
+
+    def race(self, label: str, rounds: int) -> Unseen:
+        """Return itself."""
+        del label, rounds
+        return self
+
+    def trial(self, name: str) -> Callback:
+        """Return an observer that does nothing."""
+        del name
+        return NoCallback()
+
+    def advance(self, rounds: int, told: str) -> None:
+        """Do nothing."""
+
+    def rung(self, round: int, stay: int, of: int, best: str) -> None:
+        """Do nothing."""
+
+
+@own_settings()
+def tune(
+    config: Config,
+    over: Sequence[str],
+    out: Path,
+    spectator: Spectator,
+    make_callback: MakeCallback,
+    budget: float | None = None,
+) -> None:
+    """Tune methods on validation samples of one seed, and compare the best setting of each on fresh seeds.
+
+    The settings of a method race by successive halving: all run for a few rounds, and the best third goes on from its
+    checkpoints. The comparison has the seeds after that of the tuning. A second call continues what was stopped.
+
+    Args:
+        config: Config of the comparison, with its validation share and the number of fresh seeds.
+        over: Fields to tune with their values, as for `parse_over`; empty for each method's own (`Method.space`).
+        out: Folder of the comparison; the tuning is in its folder ``tuning``.
+        spectator: Observer of the tuning.
+        make_callback: Function that makes the observer of each run of the comparison.
+        budget: Seconds for tuning and comparison together; fewer settings race if all would take longer.
+
+    Raises:
+        InputError: If a field is wrong, Optuna is not installed, or the folder holds another tuning.
+        RunFailed: If all settings of a method failed.
+    """
+    check_installed()
+    _check(config)
+    spaces_of(config, [parse_over(text) for text in over])
+    folder = out / TUNING
+    asked = {"over": [*over], "budget": budget}
+    if not is_tuning(out):
+        check_room(out, overwrite=False)
+        first = runtime_of(config.of(config.methods[0], config.seed))
+        config = settled(config, first)
+        for label in config.methods:
+            sources_of(config, label, first.federation)
+    with claimed(out):
+        if is_tuning(out):
+            config = _same(config, asked, folder)
+        else:
+            folder.mkdir(exist_ok=True)
+            write_whole(folder / ASKED, json.dumps(asked) + "\n")
+            write_whole(folder / CONFIG, config.toml())
+        if not (out / COMPARISON).is_file():
+            best = _race(config, over, folder, spectator, budget)
+            write_whole(out / COMPARISON, best.toml())
+    resume(out, make_callback, objects=config.objects)
+
+
+def is_tuning(out: Path) -> bool:
+    """Return True if a folder holds a tuning."""
+    return (out / TUNING / CONFIG).is_file()
+
+
+def go_on_tuning(out: Path, spectator: Spectator, make_callback: MakeCallback, objects: Any = None) -> None:
+    """Continue a tuning in its folder.
+
+    Raises:
+        InputError: If its files are damaged.
+        RunFailed: If all settings of a method failed.
+    """
+    folder = out / TUNING
+    asked = read_json_object(folder / ASKED)
+    config = Config.read(folder / CONFIG, objects)
+    tune(config, asked.get("over", ()), out, spectator, make_callback, asked.get("budget"))
+
+
+def _check(config: Config) -> None:
+    """Refuse a config without the numbers on which a choice rests."""
+    if not config.validation and not config.data.startswith("<"):
+        raise InputError("validation: 0 is not allowed; settings are chosen on validation samples")
+    if config.log is not None:
+        raise InputError(f"log: {config.log} would do nothing; it is of run and compare")
+    for label in config.methods:
+        if not config.method(label).supervised and not config.knn_every:
+            raise InputError(f"knn_every: 0 is not allowed; settings of {label} are chosen by nearest neighbours")
+
+
+def _same(config: Config, asked: dict[str, Any], folder: Path) -> Config:
+    """Return the config with which a tuning was begun, with the present execution.
+
+    Raises:
+        InputError: If it was begun with another config, other fields or another budget.
+    """
+    execution = {name: getattr(config, name) for name in EXECUTION - {"seeds"}}
+    begun = Config.read(folder / CONFIG, config.objects, **execution)
+    config = config.model_copy(update={"public": begun.public}) if config.public is None else config
+    if begun != config or read_json_object(folder / ASKED) != asked:
+        raise InputError(f"out: {str(folder.parent)!r} was started with another tuning; choose another folder")
+    return begun
+
+
+def _race(config: Config, over: Sequence[str], folder: Path, spectator: Spectator, budget: float | None) -> Config:
+    """Run the races of all methods; return the config of the comparison of the winners.
+
+    Raises:
+        RunFailed: If all settings of a method failed.
+    """
+    spaces = spaces_of(config, [parse_over(text) for text in over])
+    with quiet(), executor_of(config) as executor:
+        races = [
+            Race(label, config, spaces[label], recorded(folder / JOURNAL, label), folder) for label in config.methods
+        ]
+        seconds = {}
+        for race in races:
+            seconds[race.label] = race.seconds_of_a_round(executor, spectator.race(race.label, 1))
+        if budget is not None:
+            _limit(races, seconds, budget)
+        spectator.plan([_plan(race, seconds[race.label]) for race in races])
+        for race in races:
+            race.run(executor, spectator.race(race.label, race.rounds))
+            told = {race.label: race.told() for race in races}
+            write_whole(folder / TRIALS, json.dumps({"seed": config.seed, "methods": told}, indent=1) + "\n")
+        if lost := next((race for race in races if race.winner is None), None):
+            reason = next(iter(lost.reasons.values()), "")
+            raise RunFailed(f"every setting of {lost.label} failed; {reason}")
+        chosen = {race.label: race.settings[race.winner] for race in races if race.winner is not None}
+    settings = {label: {**config.settings[label], **chosen[label]} for label in config.methods}
+    fields = config.model_dump() | {"settings": settings, "seed": config.seed + 1}
+    return Config.checked(fields, config.objects)
+
+
+def _plan(race: Race, seconds: float) -> Plan:
+    final = race.config.rounds * race.config.seeds
+    return Plan(race.label, race.count, race.largest, race.rungs, race.rounds, race.rounds * seconds, final * seconds)
+
+
+def _limit(races: Sequence[Race], seconds: dict[str, float], budget: float) -> None:
+    """Reduce the settings of each race until all races and the comparison fit into the budget, at least to one each.
+
+    Each method gets an equal share of the time that the comparison leaves.
+    """
+    final = sum(race.config.rounds * race.config.seeds * seconds[race.label] for race in races)
+    for at, race in enumerate(races):
+        spent = sum(other.rounds * seconds[other.label] for other in races[:at])
+        share = (budget - final - spent) / (len(races) - at)
+        while race.count > 1 and planned_rounds(race.count, race.rungs) * seconds[race.label] > share:
+            race.count -= 1
