@@ -34,7 +34,7 @@ def main() -> None:
                 own = {"methods": ("local_ssl",), "data": data, "model": model, "seed": seed}
                 runtime = runtime_of(Config.checked(fields | own))
                 with own_settings():
-                    results = Evaluator(runtime).evaluate_representation(1, runtime.models[0].tensors())
+                    results = Evaluator(runtime).evaluate_representation(1, runtime.models[0].tensors(), final=True)
                 right: dict[str, list[float]] = {}
                 for result in results:
                     right.setdefault(result.name, []).append(100 * result.correct.double().mean().item())

@@ -103,6 +103,12 @@ class RunDisplay:
         """Say that the run stops after the current round, as the first Ctrl-C asked."""
         self._print(f"{self._name}: stops after round {round}; press Ctrl-C again to stop at once")
 
+    def ended(self, round: int) -> None:
+        """Say so if the run ended before its planned last round."""
+        if round < self._rounds:
+            self._bars.update(self._bar, total=round)
+            self._print(f"{self._name}: ended after round {round} of {self._rounds}; validation no longer improved")
+
     def _say(self, text: str) -> None:
         if not self._console.is_terminal:
             self._print(f"{self._name:<18} {text}", soft_wrap=True)

@@ -536,4 +536,4 @@ def test_a_linear_probe_of_representations_that_are_not_finite_is_told(tmp_path:
     runtime = build_runtime("local", rounds=1, linear_probe=True)
     loud = {n: t.fill_(3e38) if n == "body.fc64.0.weight" else t for n, t in runtime.models[0].tensors().items()}
     with pytest.raises(NotFinite, match=r"^its representations are not finite$"):
-        Evaluator(runtime).evaluate_representation(1, loud)
+        Evaluator(runtime).evaluate_representation(1, loud, final=True)

@@ -37,6 +37,9 @@ class Callback(Protocol):
     def stopping(self, round: int) -> None:
         """Report that a signal ends the run after the given round."""
 
+    def ended(self, round: int) -> None:
+        """Report that the given round was the last one: the planned one, or, with a patience, an earlier one."""
+
 
 class NoCallback:
     """Callback that does nothing; a base for callbacks that override only some functions.
@@ -54,4 +57,7 @@ class NoCallback:
         """Do nothing."""
 
     def stopping(self, round: int) -> None:
+        """Do nothing."""
+
+    def ended(self, round: int) -> None:
         """Do nothing."""

@@ -18,14 +18,13 @@ from kinfed.engine.executor import Executor, Failure, Task, Test
 from kinfed.engine.folder import RunFolder
 from kinfed.engine.lines import Line
 from kinfed.engine.runtime import ClientRuntime
+from kinfed.engine.stopping import VALIDATION
 from kinfed.learning import over_clients
 from kinfed.methods import ClientId, Message, ServerState
 from kinfed.methods.aggregation import mean_of
 from kinfed.models import BODY, Tensors, select
 
-__all__ = ["VALIDATION", "Evaluation"]
-
-VALIDATION = "validation_"  # prefix of the names of accuracies on validation samples
+__all__ = ["Evaluation"]
 
 Served = Mapping[ClientId, Callable[[], Tensors]]  # functions, so that only one model is in memory at a time
 
@@ -79,6 +78,7 @@ class Evaluation:
         executor: Executor of the clients' tasks.
         folder: Folder of the run, for the models after the last round.
         told: Function that reports progress: the name of the step, the clients that have finished, and all clients.
+        final: True after the last round of the run.
         untested: Reasons for missing accuracies, by the client or model that lacks one.
     """
 
@@ -87,6 +87,7 @@ class Evaluation:
     executor: Executor
     folder: RunFolder
     told: Callable[[str, int, int], None]
+    final: bool = False
     untested: dict[str, str] = field(default_factory=dict)
 
     def line(self, state: ServerState, stored: StoredRounds) -> Line:
@@ -100,8 +101,7 @@ class Evaluation:
             state: State of the server after the round.
             stored: Round of each client's state.
         """
-        method, federation, settings = self.runtime.method, self.runtime.federation, self.runtime.settings
-        last = self.round == settings.rounds
+        method, federation = self.runtime.method, self.runtime.federation
         sizes, validation_sizes = (
             [len(rows) for rows in cut] for cut in (federation.tested.test, federation.validation)
         )
@@ -115,11 +115,14 @@ class Evaluation:
         if model is not None:
             model, global_acc, served = self._global(model, own)
         if method.serves != "global":
-            tasks = (Task(id, self.round, method.download(state, id), stored.get(id)) for id in range(len(federation)))
+            tasks = (
+                Task(id, self.round, method.download(state, id), stored.get(id), final=self.final)
+                for id in range(len(federation))
+            )
             served = self._own(tasks, own) or served
-        for test in self._further() if last else ():
+        for test in self._further() if self.final else ():
             self._again(test, served, own)
-        if last and len(federation.new_clients):
+        if self.final and len(federation.new_clients):
             self._new(model if model is not None else self._mean(served), new)
         if method.primary in own.of:
             own.of["personal"] = own.of[method.primary]
@@ -168,10 +171,10 @@ class Evaluation:
     def _represented(self, model: Tensors, own: _Accuracies) -> TestResult | None:
         """Record the tests of a global model's representation; return that of the linear probe, if one is due."""
         settings, method = self.runtime.settings, self.runtime.method
-        due = settings.fits_probes(self.round, method) or settings.asks_neighbours(self.round, method)
+        due = (self.final and settings.fits_probes(method)) or settings.asks_neighbours(self.round, method)
         if not due or method.primary != "global":
             return None
-        task = Task(0, self.round, Message(model), test="global representation")
+        task = Task(0, self.round, Message(model), test="global representation", final=self.final)
         ((_, answer),) = self.executor.evaluate([task])
         if isinstance(answer, Failure):
             self.untested["global"] = self._noted(answer, "test of the global representation")
@@ -263,9 +266,10 @@ class Evaluation:
 
     def _save(self, name: str, model: Tensors, id: ClientId | None, accuracy: float | None, measured_on: str) -> None:
         """Save a model if the round is the last one."""
-        if self.round == self.runtime.settings.rounds:
+        if self.final:
             told = {"client": id, "accuracy": accuracy, "measured_on": measured_on}
-            self.folder.save_model(name, model, self.runtime.about_model(id or 0), self.runtime.about_run() | told)
+            card = self.runtime.about_run(self.round) | told
+            self.folder.save_model(name, model, self.runtime.about_model(id or 0), card)
 
     def _noted(self, failure: Failure, where: str) -> str:
         """Return the reason of a failure, and write its traceback to the log of errors."""

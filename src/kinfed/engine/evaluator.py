@@ -60,12 +60,22 @@ class Evaluator:
 
     runtime: ClientRuntime
 
-    def evaluate(self, id: ClientId, round: int, message: Message, state: ClientState) -> list[TestResult]:
-        """Test a client's own models on its own test samples; without own models the result is empty."""
+    def evaluate(
+        self, id: ClientId, round: int, message: Message, state: ClientState, *, final: bool = False
+    ) -> list[TestResult]:
+        """Test a client's own models on its own test samples; without own models the result is empty.
+
+        Args:
+            id: Number of the client.
+            round: Number of the round.
+            message: Message of the server to the client after the round.
+            state: State of the client.
+            final: True after the last round, when the results contain the models and linear probes are due.
+        """
         method = self.runtime.method
         if method.trains == "pooled":
             return []
-        client = self.runtime.client(id, round)
+        client = self.runtime.client(id, round, final=final)
         results: dict[str, TestResult] = {}
         for name, tensors in method.evaluated(client, message, state).items():
             if fault := not_finite(tensors):
@@ -73,30 +83,31 @@ class Evaluator:
                 continue
             client.model.load(tensors)
             if name == method.primary:
-                results |= {found.name: found for found in self._represented(client.model, round, [id])}
+                results |= {found.name: found for found in self._represented(client.model, round, [id], final=final)}
             if method.supervised:
-                results[name] = self._tested(name, client, tensors if client.last_round else {})
+                results[name] = self._tested(name, client, tensors if final else {})
             elif PROBED in results:  # without labels, the linear probe is the head
                 probed = results[PROBED]
                 own = self.runtime.federation.tested.own(torch.cat([probed.correct, probed.validation]), id)
                 results |= {name: TestResult(name, *own, probed.tensors), PROBED: replace(probed, tensors={})}
-            elif client.last_round:
+            elif final:
                 results[name] = TestResult(name, tensors=select(tensors, BODY))
         return [*results.values()]
 
-    def evaluate_representation(self, round: int, tensors: Tensors) -> list[TestResult]:
+    def evaluate_representation(self, round: int, tensors: Tensors, *, final: bool) -> list[TestResult]:
         """Test the representation of a global model, given by its tensors; for the results see `_represented`."""
         model = self.runtime.fresh_model()
         model.load(tensors)
-        return self._represented(model, round, range(len(self.runtime.federation)))
+        return self._represented(model, round, range(len(self.runtime.federation)), final=final)
 
-    def _represented(self, model: Model, round: int, ids: Sequence[ClientId]) -> list[TestResult]:
+    def _represented(self, model: Model, round: int, ids: Sequence[ClientId], *, final: bool) -> list[TestResult]:
         """Test classifiers on a model's frozen body (specification D.7, G.3); its features are computed once.
 
         Args:
             model: Model whose body is tested.
             round: Round of the run, which decides on the classifiers that are due.
             ids: Clients that get a result ``linear_local``.
+            final: True after the last round, when linear probes are due.
 
         Returns:
             ``linear_global``: linear classifier, fitted to all labelled training images and tested on the pooled test
@@ -106,7 +117,7 @@ class Evaluator:
         """
         federation, method, settings = self.runtime.federation, self.runtime.method, self.runtime.settings
         tested = federation.tested
-        linear, neighbours = settings.fits_probes(round, method), settings.asks_neighbours(round, method)
+        linear, neighbours = final and settings.fits_probes(method), settings.asks_neighbours(round, method)
         if not (linear or neighbours) or not len(tested.samples):
             return []
         device = self.runtime.device

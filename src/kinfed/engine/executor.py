@@ -37,6 +37,7 @@ class Task:
         message: Message to the client; in all tests except ``own models``, the tensors of a whole model.
         stored: Round in which the client's state was written; None if it has none.
         test: Kind of test, if the task is one.
+        final: True for the tests after the last round of a run.
     """
 
     id: ClientId
@@ -44,6 +45,7 @@ class Task:
     message: Message
     stored: int | None = None
     test: Test = "own models"
+    final: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,9 @@ class TaskRunner:
                 if task.test in of_one_model:
                     return of_one_model[task.test](task.id, task.round, tensors)
                 if task.test == "global representation":
-                    return evaluator.evaluate_representation(task.round, tensors)
+                    return evaluator.evaluate_representation(task.round, tensors, final=task.final)
                 state = self.client_states.read(task.id, task.stored)
-                return evaluator.evaluate(task.id, task.round, task.message, state)
+                return evaluator.evaluate(task.id, task.round, task.message, state, final=task.final)
         except Exception as error:
             return Failure.of(error)
 

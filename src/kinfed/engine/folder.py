@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ class RunFolder:
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, checkpoint: Checkpoint, planned: Callable[[int], bool] = lambda _: True) -> list[int]:
+    def save_checkpoint(self, checkpoint: Checkpoint, *, every: int = 1, planned: bool = True) -> list[int]:
         """Write a checkpoint, keep one more as a reserve if the last is damaged, and return the rounds of these.
 
         The metrics of its rounds are flushed to disk before it. A planned checkpoint replaces those of stops between
@@ -133,7 +133,8 @@ class RunFolder:
 
         Args:
             checkpoint: The checkpoint.
-            planned: Function that returns True for a round after which a checkpoint is planned.
+            every: Rounds between two planned checkpoints.
+            planned: True if this checkpoint is planned, False if it is that of a stop.
         """
         for name in (METRICS, SECONDS):
             if (path := self.path / name).is_file():
@@ -149,8 +150,8 @@ class RunFolder:
         path = self.path / "checkpoints" / f"round-{checkpoint.round:06d}.safetensors"
         save_tensors(path, checkpoint.state.tensors, about)
         others = [other for other in self._checkpoints() if other != path]
-        reserves = [other for other in others if planned(_round_of(other))]
-        if not reserves and not planned(checkpoint.round):
+        reserves = [other for other in others if _round_of(other) % every == 0]
+        if not reserves and not planned:
             reserves = others
         delete([other for other in others if other not in reserves[:1]], self.path, RUN_FILES)
         return [_round_of(kept) for kept in (path, *reserves[:1])]

@@ -19,6 +19,7 @@ from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
 from kinfed.engine.interrupt import Interrupt, Stopped
 from kinfed.engine.lines import Line, checked_notes
 from kinfed.engine.runtime import ClientRuntime
+from kinfed.engine.stopping import out_of_patience
 from kinfed.errors import RunFailed
 from kinfed.methods import ClientId, Message, ServerState
 from kinfed.streams import numpy_stream
@@ -45,16 +46,20 @@ def sampled(clients: int, participation: float, seed: int, round: int) -> list[C
     return sorted(int(id) for id in chosen)
 
 
-def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, callback: Callback) -> None:
-    """Run the remaining rounds of a run, from its last checkpoint or from the start.
+def run_rounds(
+    runtime: ClientRuntime, executor: Executor, folder: RunFolder, callback: Callback, until: int | None = None
+) -> bool:
+    """Run the remaining rounds of a run, from its last checkpoint or from the start; return True if it has ended.
 
-    The first Ctrl-C, SIGTERM or SIGHUP ends the run after its present round, with a checkpoint; the second one at once.
+    A run ends after its last round, or early if the settings have a patience and validation no longer improves. The
+    first Ctrl-C, SIGTERM or SIGHUP ends the run after its present round, with a checkpoint; the second one at once.
 
     Args:
         runtime: Runtime with method, federation, models and settings.
         executor: Executor of the clients' tasks, started with this runtime.
         folder: Folder of the run, for metrics, checkpoints, pictures and models.
         callback: Callback that reports progress.
+        until: Round after which the run pauses, with a checkpoint from which it goes on; None to run to the end.
 
     Raises:
         RunFailed: If three consecutive rounds have no usable upload, the method cannot continue, or the whole run has
@@ -70,9 +75,11 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, ca
     state, failed = start.state, _failed_rounds(folder.lines(METRICS))
     participation = settings.participation if method.trains == "sampled" else 1.0
     reached = {id for line in folder.lines(METRICS) for id in line["clients"]}
+    ended = start.round == settings.rounds or out_of_patience(folder.lines(METRICS), settings.patience)
+    pause = settings.rounds if until is None else min(until, settings.rounds)
     callback.started(start.round)
     with Interrupt() as interrupt:
-        for round in range(start.round + 1, settings.rounds + 1):
+        for round in range(start.round + 1, start.round + 1 if ended else pause + 1):
             clock, told = _Clock(), _Told(callback, interrupt, round)
             present = _Round(round, runtime, executor, folder, told)
             with clock("train"):
@@ -91,27 +98,28 @@ def run_rounds(runtime: ClientRuntime, executor: Executor, folder: RunFolder, ca
             }
             reached.update(ids)
             with clock("evaluate"):
-                line |= present.evaluate(state, ledger.now, line)
+                tested, ended = present.evaluate(state, ledger.now, line)
+                line |= tested
             with clock("save"):
-                folder.append(METRICS, line)
-                planned = settings.saves(round)
-                if planned:
-                    folder.save_pictures(round, method.pictures(state))
                 failed = 0 if answers.uploads else failed + 1
                 stopping = interrupt.asked  # read once: a later signal waits for the checkpoint of the next round
-                if planned or stopping or failed >= FAILED_ROUNDS:
-                    ledger.sync()
-                    checkpoint = Checkpoint(round, state, ledger.now)
-                    ledger.saved(round, folder.save_checkpoint(checkpoint, settings.saves))
+                stops = bool(stopping) or round == pause or failed >= FAILED_ROUNDS
+                present.save(line, state, answers, ledger, ended=ended, stops=stops)
             folder.append(SECONDS, {"round": round, **clock.seconds})
             callback.round(line)
             if failed >= FAILED_ROUNDS:
                 raise RunFailed(
                     f"no client sent a usable update in {failed} rounds in a row; {_first_reason(runtime, [line])}"
                 )
-            if asked := stopping or (interrupt.asked if round == settings.rounds else None):  # all is saved
+            if asked := stopping or (interrupt.asked if ended or round == pause else None):  # all is saved
                 raise Stopped(asked)
-    _check_end(runtime, folder.lines(METRICS))
+            if ended:
+                break
+    if ended:
+        lines = folder.lines(METRICS)
+        _check_end(runtime, lines)
+        callback.ended(len(lines))
+    return ended
 
 
 def _check_state(runtime: ClientRuntime, round: int, state: ServerState) -> None:
@@ -263,7 +271,6 @@ class _Round:
             else:
                 answers.uploads[id] = answer.upload
                 answers.keeping |= {id} if answer.keeps else set()
-                self._save_local(id, answer.upload)
             self.told("training", done, len(ids))
         answers.uploads = dict(sorted(answers.uploads.items()))
         answers.refused = dict(sorted(answers.refused.items(), key=lambda item: int(item[0])))
@@ -284,21 +291,60 @@ class _Round:
                 ledger.refuse(id, self.number)
         return state
 
-    def evaluate(self, state: ServerState, stored: StoredRounds, line: Line) -> Line:
-        """Return the accuracies of the round, if it has an evaluation; the line is what is known of it so far."""
-        settings = self.runtime.settings
-        last = self.number == settings.rounds
-        vain = last and _nobody_got_on(self.runtime, [*self.folder.lines(METRICS), line])
-        if vain or not settings.evaluates(self.number, self.runtime.method):
-            return {"global_acc": None, "untested": {}, "client_acc": {}}
-        return Evaluation(self.number, self.runtime, self.executor, self.folder, self.told).line(state, stored)
+    def evaluate(self, state: ServerState, stored: StoredRounds, line: Line) -> tuple[Line, bool]:
+        """Return the accuracies of the round, if it has an evaluation, and True if it is the last one of the run.
 
-    def _save_local(self, id: ClientId, upload: Message) -> None:
-        """Save a client's model after the last round, for comparisons (`kinfed similarity`), if the settings say so."""
-        settings, names = self.runtime.settings, self.runtime.tensor_names(id)
-        if settings.save_local and self.number == settings.rounds and upload.tensors.keys() == names:
-            told = self.runtime.about_run() | {"client": id}
-            self.folder.save_model(f"client-{id:05d}-local", upload.tensors, self.runtime.about_model(id), told)
+        Args:
+            state: State of the server after the round.
+            stored: Round of each client's state.
+            line: What is known of the round so far.
+        """
+        settings, before = self.runtime.settings, self.folder.lines(METRICS)
+        last = self.number == settings.rounds
+        vain = last and _nobody_got_on(self.runtime, [*before, line])
+        if vain or not settings.evaluates(self.number, self.runtime.method):
+            return {"global_acc": None, "untested": {}, "client_acc": {}}, last
+        tested = self._tested(state, stored, final=last)
+        if not last and out_of_patience([*before, line | tested], settings.patience):
+            return self._tested(state, stored, final=True), True
+        return tested, last
+
+    def _tested(self, state: ServerState, stored: StoredRounds, *, final: bool) -> Line:
+        evaluation = Evaluation(self.number, self.runtime, self.executor, self.folder, self.told, final)
+        return evaluation.line(state, stored)
+
+    def save(
+        self, line: Line, state: ServerState, answers: _Answers, ledger: StateLedger, *, ended: bool, stops: bool
+    ) -> None:
+        """Write the metrics of the round, and what is due after it: pictures, a checkpoint, the clients' models.
+
+        Args:
+            line: Metrics of the round.
+            state: State of the server after the round.
+            answers: Answers of the clients.
+            ledger: Rounds of the client states.
+            ended: True if the run ends after this round.
+            stops: True if the run stops or pauses after this round, and goes on later.
+        """
+        settings = self.runtime.settings
+        planned = ended or settings.saves(self.number)
+        if ended:
+            self._save_local(answers)
+        self.folder.append(METRICS, line)
+        if planned:
+            self.folder.save_pictures(self.number, self.runtime.method.pictures(state))
+        if planned or stops:
+            ledger.sync()
+            checkpoint = Checkpoint(self.number, state, ledger.now)
+            rounds = self.folder.save_checkpoint(checkpoint, every=settings.checkpoint_every, planned=planned)
+            ledger.saved(self.number, rounds)
+
+    def _save_local(self, answers: _Answers) -> None:
+        """Save the clients' models of the last round, for comparisons (`kinfed similarity`), if the settings say so."""
+        for id, upload in answers.uploads.items() if self.runtime.settings.save_local else ():
+            if upload.tensors.keys() == self.runtime.tensor_names(id):
+                told = self.runtime.about_run(self.number) | {"client": id}
+                self.folder.save_model(f"client-{id:05d}-local", upload.tensors, self.runtime.about_model(id), told)
 
     def _noted(self, failure: Failure, where: str) -> str:
         """Return the reason of a failure, and write its traceback to the log of errors."""

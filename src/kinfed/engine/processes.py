@@ -62,6 +62,7 @@ class _Job:
     round: int = 0
     stored: int | None = None
     test: Test = "own models"
+    final: bool = False
     rows: range = range(0)
 
 
@@ -172,7 +173,7 @@ class ProcessExecutor:
         self._exchange.close()
 
     def _job(self, kind: Literal["update", "evaluate"], task: Task) -> _Job:
-        return _Job(kind, self._exchange.post(task.message), task.id, task.round, task.stored, task.test)
+        return _Job(kind, self._exchange.post(task.message), task.id, task.round, task.stored, task.test, task.final)
 
     def _answers(self, jobs: Iterator[_Job]) -> Iterator[tuple[_Job, Any]]:
         """Give a job to every free process, and yield jobs and answers in order of completion."""
@@ -407,7 +408,7 @@ def _do(here: TaskRunner, job: _Job, answer: Path) -> Any:
         if job.kind == "test":
             correct = here.test(message.tensors, job.rows)
             return correct if isinstance(correct, Failure) else post(Message({CORRECT: correct}), answer)
-        task = Task(job.id, job.round, message, job.stored, job.test)
+        task = Task(job.id, job.round, message, job.stored, job.test, job.final)
         if job.kind == "evaluate":
             results = here.evaluate(task)
             return results if isinstance(results, Failure) else _packed(results, answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -109,12 +109,12 @@ class ClientRuntime:
         data = self.federation.dataset
         return {**self.models[self._architecture(id)].recipe, "shape": data.shape, "classes": data.classes}
 
-    def about_run(self) -> dict[str, Any]:
-        """Description of the run for a model's card: normalisation, kind of learning, seed and rounds."""
+    def about_run(self, rounds: int) -> dict[str, Any]:
+        """Description of a run of so many rounds for a model's card: normalisation, kind of learning, seed, rounds."""
         normalise = self.seen(self.federation.dataset.train).normalise
         how = {"mean": normalise.mean, "std": normalise.std}
         learned = "with labels" if self.method.supervised else "without labels; a head is that of a linear probe"
-        return {"normalisation": how, "learned": learned, "seed": self.settings.seed, "rounds": self.settings.rounds}
+        return {"normalisation": how, "learned": learned, "seed": self.settings.seed, "rounds": rounds}
 
     def tensor_names(self, id: ClientId) -> set[str]:
         """Names of all parameters and buffers of a client's model."""
@@ -152,9 +152,16 @@ class ClientRuntime:
         images = self.federation.public_images
         return None if images is None else images.to(self.device)
 
-    def client(self, id: ClientId, round: int) -> Client:
-        """Make a client of one round."""
-        return self._client(id, round, self.trained)
+    def client(self, id: ClientId, round: int, *, final: bool = False) -> Client:
+        """Make a client of one round.
+
+        Args:
+            id: Number of the client.
+            round: Number of the round.
+            final: True for the evaluation after the last round, also of a run that ends before its planned last round.
+        """
+        client = self._client(id, round, self.trained)
+        return replace(client, rounds=round) if final else client
 
     def new_client(self, id: ClientId, round: int) -> Client:
         """Make a client of one round that takes no part in training."""

@@ -28,6 +28,7 @@ class RoundSettings:
         seed: Seed of the run.
         checkpoint_every: Rounds between two checkpoints.
         evaluate_every: Rounds between two evaluations; there is always one after the last round.
+        patience: Rounds without a better validation accuracy after which a run ends early; None for no early end.
         save_local: True to save the whole models that clients upload in the last round.
         fine_tuning: Phase in which each client fine-tunes a copy of its primary model in the last evaluation; None for
             no fine-tuning.
@@ -45,6 +46,7 @@ class RoundSettings:
     seed: int
     checkpoint_every: int
     evaluate_every: int = 1
+    patience: int | None = None
     save_local: bool = False
     fine_tuning: Phase | None = None
     linear_probe: bool | None = None
@@ -64,10 +66,9 @@ class RoundSettings:
         """Return True if a checkpoint is planned after a round."""
         return round == self.rounds or round % self.checkpoint_every == 0
 
-    def fits_probes(self, round: int, method: Method) -> bool:
-        """Return True if linear probes are fitted after a round."""
-        wanted = not method.supervised if self.linear_probe is None else self.linear_probe
-        return wanted and round == self.rounds
+    def fits_probes(self, method: Method) -> bool:
+        """Return True if linear probes are fitted after the last round."""
+        return not method.supervised if self.linear_probe is None else self.linear_probe
 
     def asks_neighbours(self, round: int, method: Method) -> bool:
         """Return True if representations are tested by nearest neighbours after a round."""

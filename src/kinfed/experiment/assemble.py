@@ -79,6 +79,7 @@ def runtime_of(config: Config) -> ClientRuntime:
         seed=config.seed,
         checkpoint_every=config.checkpoint_every,
         evaluate_every=config.evaluate_every,
+        patience=config.patience,
         save_local=config.save_local,
         fine_tuning=tuning if config.ft_epochs else None,
         linear_probe=config.linear_probe,

@@ -109,6 +109,11 @@ class Config(BaseModel):
     validation: float = Field(
         0.0, ge=0, lt=1, description="share of each client's training samples that is set aside for validation"
     )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="rounds without a better validation accuracy after which a run ends early; by default never",
+    )
     new_clients: int = Field(
         0, ge=0, description="number of clients, drawn at random, that never train and are tested at the end"
     )
@@ -316,6 +321,11 @@ class Config(BaseModel):
             raise InputError(
                 f"client_timeout: {self.client_timeout:g} needs workers of 1 or more; nobody can stop a client in this "
                 "process"
+            )
+        if self.patience is not None and not self.validation and not self.data.startswith("<"):
+            raise InputError(
+                f"patience: {self.patience} needs validation samples; set a share of the training samples aside, as in "
+                "validation=0.2"
             )
         if self.new_clients >= self.clients:
             raise InputError(

@@ -41,6 +41,7 @@ class Fields(TypedDict, total=False):
     alpha: float
     classes_per_client: int | None
     validation: float
+    patience: int | None
     new_clients: int
     rounds: int
     training: LocalTraining

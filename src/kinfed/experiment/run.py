@@ -273,8 +273,15 @@ def folder_of(config: Config, out: Path) -> RunFolder:
     )
 
 
-def _run(config: Config, runtime: ClientRuntime, out: Path, make_callback: MakeCallback, executor: Executor) -> None:
-    """Do the remaining rounds of a run, and write its summary."""
+def _run(
+    config: Config,
+    runtime: ClientRuntime,
+    out: Path,
+    make_callback: MakeCallback,
+    executor: Executor,
+    until: int | None = None,
+) -> None:
+    """Do the remaining rounds of a run, or those up to a round, and write the summary of a run that has ended."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / CONFIG).is_file():
         write_whole(out / CONFIG, config.toml())
@@ -285,10 +292,12 @@ def _run(config: Config, runtime: ClientRuntime, out: Path, make_callback: MakeC
     folder = folder_of(config, out)
     executor.start(functools.partial(runtime_of, config), TaskRunner(runtime, folder.client_states))
     so_far = SoFar(folder, config.rounds, functools.partial(summarise, config, runtime))
-    trackers = {"so_far.json": so_far, **{name: TRACKERS[name]() for name in config.trackers}}
+    trackers = {"so_far.json": so_far, **{name: TRACKERS[name]() for name in config.trackers}} if until is None else {}
     callback = make_callback(method, config.seed, config.rounds)
     with TrackedCallback(config.parameters, folder, callback, trackers) as tracked:
-        run_rounds(runtime, executor, folder, tracked)
+        ended = run_rounds(runtime, executor, folder, tracked, until)
+    if not ended:
+        return
     lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
     write_whole(out / SUMMARY, json.dumps(summarise(config, runtime, lines, seconds), indent=1) + "\n")
 

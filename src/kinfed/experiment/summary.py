@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinfed.engine import ClientRuntime
-from kinfed.engine.evaluation import VALIDATION
+from kinfed.engine.stopping import VALIDATION
 from kinfed.experiment.config import Config
 from kinfed.experiment.participation import never_trained, of_trained
 from kinfed.experiment.so_far import Lines

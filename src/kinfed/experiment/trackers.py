@@ -178,6 +178,10 @@ class TrackedCallback:
         """Tell the other observer that the run will stop."""
         self._callback.stopping(round)
 
+    def ended(self, round: int) -> None:
+        """Tell the other observer that the run has ended."""
+        self._callback.ended(round)
+
     def _log(self, line: Line) -> None:
         self._each(lambda tracker: tracker.log(line["round"], _scalars(line)))
 

@@ -1,0 +1,44 @@
+"""Early stopping: the end of a run whose accuracy on validation samples no longer improves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kinfed.engine.lines import Line
+
+__all__ = ["VALIDATION", "out_of_patience", "validation_accuracy"]
+
+VALIDATION = "validation_"  # prefix of the names of accuracies on validation samples
+
+
+def validation_accuracy(line: Line) -> float | None:
+    """Return the accuracy on which choices rest, of a line of ``metrics.jsonl``; None if it was not measured.
+
+    It is the mean accuracy of the clients' primary models on their validation samples, weighted by their number.
+    Methods that read no labels have it only after the last round; theirs is that of nearest neighbours in all rounds.
+
+    >>> validation_accuracy({"round": 3, "validation_personal_acc_weighted": 0.5})
+    0.5
+    """
+    names = (f"{VALIDATION}{name}_acc_weighted" for name in ("knn", "personal"))
+    return next((line[name] for name in names if line.get(name) is not None), None)
+
+
+def out_of_patience(lines: Sequence[Line], patience: int | None) -> bool:
+    """Return True if a run ends early: its best validation accuracy is ``patience`` or more rounds old.
+
+    >>> lines = [{"round": r, "validation_personal_acc_weighted": v} for r, v in ((1, 0.4), (2, 0.6), (3, 0.6))]
+    >>> out_of_patience(lines, patience=2), out_of_patience(lines, patience=1)
+    (False, True)
+
+    Args:
+        lines: Lines of ``metrics.jsonl`` up to the present round.
+        patience: Number of rounds without a better accuracy after which a run ends; None for no early end.
+    """
+    scores: dict[int, float] = {
+        line["round"]: score for line in lines if (score := validation_accuracy(line)) is not None
+    }
+    if patience is None or not scores:
+        return False
+    present: int = lines[-1]["round"]
+    return present - max(scores, key=lambda round: scores[round]) >= patience
