@@ -102,6 +102,10 @@ def test_gains_and_losses_against_training_alone_are_counted() -> None:
     assert "Of 6 clients, 4 gain and 1 loses; the worst loss is 0.133 (client site 4)." in verdict(runs)
     runs[1].federation["test"] = [40] * 6  # other clients in another seed
     assert "Of 18 clients, 11 gain and 4 lose; the worst loss is 0.200 (client site 4 of seed 1)." in verdict(runs)
+    runs[1].federation["test"] = runs[0].federation["test"]
+    assert "Of 6 clients" in verdict(runs)
+    runs[1].federation["groups"] = [0, 1] * 3  # planted in this seed only
+    assert "Of 18 clients" in verdict(runs)
     better = [*at_clients("fedper", [0.9] * 6), *at_clients("local", [0.5] * 6)]
     assert "Of 6 clients, 6 gain and none loses. " in verdict(better)
 

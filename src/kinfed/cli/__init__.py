@@ -100,7 +100,11 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder f
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what a former run wrote into the folder")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="METHOD.FIELD=VALUE", help="set a field of a method; may be given several times"),
+    typer.Option(
+        "--set",
+        metavar="METHOD.FIELD=VALUE",
+        help="set a field of a method, or an lr, momentum, weight_decay, local_epochs or batch_size of its own; repeatable",
+    ),
 ]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="allow the import of code that a file names as package.module:Name")

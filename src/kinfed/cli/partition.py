@@ -39,7 +39,8 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
     own = {option: getattr(config, option) for option in config.partition_options}
     told = ", ".join(f"{option} {value}" for option, value in own.items() if value is not None)
     given = f" ({told})" if told else ""
-    holdings = Holdings.of(federation, f"{config.data}, partition {config.partition}{given}, seed {config.seed}")
+    shift = f", shift {config.shift}" if config.shift is not None else ""
+    holdings = Holdings.of(federation, f"{config.data}, partition {config.partition}{given}{shift}, seed {config.seed}")
     sizes = f"{int(holdings.counts.sum()):,} training and {int(holdings.tests.sum()):,} test samples"
     new = f", {holdings.new:,} of them new clients, which do not train" if holdings.new else ""
     split = "; a fifth of every client's own samples is its test set" if federation.partition.pooled else ""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kinfed.data.partitions.saved import Saved, open_rows, save_rows
     from kinfed.data.partitions.shards import Shards, SortedShards
     from kinfed.data.samples import Dataset, Normalisation, Samples
+    from kinfed.data.shifts import SHIFTS, with_shift
     from kinfed.data.splits import Split
     from kinfed.data.subsets import balanced, select_classes, subsample
     from kinfed.data.validation import with_validation
@@ -31,6 +32,7 @@ __all__ = [
     "FORMATS",
     "IID",
     "PARTITIONS",
+    "SHIFTS",
     "ByColumn",
     "Dataset",
     "Dirichlet",
@@ -62,6 +64,7 @@ __all__ = [
     "save_rows",
     "select_classes",
     "subsample",
+    "with_shift",
     "with_validation",
 ]
 
@@ -83,6 +86,7 @@ _MODULES = {
     "partitions.saved": ("Saved", "open_rows", "save_rows"),
     "partitions.shards": ("Shards", "SortedShards"),
     "samples": ("Dataset", "Normalisation", "Samples"),
+    "shifts": ("SHIFTS", "with_shift"),
     "splits": ("Split",),
     "subsets": ("balanced", "select_classes", "subsample"),
     "validation": ("with_validation",),

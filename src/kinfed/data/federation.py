@@ -57,9 +57,11 @@ class Federation:
         public_rows: Rows of ``dataset.train`` that the server holds as public images; empty if it holds none.
         new_clients: Rows of each new client in `splits`. New clients never train; their numbers begin at N.
         validation: Rows of each client's validation samples in the training split of `splits`; empty for none.
+        groups: Group of each client, then of each new client, under a planted shift; empty for none. No method sees it.
 
     Raises:
-        ValueError: If a sample belongs to two clients, to a client and the server, or does not exist.
+        ValueError: If a sample belongs to two clients, to a client and the server, or does not exist; or if there are
+            groups, but not one of each client and new client.
 
     >>> from kinfed.data import from_arrays
     >>> dataset = from_arrays([[0.1], [0.2], [0.3]], [0, 1, 1], [[0.2], [0.3]], [0, 1])
@@ -75,6 +77,7 @@ class Federation:
     public_rows: Indices
     new_clients: Partition = Partition([], [])  # noqa: RUF009 - its lists are never changed
     validation: Cut = field(default_factory=list)
+    groups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         train = [*self.partition.train, *self.new_clients.train, *self.validation, self.public_rows]
@@ -90,6 +93,8 @@ class Federation:
                 raise ValueError(
                     f"a {name} sample belongs to two clients, to a client and the server, or does not exist"
                 )
+        if len(self.groups) not in (0, len(self.partition) + len(self.new_clients)):
+            raise ValueError(f"there are {len(self.groups)} groups, but not one of each client and new client")
 
     def __len__(self) -> int:
         return len(self.partition)
@@ -145,10 +150,10 @@ class Federation:
 
         The pooled test set is the whole test set (specification G.1). If the clients' samples were split locally, it is
         instead the test samples of all clients but the new ones, since clients may train on samples of the official
-        test set.
+        test set. The same holds under a planted shift, where a sample without a client has no group.
         """
         own, pooled = self.partition.test, self.dataset.test
-        if self.partition.pooled:
+        if self.partition.pooled or self.groups:
             rows = np.sort(np.concatenate(own))
             own, pooled = [np.searchsorted(rows, mine) for mine in own], self.splits[1].take(rows)
         sizes = [len(rows) for rows in self.validation]
@@ -169,7 +174,7 @@ class Federation:
     def pooled(self) -> Federation:
         """Return a federation with one client, which holds the training and test samples of all clients."""
         train, test = ([np.sort(np.concatenate(cut))] for cut in (self.partition.train, self.partition.test))
-        return replace(self, partition=Partition(train, test, self.partition.pooled), validation=[])
+        return replace(self, partition=Partition(train, test, self.partition.pooled), validation=[], groups=())
 
     def class_counts(self) -> NDArray[np.int64]:
         """Count the training samples of each client and class, N×K."""

@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from kinfed.data import Federation, load, make_federation, subsample, with_validation
+from kinfed.data import Federation, load, make_federation, subsample, with_shift, with_validation
 from kinfed.engine import (
     ClientRuntime,
     RoundSettings,
 )
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config, model_shares
+from kinfed.experiment.config import OF_TRAINING, Config, model_shares
 from kinfed.experiment.folders import (
     FEDERATION,
 )
@@ -33,17 +33,24 @@ PARTS = {"full": ALL, "head": HEAD, "body": BODY}
 
 
 def federation_of(config: Config) -> Federation:
-    """Make the federation of a config: load the data set, and divide it among the clients.
+    """Make the federation of a config: load the data set, divide it among the clients, and plant the shift.
 
     Raises:
-        InputError: If the data cannot be loaded, or do not allow the partition of the config.
+        InputError: If the data cannot be loaded, or do not allow the partition or the shift of the config.
     """
+    federation = with_validation(_divided(config), config.validation, config.seed)
+    return with_shift(federation, config.shift, config.seed)
+
+
+def _divided(config: Config) -> Federation:
+    """Load the data set and divide it among the clients, or return the federation that was given in Python."""
     if config.data.startswith("<"):
-        return with_validation(config.objects[config.data], config.validation, config.seed)
+        federation: Federation = config.objects[config.data]
+        return federation
     dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
     if config.train_images is not None:
         dataset = subsample(dataset, config.train_images, config.seed)
-    federation = make_federation(
+    return make_federation(
         dataset,
         config.partitioner(),
         clients=config.clients,
@@ -51,7 +58,6 @@ def federation_of(config: Config) -> Federation:
         public=config.public,
         new_clients=config.new_clients,
     )
-    return with_validation(federation, config.validation, config.seed)
 
 
 def runtime_of(config: Config) -> ClientRuntime:
@@ -63,14 +69,12 @@ def runtime_of(config: Config) -> ClientRuntime:
     ]
     models = tuple(_model(config, name, federation) for name, _ in shares)
     tuning = Phase(train=PARTS[config.ft_part], epochs=config.ft_epochs, lr=config.ft_lr)
+    numbers = {field: getattr(config, field) for field in OF_TRAINING} | config.own_training(name)
     settings = RoundSettings(
         rounds=config.rounds,
         training=LocalTraining(
-            lr=config.lr,
-            epochs=config.local_epochs,
-            batch_size=config.batch_size,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
+            epochs=numbers.pop("local_epochs"),
+            **numbers,
             augment=config.augment,
             feature_cache_mb=config.feature_cache_mb,
         ),
@@ -166,12 +170,13 @@ def settled(config: Config, runtime: ClientRuntime) -> Config:
 def about_clients(runtime: ClientRuntime) -> str:
     """Return the text of ``federation.json``, which describes the clients' data and the source models.
 
-    It has the training samples of each client and class, the test samples of each client, and the checksum of each
-    source model.
+    It has the training samples of each client and class, the test samples of each client, the groups of a planted
+    shift, and the checksum of each source model.
     """
     federation = runtime.federation
     sources = {source.name: checksum(source.model.tensors()) for source in runtime.sources}
     names, left = federation.partition.names, federation.dataset.left_out
+    groups, new_groups = federation.groups[: len(federation)], federation.groups[len(federation) :]
     about = {
         **({"names": list(names)} if names else {}),
         "classes": list(federation.dataset.classes),
@@ -179,6 +184,8 @@ def about_clients(runtime: ClientRuntime) -> str:
         "test": [len(rows) for rows in federation.partition.test],
         "probe": len(federation.public_rows),
         **({"validation": [len(rows) for rows in federation.validation]} if federation.validation else {}),
+        **({"groups": groups} if groups else {}),
+        **({"new_groups": new_groups} if new_groups else {}),
         "skipped": federation.dataset.skipped,
         "skipped_names": list(federation.dataset.skipped_names),
         **({"left_out": len(left), "left_out_names": list(left[:5])} if left else {}),

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kinfed.data.partitions.saved import Saved
     from kinfed.methods import Method
 
-__all__ = ["EXECUTION", "FEWEST_PUBLIC", "Config", "as_tuple", "model_shares"]
+__all__ = ["EXECUTION", "FEWEST_PUBLIC", "OF_TRAINING", "Config", "as_tuple", "model_shares"]
 
 FEWEST_PUBLIC = 4  # smallest number of public images; similarities on fewer are meaningless
 
@@ -48,6 +48,10 @@ FEWEST_PUBLIC = 4  # smallest number of public images; similarities on fewer are
 EXECUTION = {
     "workers", "client_timeout", "checkpoint_every", "save_local", "seeds", "log", "device", "target_acc", "sources",
 }  # fmt: skip
+
+
+# Numbers of the local training for which a method may have a value of its own, as in fedprox:lr=0.03.
+OF_TRAINING = ("lr", "momentum", "weight_decay", "local_epochs", "batch_size")
 
 
 class Config(BaseModel):
@@ -113,6 +117,11 @@ class Config(BaseModel):
         None,
         ge=1,
         description="rounds without a better validation accuracy after which a run ends early; by default never",
+    )
+    shift: str | None = Field(
+        None,
+        description="planted groups of clients whose data differ, NAME:GROUPS[:SIZES]: rotate:4, permute_labels:4, "
+        "invert:4 or colour:4; rotate:4:1,2,3,4 with relative sizes",
     )
     new_clients: int = Field(
         0, ge=0, description="number of clients, drawn at random, that never train and are tested at the end"
@@ -331,6 +340,10 @@ class Config(BaseModel):
             raise InputError(
                 f"new_clients: {self.new_clients} is not allowed; must be less than the {self.clients} clients"
             )
+        if self.shift is not None:
+            from kinfed.data.shifts import parse_shift
+
+            parse_shift(self.shift).check(self.clients - self.new_clients)
         for name in self.methods:
             method = self.method(name)
             needs = method.requires
@@ -375,7 +388,16 @@ class Config(BaseModel):
         """Make one of the methods, with its fields."""
         from kinfed.methods import make_method
 
-        return make_method(parse_label(label)[0], self.settings[label], _finder(self._objects))
+        name, training = parse_label(label)[0], self.own_training(label)
+        fields = {field: value for field, value in self.settings[label].items() if field not in training}
+        return make_method(name, fields, _finder(self._objects))
+
+    def own_training(self, label: str) -> dict[str, Any]:
+        """Return the numbers of the local training that a method has for itself, such as ``lr``, by name."""
+        from kinfed.methods import method_fields
+
+        names = {*OF_TRAINING} - {*method_fields(parse_label(label)[0], _finder(self._objects))}
+        return {name: value for name, value in self.settings[label].items() if name in names}
 
     @property
     def trackers(self) -> list[str]:
@@ -456,6 +478,7 @@ class Config(BaseModel):
         settings = dict(self.settings)
         if "local_ssl" in joining:
             has = {f.name for f in dataclasses.fields(METHODS["local_ssl"])}
+            has |= {*self.own_training(unlabelled[0])}
             settings["local_ssl"] = {name: v for name, v in self.settings[unlabelled[0]].items() if name in has}
         fields = self.model_dump() | {"methods": (*self.methods, *joining), "settings": settings}
         return self.checked(fields, self._objects)
@@ -541,8 +564,9 @@ def _complete(label: str, own: Mapping[str, Any], find: Callable[[str], type[Met
     from kinfed.methods import make_method, method_fields, name_and_fields
 
     name, _ = parse_label(label)
-    types = method_fields(name, find)
-    given = {}
+    fields = method_fields(name, find)
+    training = {field: _type_of(field) for field in OF_TRAINING if field not in fields}
+    types, given = {**training, **fields}, {}
     for field, value in own.items():
         check_choice(f"set: {label}", field, types)
         try:
@@ -554,10 +578,17 @@ def _complete(label: str, own: Mapping[str, Any], find: Callable[[str], type[Met
         if isinstance(value, bool) and not isinstance(given[field], bool):
             raise InputError(f"{label}.{field}: {value} is not allowed; must not be true or false")
     try:
-        _, complete = name_and_fields(make_method(name, given, find), lambda kind: kind.__name__)
+        method = make_method(name, {field: value for field, value in given.items() if field in fields}, find)
     except InputError as error:
         raise InputError(f"{label}.{error}") from error
-    return complete
+    _, complete = name_and_fields(method, lambda kind: kind.__name__)
+    return complete | {field: value for field, value in given.items() if field in training}
+
+
+def _type_of(field: str) -> Any:
+    """Return the type of a number of the experiment, with its limits."""
+    told = Config.model_fields[field]
+    return Annotated[told.annotation, *told.metadata]
 
 
 def _architecture(name: str, objects: Mapping[str, Any] | None = None) -> Any:

@@ -42,6 +42,7 @@ class Fields(TypedDict, total=False):
     classes_per_client: int | None
     validation: float
     patience: int | None
+    shift: str | None
     new_clients: int
     rounds: int
     training: LocalTraining

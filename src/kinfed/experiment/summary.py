@@ -48,6 +48,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
             "new_clients": len(federation.new_clients),
             "partition": config.partition,
             **{option: getattr(config, option) for option in config.partition_options},
+            **({"shift": config.shift} if config.shift is not None else {}),
             "train": sum(len(rows) for rows in federation.partition.train),
             "test": sum(len(rows) for rows in federation.partition.test),
             "probe": len(federation.public_rows),

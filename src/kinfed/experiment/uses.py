@@ -10,7 +10,7 @@ from torch import nn
 
 from kinfed.data.partitions import PARTITIONS
 from kinfed.errors import InputError
-from kinfed.experiment.config import EXECUTION, Config, model_shares
+from kinfed.experiment.config import EXECUTION, OF_TRAINING, Config, model_shares
 from kinfed.fields import short
 from kinfed.labels import parse_label
 from kinfed.methods import Method
@@ -159,22 +159,39 @@ def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mappi
     Raises:
         InputError: If there is such a field; one line names the first one, its value and its readers.
     """
+    pairs = [(config, label) for config in configs for label in config.methods]
     for name in given:
-        if name in uses and getattr(configs[0], name) != uses[name].off:
-            pairs = [(config, config.method(label)) for config in configs for label in config.methods]
-            if not any(uses[name].reads(*pair) for pair in pairs):
-                _refuse(name, getattr(configs[0], name), uses[name].by)
+        value = getattr(configs[0], name)
+        use = uses.get(name)
+        if use and value != use.off and not any(use.reads(config, config.method(label)) for config, label in pairs):
+            _refuse(name, value, use.by)
+        if name in OF_TRAINING and all(name in config.own_training(label) for config, label in pairs):
+            raise InputError(f"{name}: {short(value)} would do nothing; every method has its own")
     for named, own in given.get("settings", {}).items():
-        methods = [
-            config.method(label)
-            for config in configs
-            for label in config.methods
-            if named in (label, parse_label(label)[0])
-        ]
-        for name in own if methods else ():
-            if all(name in method.idle for method in methods):
-                method = methods[0] if hasattr(methods[0], name) else methods[0].unwrapped
-                _refuse(f"{named}.{name}", getattr(method, name), method.idle[name])
+        of_name = [(config, label) for config, label in pairs if named in (label, parse_label(label)[0])]
+        _refuse_idle_of(named, own, of_name, uses)
+
+
+def _refuse_idle_of(
+    named: str, own: Mapping[str, Any], pairs: Sequence[tuple[Config, str]], uses: Mapping[str, Use]
+) -> None:
+    """Refuse a given field of a method's own that no variant of the method reads.
+
+    Args:
+        named: Name or label of the method.
+        own: Given fields of the method.
+        pairs: Variants of the method: configs and labels.
+        uses: Use of each field of the experiment that is not always read.
+    """
+    methods = [config.method(label) for config, label in pairs]
+    training = {name: value for config, label in pairs for name, value in config.own_training(label).items()}
+    for name in own if methods else ():
+        if name in training:
+            if name in uses and not any(uses[name].reads(config, config.method(label)) for config, label in pairs):
+                _refuse(f"{named}.{name}", training[name], uses[name].by)
+        elif all(name in method.idle for method in methods):
+            method = methods[0] if hasattr(methods[0], name) else methods[0].unwrapped
+            _refuse(f"{named}.{name}", getattr(method, name), method.idle[name])
 
 
 def _refuse(name: str, value: Any, by: str) -> None:

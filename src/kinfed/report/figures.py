@@ -21,7 +21,7 @@ from kinfed.report.matrices import draw_matrix
 from kinfed.report.names import hypertext, labels
 from kinfed.report.picture import picture
 from kinfed.report.rows import in_rows
-from kinfed.report.style import REFERENCES, colours, styled
+from kinfed.report.style import REFERENCES, colours, steps, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +107,7 @@ def curves(runs: Sequence[Run]) -> go.Figure:
 
 
 def partition(run: Run) -> go.Figure:
-    """Draw the number of training samples of each client (rows) and class (columns)."""
+    """Draw the number of training samples of each client (rows) and class (columns), and groups of a planted shift."""
     counts = np.array(run.federation["train"])
     figure = go.Figure(
         go.Heatmap(
@@ -123,7 +123,36 @@ def partition(run: Run) -> go.Figure:
     )
     figure.update_xaxes(title_text="class", type="category", side="bottom")
     figure.update_yaxes(title_text="client", type="category", autorange="reversed")
+    if groups := run.federation.get("groups"):
+        _add_groups(figure, groups)
     return styled(figure, height=min(900, 180 + 18 * len(counts)))
+
+
+def _add_groups(figure: go.Figure, groups: Sequence[int]) -> None:
+    """Add a column with the number and the colour of each client's group to the left of a figure with a client a row.
+
+    Args:
+        figure: Figure, which is changed.
+        groups: Group of each client.
+    """
+    figure.add_heatmap(
+        z=[[group] for group in groups],
+        x=["group"],
+        y=[f"{i}" for i in range(len(groups))],
+        xaxis="x2",
+        colorscale=steps(max(groups) + 1),
+        zmin=-0.5,
+        zmax=max(groups) + 0.5,
+        showscale=False,
+        texttemplate="%{z}" if len(groups) <= 40 else None,
+        hovertemplate="client %{y}: group %{z}<extra></extra>",
+        ygap=figure.data[0].ygap,
+    )
+    figure.update_layout(
+        xaxis={"domain": [0.09, 1]},
+        xaxis2={"domain": [0, 0.07], "title": {"text": "group"}, "type": "category", "showticklabels": False},
+        yaxis={"anchor": "x2"},
+    )
 
 
 def clients(runs: Sequence[Run]) -> go.Figure:

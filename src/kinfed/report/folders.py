@@ -33,7 +33,7 @@ class Run:
         summary: Contents of ``summary.json``; of an unfinished run those of ``so_far.json``, with ``planned`` rounds.
         lines: Lines of ``metrics.jsonl``, one per round.
         federation: Contents of ``federation.json``: names of the classes, training samples of each client and class,
-            test samples of each client.
+            test samples of each client, and the groups of a planted shift.
         pictured: Pictures of each round that has any, by name.
     """
 
@@ -127,6 +127,7 @@ class _Federation(_Told):
     train: list[list[int]]
     test: list[int]
     names: list[str] | None = None
+    groups: list[int] = []
 
 
 class _Words(BaseModel):
@@ -180,7 +181,8 @@ def _read(path: Path) -> Run:
             f"{path / 'metrics.jsonl'}: must have one line for each of the {summary['rounds']} rounds of the run"
         )
     federation = _checked(TypeAdapter(_Federation), read_json(path / "federation.json"), path / "federation.json")
-    if not len(federation["train"]) == len(federation["test"]) == summary["data"]["clients"]:
+    listed = [len(federation[name]) for name in ("train", "test", "groups") if name in federation]
+    if {*listed} != {summary["data"]["clients"]}:
         raise InputError(f"{path / 'federation.json'}: must list the {summary['data']['clients']} clients of the run")
     return Run(
         path,

@@ -97,7 +97,7 @@ def _page(runs: Sequence[Run]) -> str:
                  figures.curves(runs)),
         _section("Every client", "Each point is one client. Look at the lowest clients as well as at the middle.",
                  figures.clients(runs)),
-        _section("Data of the clients", "Training samples of each client and class.", figures.partition(runs[0])),
+        _section("Data of the clients", _held(runs[0]), figures.partition(runs[0])),
         _section("Cost", "Payload of all messages, and seconds by task.", figures.cost(runs)),
     ]  # fmt: skip
     sections[2:2] = [
@@ -141,6 +141,16 @@ def _page(runs: Sequence[Run]) -> str:
 def _text(text: str) -> str:
     """Escape text for HTML, including control characters."""
     return html.escape(plain(text))
+
+
+def _held(run: Run) -> str:
+    """Explain the figure of the clients' data, and the groups of a planted shift."""
+    if "groups" not in run.federation:
+        return "Training samples of each client and class."
+    return (
+        "Training samples of each client and class, and the group of each client under the planted shift "
+        f"{run.summary['data'].get('shift', '')} (seed {run.summary['seed']}). No method is told the groups."
+    )
 
 
 def _neighbours(runs: Sequence[Run]) -> str:

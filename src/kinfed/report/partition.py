@@ -6,7 +6,7 @@ Letters: ``N`` clients, the new ones last; ``K`` classes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from kinfed.report.names import labels
 from kinfed.report.picture import picture
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["Holdings", "client_table", "save_holdings", "summary_table"]
@@ -49,6 +50,7 @@ class Holdings:
         public: Number of public samples, which the server holds.
         unused: Number of samples that nobody holds.
         left_out: Names of files beside the data that were not read.
+        groups: Group of each client under a planted shift, N; empty without one.
     """
 
     about: str
@@ -60,6 +62,7 @@ class Holdings:
     public: int
     unused: int
     left_out: tuple[str, ...]
+    groups: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, federation: Federation, about: str) -> Holdings:
@@ -85,6 +88,7 @@ class Holdings:
             len(federation.public_rows),
             federation.unused,
             tuple(map(plain, federation.dataset.left_out)),
+            federation.groups,
         )
 
     def measures(self) -> dict[str, NDArray[Any]]:
@@ -157,6 +161,7 @@ class Holdings:
                 {
                     "name": name,
                     "new": i >= len(self.names) - self.new,
+                    **({"group": self.groups[i]} if self.groups else {}),
                     **{measure: values[i].item() for measure, values in measures.items()},
                     "untrained_test_samples": untrained[i].item(),
                     "counts": self.counts[i].tolist(),
@@ -197,7 +202,7 @@ def client_table(holdings: Holdings, *, terminal: bool) -> Group:
     names = f"{holdings.classes[0]} … {holdings.classes[-1]}" if len(holdings.classes) > 1 else holdings.classes[0]
     table = Table(box=None, pad_edge=False)
     table.add_column("client", no_wrap=True, max_width=16, overflow="ellipsis")
-    for heading in ("train", "test", "classes", "TV"):
+    for heading in (*(("group",) if holdings.groups else ()), "train", "test", "classes", "TV"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column(Text(plain(f"classes {names}")), no_wrap=True, max_width=SHOWN_CELLS, overflow="ellipsis")
     measures = holdings.measures()
@@ -207,6 +212,7 @@ def client_table(holdings: Holdings, *, terminal: bool) -> Group:
         levels = np.ceil(cells[i] / max(top, 1e-12) * (len(marks) - 1)).astype(int)
         table.add_row(
             Text(plain(name)),
+            *((f"{holdings.groups[i]}",) if holdings.groups else ()),
             f"{measures['training samples'][i]:,}",
             f"{measures['test samples'][i]:,}",
             f"{measures['classes'][i]:,}",
@@ -255,7 +261,10 @@ def _draw(holdings: Holdings, figure: Figure) -> None:
 
     clients, classes = holdings.counts.shape
     few = clients <= SHOWN_CLIENTS
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
+    widths = [3, 0.12, 1] if holdings.groups else [3, 1]
+    left, *middle, right = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
+    for axes in middle:
+        _draw_groups(holdings.groups, axes, numbers=few)
     image = left.imshow(holdings.counts, aspect="auto", cmap="Blues", interpolation="nearest", vmin=0)
     figure.colorbar(image, ax=left, location="left", shrink=0.8, label="training samples")
     left.set(xlabel="class", ylabel="client")
@@ -278,7 +287,16 @@ def _draw(holdings: Holdings, figure: Figure) -> None:
     right.set(xlabel="samples", xlim=(0, None))
     right.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     if holdings.new:
-        for axis in (left, right):
+        for axis in (left, *middle, right):
             axis.axhline(clients - holdings.new - 0.5, color="#D55E00", linewidth=1.5)
         left.set_title("below the line: new clients, which do not train", fontsize=9)
     figure.suptitle(plain(holdings.about), fontsize=10)
+
+
+def _draw_groups(groups: Sequence[int], axes: Axes, *, numbers: bool) -> None:
+    """Draw a column with a colour for the group of each client; ten colours, which repeat."""
+    axes.imshow(np.array(groups)[:, None] % 10, aspect="auto", cmap="tab10", interpolation="nearest", vmin=0, vmax=9)
+    axes.set(xticks=[])
+    axes.set_title("group", fontsize=8)
+    for client, group in enumerate(groups if numbers else ()):
+        axes.text(0, client, f"{group}", ha="center", va="center", fontsize=8, color="white", weight="bold")

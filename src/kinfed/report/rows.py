@@ -94,10 +94,11 @@ def setting(runs: Sequence[Run]) -> str:
     apart = ", pooled data apart" if any(map(pools, in_rows(runs))) else ""
     best = "The best value of each column is marked, and all that do not differ from it significantly"
     marked = f" {best}{apart}." if several else ""
+    shift = f", shift {data['shift']}" if data.get("shift") else ""
     new = f"{data['new_clients']} new clients held out, " if data.get("new_clients") else ""
     return (
         f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "
-        f"({how.get(data['partition'], data['partition'])}), {new}{data['probe']} set aside as public images; "
+        f"({how.get(data['partition'], data['partition'])}{shift}), {new}{data['probe']} set aside as public images; "
         f"{first['model']}, {first['rounds']} rounds, seed{'s' if len(seeds) > 1 else ''} "
         f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}.{marked}"
     )

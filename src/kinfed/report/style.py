@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-__all__ = ["REFERENCES", "colours", "styled"]
+__all__ = ["REFERENCES", "colours", "steps", "styled"]
 
 # The colours of Okabe and Ito, which colour-blind people can tell apart, and more. Baselines are grey.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#44AA99", "#AA4499", "#999933")
@@ -19,6 +19,15 @@ def colours(methods: Sequence[str]) -> dict[str, str]:
     """Assign a colour to each method, the same in every figure."""
     federated = [method for method in methods if method not in REFERENCES]
     return REFERENCES | {method: PALETTE[i % len(PALETTE)] for i, method in enumerate(federated)}
+
+
+def steps(count: int) -> list[tuple[float, str]]:
+    """Return a colour scale of plotly with one colour for each of the numbers 0..count-1; after ten, they repeat.
+
+    >>> steps(2)
+    [(0.0, '#0072B2'), (0.5, '#0072B2'), (0.5, '#D55E00'), (1.0, '#D55E00')]
+    """
+    return [(at / count, PALETTE[i % len(PALETTE)]) for i in range(count) for at in (i, i + 1)]
 
 
 def styled(figure: go.Figure, **layout: Any) -> go.Figure:

@@ -123,7 +123,7 @@ def _by_client(group: Sequence[Run], differences: Mapping[int, NDArray[np.float6
     runs = [of_seed[seed] for seed in differences]
     if not runs:
         return {}
-    parts = [[run.federation.get(name) for name in ("names", "train", "test")] for run in runs]
+    parts = [[run.federation.get(name) for name in ("names", "train", "test", "groups")] for run in runs]
     if all(part == parts[0] for part in parts):
         found = {f"client {runs[0].client_name(id)}": of for id, of in enumerate(client_means(differences))}
     else:

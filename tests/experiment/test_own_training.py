@@ -1,0 +1,69 @@
+"""Numbers of the local training that a method has for itself, as in ``fedprox:lr=0.03``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinfed
+from kinfed.errors import InputError
+from kinfed.experiment.assemble import runtime_of
+from kinfed.experiment.config import Config
+from kinfed.experiment.configure import configure
+from kinfed.methods.fedprox import FedProx
+
+SMALL: dict[str, Any] = {"data": "digits", "clients": 5, "rounds": 2, "public": 0}
+
+
+def test_a_number_of_a_methods_own_replaces_that_of_the_experiment() -> None:
+    config = configure({**SMALL, "methods": ["fedavg", "fedprox:lr=0.03,mu=1"], "lr": 0.2, "momentum": 0.5})
+    assert config.method("fedprox:lr=0.03,mu=1") == FedProx(mu=1.0)
+    rates = {label: runtime_of(config.of(label, 0)).settings.training for label in config.methods}
+    assert [(of.lr, of.momentum) for of in rates.values()] == [(0.2, 0.5), (0.03, 0.5)]
+
+
+def test_all_five_numbers_are_read() -> None:
+    own = {"lr": 0.01, "momentum": 0.3, "weight_decay": 0.1, "local_epochs": 3, "batch_size": 7}
+    config = configure({**SMALL, "methods": ["fedavg"], "settings": {"fedavg": own}})
+    training = runtime_of(config.of("fedavg", 0)).settings.training
+    read = (training.lr, training.momentum, training.weight_decay, training.epochs, training.batch_size)
+    assert read == tuple(own.values())
+
+
+def test_a_run_with_its_own_rate_is_the_run_with_that_rate_for_all(tmp_path: Path) -> None:
+    one = kinfed.run("fedavg:lr=0.03", **SMALL, out=tmp_path / "own", quiet=True)
+    all_ = kinfed.run("fedavg", **SMALL, lr=0.03, out=tmp_path / "all", quiet=True)
+    assert (one.path / "metrics.jsonl").read_bytes() == (all_.path / "metrics.jsonl").read_bytes()
+    assert Config.read(one.path / "config.toml").own_training("fedavg:lr=0.03") == {"lr": 0.03}
+
+
+def test_variants_in_their_rate_are_rows_of_one_comparison(tmp_path: Path) -> None:
+    result = kinfed.compare(["fedavg:lr=0.03", "fedavg:lr=0.3"], **SMALL, out=tmp_path / "out", quiet=True)
+    assert [of["method"] for of in result.summaries] == ["fedavg:lr=0.03", "fedavg:lr=0.3"]
+    kinfed.resume(tmp_path / "out", quiet=True)
+
+
+def test_local_ssl_joins_with_the_rate_of_the_first_method_without_labels() -> None:
+    config = configure({**SMALL, "methods": ["fedbyol:lr=0.02"]}, alone=True)
+    assert config.own_training("local_ssl") == {"lr": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("label", "line"),
+    [
+        ("fedavg:lr=0", r"fedavg:lr=0\.lr: '0' is not allowed; must be greater than 0"),
+        ("fedavg:batch_size=2.5", r"fedavg:batch_size=2\.5\.batch_size: .*"),
+        ("fedrep:local_epochs=2", r"fedrep:local_epochs=2\.local_epochs: 2 would do nothing; it is of methods .*"),
+        ("fedavg:rounds=3", r"set: fedavg:rounds=3: 'rounds' .*"),
+    ],
+)
+def test_a_number_that_is_not_allowed_is_refused(label: str, line: str) -> None:
+    with pytest.raises(InputError, match=f"^{line}"):
+        configure({**SMALL, "methods": [label]})
+
+
+def test_a_rate_for_all_is_refused_if_every_method_has_its_own() -> None:
+    with pytest.raises(InputError, match=r"^lr: 0\.2 would do nothing; every method has its own$"):
+        configure({**SMALL, "methods": ["fedavg:lr=0.1", "fedprox:lr=0.3"], "lr": 0.2})
