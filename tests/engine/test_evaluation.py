@@ -77,7 +77,144 @@ class Unlabelled(FedAvg):
 
 def test_a_method_whose_clients_have_no_labels_is_not_fine_tuned(tmp_path: Path) -> None:
     last = run(build_runtime(Unlabelled(), federation(new=2)), tmp_path / "out").lines[-1]
-    assert last["client_acc"].keys() == {"personal", "new_global"}
+    assert last["client_acc"].keys() == {"personal", "own_classes", "new_global"}
+
+
+# -- what compares like with like: the client's own classes, and a re-fitted head ------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(FedAvg):
+    """Whatever the input is, its global model prefers class 0 to 1, and 1 to 2."""
+
+    def global_model(self, server: Server, state: ServerState) -> Tensors:
+        weights = {"head.weight": torch.zeros(3, 1), "head.bias": torch.tensor([3.0, 2.0, 1.0])}
+        return {**state.tensors, **weights}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantAtHome(FedPer):
+    """The same as a model of each client."""
+
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
+        weights = {"head.weight": torch.zeros(3, 1), "head.bias": torch.tensor([3.0, 2.0, 1.0])}
+        return {"stale": {**message.tensors, **weights}}
+
+
+def of_labels(*of_clients: tuple[list[int], list[int], list[int]]) -> Federation:
+    """Clients with samples of the given labels for training, validation and test; an input is its own label."""
+    parts = [*zip(*of_clients, strict=True)]
+    cuts = [np.split(np.arange(sum(map(len, part))), np.cumsum([*map(len, part)])[:-1]) for part in parts]
+    training, validating, testing = ([k for labels in part for k in labels] for part in parts)
+    sets = (float_samples(torch.tensor(of)[:, None].float(), of) for of in (training + validating, testing))
+    validation = [len(training) + rows for rows in cuts[1]] if validating else []
+    return Federation(
+        Dataset("x", *sets, ("a", "b", "c")), Partition(cuts[0], cuts[2]), np.arange(0), validation=validation
+    )
+
+
+def three_classes(_: Model) -> Model:
+    return Model({"scale": nn.Linear(1, 1)}, nn.Linear(1, 3), [])
+
+
+@pytest.mark.parametrize("method", [Constant(), ConstantAtHome()])
+def test_among_the_clients_own_classes_the_best_of_them_is_the_answer(method: FedAvg, tmp_path: Path) -> None:
+    fed = of_labels(
+        ([1, 2, 2, 1], [], [1, 1, 2, 0]),  # answers 1, where all would be 0; the sample of class 0 is wrong
+        ([2, 0, 0, 2], [], [0, 2, 1, 1, 1]),  # answers 0, as it would
+        ([2, 2], [], [2, 2, 2]),  # answers 2
+    )
+    *before, last = run(build_runtime(method, fed, wrap=three_classes, model="mlp"), tmp_path / "out").lines
+    assert last["client_acc"]["personal"] == [0.25, 0.2, 0.0]
+    assert last["client_acc"]["own_classes"] == [0.5, 0.2, 1.0]
+    assert last["own_classes_acc_weighted"] == pytest.approx((2 + 1 + 3) / 12)
+    assert not any("own_classes" in key or "refit" in key for line in before for key in [*line, *line["client_acc"]])
+
+
+def test_classes_of_validation_samples_are_the_clients_own_and_those_of_test_samples_are_not(tmp_path: Path) -> None:
+    fed = of_labels(([2, 2], [1], [1, 1, 1, 0]), ([1, 2], [2, 2], [0, 1, 1]))
+    last = run(build_runtime(Constant(), fed, wrap=three_classes, model="mlp"), tmp_path / "out").lines[-1]
+    assert last["client_acc"]["own_classes"] == [0.75, 2 / 3]
+    assert last["client_acc"]["validation_own_classes"] == [1.0, 0.0]
+
+
+def test_where_the_test_classes_are_the_clients_own_a_limit_makes_no_answer_wrong(tmp_path: Path) -> None:
+    training = LocalTraining(lr=0.1, epochs=3, batch_size=8)
+    for name in ("fedavg", "fedper"):
+        runtime = build_runtime(name, training=training)
+        last, fed = run(runtime, tmp_path / name).lines[-1], runtime.federation
+        assert (fed.test_class_counts().astype(bool) <= fed.class_counts().astype(bool)).all()
+        told = zip(last["client_acc"]["own_classes"], last["client_acc"]["personal"], strict=True)
+        assert all(limited >= free for limited, free in told)
+
+
+@pytest.mark.parametrize(("name", "told"), [("central", {"own_classes"}), ("fedbyol", set()), ("local_ssl", set())])
+def test_no_head_is_refitted_without_labels_or_where_data_are_pooled(name: str, told: set[str], tmp_path: Path) -> None:
+    last = run(build_runtime(name, rounds=1, fine_tuning=None), tmp_path / "out").lines[-1]
+    assert last["client_acc"].keys() & {"own_classes", "refit"} == told
+
+
+def refitted(body: Tensors, runtime: ClientRuntime, id: int, round: int) -> float:
+    """Accuracy of a head on a body of one linear layer, by plain SGD with momentum from the run's initial head."""
+    training, fed = runtime.settings.training, runtime.federation
+    z, z_test = (
+        (samples.batch(slice(None)).flatten(1) @ body["body.fc.0.weight"].T + body["body.fc.0.bias"]).relu()
+        for samples in (fed.train(id), fed.test(id))
+    )
+    labels, test_labels = fed.train(id).labels, fed.test(id).labels
+    assert labels is not None
+    weights = [runtime.initial[0][f"head.{name}"].clone().requires_grad_() for name in ("weight", "bias")]
+    moving = [torch.zeros_like(w) for w in weights]
+    order = torch_stream(0, "refit", id, round)
+    for _ in range(10):
+        for rows in torch.randperm(len(labels), generator=order).split(training.batch_size):
+            loss = nn.functional.cross_entropy(z[rows] @ weights[0].T + weights[1], labels[rows])
+            gradients = torch.autograd.grad(loss, weights)
+            with torch.no_grad():
+                for w, v, g in zip(weights, moving, gradients, strict=True):
+                    v.mul_(training.momentum).add_(g)
+                    w.sub_(v, alpha=training.lr)  # that of the first round
+    return ((z_test @ weights[0].T + weights[1]).argmax(dim=1) == test_labels).double().mean().item()
+
+
+def one_layer(_: Model) -> Model:
+    torch.manual_seed(3)
+    return Model({"flatten": nn.Flatten(), "fc": nn.Sequential(nn.Linear(64, 16), nn.ReLU())}, nn.Linear(16, 10), [])
+
+
+def test_the_body_of_fedbabu_under_a_refitted_head_is_as_by_hand(tmp_path: Path) -> None:
+    training = LocalTraining(lr=0.1, batch_size=16, epochs=2)
+    runtime = build_runtime("fedbabu", training=training, wrap=one_layer, model="mlp", lr_schedule="step:0.4:100")
+    outcome = run(runtime, tmp_path / "out")
+    last = outcome.lines[-1]
+    assert last["lr"] == pytest.approx(0.001)
+    expected = [refitted(outcome.state.tensors, runtime, id, 3) for id in range(4)]
+    assert last["client_acc"]["refit"] == pytest.approx(expected)
+    assert last["refit_acc_mean"] > last["personal_acc_mean"] + 0.1
+    assert not [*(tmp_path / "out" / "models").glob("*refit*")]
+
+
+def test_a_personal_head_has_no_part_in_the_refitted_one_and_augmentation_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained: list[Tensors] = []
+
+    def recorded(model: Model, *given: Any) -> None:
+        train(model, *given)
+        trained.append(model.tensors())
+
+    monkeypatch.setattr("kinfed.engine.evaluator.train", recorded)
+    given = build("tiny_cnn", (1, 8, 8), 10, 7).tensors()
+    other = {**given, **select(build("tiny_cnn", (1, 8, 8), 10, 8).tensors(), HEAD)}
+    augmented = LocalTraining(lr=0.05, batch_size=16, augment="crop_flip")
+    for tensors, training in ((given, None), (other, None), (given, augmented)):
+        runtime = build_runtime("fedper", training=training)
+        Evaluator(runtime).refit(2, 3, tensors)
+    assert same(trained[0], trained[1])
+    assert same(trained[0], trained[2])
+    assert same(select(trained[0], BODY), select(given, BODY))
+    for head in (given, runtime.initial[0]):
+        assert not same(select(trained[0], HEAD), select(head, HEAD))
 
 
 # -- clients that took no part ----------------------------------------------------------------------------------------
@@ -207,7 +344,8 @@ def test_there_is_no_global_model_of_different_architectures(tmp_path: Path) -> 
     last = run(runtime, tmp_path / "out").lines[-1]
     assert last["client_acc"]["new_global"] == [None, None]
     assert last["new_global_acc_weighted"] is None
-    assert None not in last["client_acc"]["fine_tuned"]
+    for kind in ("own_classes", "refit", "fine_tuned"):
+        assert None not in last["client_acc"][kind]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +361,8 @@ class Forgetful(FedPer):
 def test_a_client_without_a_model_is_not_fine_tuned_and_not_in_the_mean(tmp_path: Path) -> None:
     last = run(build_runtime(Forgetful(), federation(new=1)), tmp_path / "out").lines[-1]
     assert last["untested"] == {"1": "ValueError: no model"}
-    assert [a is None for a in last["client_acc"]["fine_tuned"]] == [False, True, False, False]
+    for kind in ("own_classes", "refit", "fine_tuned"):
+        assert [a is None for a in last["client_acc"][kind]] == [False, True, False, False]
     assert None not in last["client_acc"]["new_global"]
 
 
@@ -232,12 +371,12 @@ def test_a_test_that_fails_is_told_and_leaves_the_others(tmp_path: Path, monkeyp
         raise MemoryError("too much")
 
     whole = run(build_runtime("fedavg", federation(new=1)), tmp_path / "whole").lines[-1]
-    monkeypatch.setattr(Evaluator, "fine_tune", failing)
-    monkeypatch.setattr(Evaluator, "evaluate_new_client", failing)
+    for test in ("test_own_classes", "refit", "fine_tune", "evaluate_new_client"):
+        monkeypatch.setattr(Evaluator, test, failing)
     last = run(build_runtime("fedavg", federation(new=1)), tmp_path / "out").lines[-1]
     reason = "MemoryError: too much"
-    tuned = {f"{id}, fine-tuning": reason for id in range(4)}
-    assert last["untested"] == {**tuned, "4, new client": reason}
+    further = {f"{id}, {test}": reason for id in range(4) for test in ("own classes", "re-fitting", "fine-tuning")}
+    assert last["untested"] == {**further, "4, new client": reason}
     assert last["client_acc"] == {"personal": whole["client_acc"]["personal"], "new_global": [None]}
 
 
@@ -249,16 +388,16 @@ def test_test_samples_change_no_model_in_the_last_evaluation(
     other = replace(fed, dataset=replace(fed.dataset, test=flipped))
     tested: list[list[Tensors]] = []
 
-    def noting(model: Model, samples: Samples) -> torch.Tensor:
-        tested[-1].append(model.tensors())
-        return correct(model, samples)
+    def noting(model: Model, samples: Samples, among: torch.Tensor | None) -> torch.Tensor:
+        tested[-1].append(model.tensors() | ({} if among is None else {"among": among}))
+        return correct(model, samples, among)
 
     monkeypatch.setattr("kinfed.engine.evaluator.correct", noting)
     for name, f in (("a", fed), ("b", other)):
         tested.append([])
         run(build_runtime("fedper", f), tmp_path / name)
-    # own, refreshed, fine-tuned, and of the new clients
-    assert [len(models) for models in tested] == [3 * 4 + 4 + 4 + 2 * 3] * 2
+    # own, refreshed, among the own classes, re-fitted, fine-tuned, and of the new clients
+    assert [len(models) for models in tested] == [3 * 4 + 4 + 4 + 4 + 4 + 2 * 3] * 2
     assert all(same(a, b) for a, b in zip(*tested, strict=True))
 
 

@@ -497,7 +497,7 @@ def test_the_nearest_prototype_among_the_clients_classes_is_an_answer(tmp_path: 
         distances[:, lacking] = torch.inf
         assert torch.equal(answered, distances.argmin(dim=1))
         assert same(select(models["prototype"], BODY), select(models["own"], BODY))
-    assert {"personal", "prototype", "fine_tuned"} == outcome.lines[-1]["client_acc"].keys()
+    assert {"personal", "prototype", "own_classes", "refit", "fine_tuned"} == outcome.lines[-1]["client_acc"].keys()
     assert outcome.lines[-1]["prototype_acc_mean"] > 0.3
 
 

@@ -51,6 +51,20 @@ def test_validation_and_the_round_that_it_chose_have_columns_of_their_own() -> N
     assert not {"validation", "at chosen round"} & {*table([made("fedavg", 0.5)]).headings}
 
 
+def test_columns_compare_heads_and_bodies_alike_and_a_terminal_leaves_out_others_for_them() -> None:
+    told = {"own_classes_acc_weighted": 0.8, "refit_acc_weighted": 0.9, "refreshed_acc_weighted": 0.7}
+    runs = [made("fedbabu", 0.4, metrics=told), made("fedper", 0.6)]  # of a version without these tests
+    assert column(runs, "own classes") == [("0.800", "", True), ("–", "", False)]
+    assert column(runs, "re-fitted") == [("0.900", "", True), ("–", "", False)]
+    assert table(runs).headings[2:5] == ("own test", "own classes", "re-fitted")
+    assert not {"own classes", "re-fitted"} & {*table(runs[1:]).headings}
+    console = Console(width=80, file=io.StringIO())
+    console.print(table(runs).rich())
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(number in said for number in ("0.400", "0.800*", "0.900*"))
+    assert "0.700" not in said
+
+
 def test_the_best_of_each_column_is_marked_and_ties_are_shared() -> None:
     runs = [made("fedavg", 0.91234), made("fedper", 0.9119), made("local", 0.95), made("central", 0.95001)]
     assert column(runs, "own test") == [
@@ -271,9 +285,9 @@ def test_the_tables_fit_eighty_columns(tmp_path: Path) -> None:
     methods = ["fedavg", "fedper", "fedbabu", "fedshibu"]
     result = kinfed.compare(methods, out=tmp_path / "o", clients=10, new_clients=2, rounds=1, seeds=2, quiet=True)
     runs = read_runs([result.path])
-    for run in runs:  # as of a method whose heads go stale, in a run of minutes
-        run.summary["metrics"]["refreshed_acc_weighted"] = 0.9
+    for run in runs:  # of minutes
         run.summary["seconds"]["total"] = 123.4
+    assert len(table(runs).headings) == 2 + 11
     for shown, numbers in ((table(runs), 9), (table(runs, new_clients=True), 3)):
         console = Console(width=80, file=io.StringIO())
         console.print(shown.rich())

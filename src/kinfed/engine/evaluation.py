@@ -14,7 +14,7 @@ from torch import Tensor
 from kinfed.engine.checks import not_finite
 from kinfed.engine.client_store import StoredRounds
 from kinfed.engine.evaluator import PROBED, TestResult
-from kinfed.engine.executor import Executor, Failure, Task
+from kinfed.engine.executor import Executor, Failure, Task, Test
 from kinfed.engine.folder import RunFolder
 from kinfed.engine.lines import Line
 from kinfed.engine.runtime import ClientRuntime
@@ -94,14 +94,14 @@ class Evaluation:
         """Test the models, and return the accuracies for the round's line of ``metrics.jsonl``.
 
         A client without a model of its own uses the global model. After the last round the models are saved, each
-        client fine-tunes a copy of its primary model, and the new clients are tested. Without labels, a model has no
-        accuracy before the last round; then it is a body with the linear probe fitted to it as its head.
+        client's primary model is tested in further ways (`_again`), and the new clients are tested. Without labels, a
+        model has no accuracy before the last round; then it is a body with the linear probe fitted to it as its head.
 
         Args:
             state: State of the server after the round.
             stored: Round of each client's state.
         """
-        method, federation, settings = self.runtime.method, self.runtime.federation, self.runtime.settings
+        method, federation = self.runtime.method, self.runtime.federation
         sizes, validation_sizes = (
             [len(rows) for rows in cut] for cut in (federation.tested.test, federation.validation)
         )
@@ -120,8 +120,8 @@ class Evaluation:
                 for id in range(len(federation))
             )
             served = self._own(tasks, own) or served
-        if self.final and method.adapts and method.trains != "pooled" and settings.fine_tuning is not None:
-            self._fine_tuned(served, own)
+        for test in self._further() if self.final else ():
+            self._again(test, served, own)
         if self.final and len(federation.new_clients):
             self._new(model if model is not None else self._mean(served), new)
         if method.primary in own.of:
@@ -195,10 +195,21 @@ class Evaluation:
                     served[id] = lambda called=called: self.folder.model(called)
         return dict(sorted(served.items()))
 
-    def _fine_tuned(self, served: Served, own: _Accuracies) -> None:
-        """Test a copy of each client's primary model after fine-tuning."""
-        tasks = (Task(id, self.round, Message(of()), test="fine-tuning") for id, of in served.items())
-        for id, results in self._results(tasks, own, len(served), "fine-tuning"):
+    def _further(self) -> Sequence[Test]:
+        """Return the further tests of the clients' primary models after the last round."""
+        method, tuning = self.runtime.method, self.runtime.settings.fine_tuning
+        adapts = method.adapts and method.trains != "pooled"
+        due: dict[Test, bool] = {
+            "own classes": method.supervised,
+            "re-fitting": adapts,
+            "fine-tuning": adapts and tuning is not None,
+        }
+        return [test for test, wanted in due.items() if wanted]
+
+    def _again(self, test: Test, served: Served, own: _Accuracies) -> None:
+        """Test a copy of each client's primary model in another way."""
+        tasks = (Task(id, self.round, Message(of()), test=test) for id, of in served.items())
+        for id, results in self._results(tasks, own, len(served), test):
             for result in results:
                 self._save_own(f"client-{id:05d}-{result.name}", result, id, own.note(result, id))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Samples, balanced
+from kinfed.data.samples import labels_of
 from kinfed.engine.checks import not_finite
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning import NotFinite, Phase, correct, features, finite, knn, linear_probe, train
@@ -22,7 +23,7 @@ __all__ = ["KNN", "LOCAL", "PROBED", "Evaluator", "TestResult"]
 
 PROBED, LOCAL, KNN = "linear_global", "linear_local", "knn"
 NOTHING_TESTED = torch.zeros(0, dtype=torch.bool)
-NEW_HEAD_EPOCHS = 10  # epochs of a head alone after the last round in the code of Collins et al. (specification C.2)
+REFIT_EPOCHS = 10  # epochs of a head alone after the last round in the code of Collins et al. (specification C.2)
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,24 @@ class Evaluator:
             rows = rows[balanced(known.labels.numpy()[rows], settings.probed, stream)]
         return self.runtime.seen(known.take(rows))
 
+    def test_own_classes(self, id: ClientId, round: int, tensors: Tensors) -> list[TestResult]:
+        """Test a client's primary model on its test samples, with its answers limited to the client's own classes."""
+        client = self.runtime.new_client(id, round)  # its own data, even if training is pooled
+        client.model.load(tensors)
+        return [self._tested("own_classes", client, among=self._own_classes(client))]
+
+    def _own_classes(self, client: Client) -> Tensor:
+        """Return the mask of a client's own classes, bool, K: those of its training and validation samples."""
+        own = (client.train, self.runtime.federation.validate(client.id))
+        counts = np.bincount(np.concatenate([*map(labels_of, own)]), minlength=client.model.head.out_features)
+        return torch.from_numpy(counts > 0).to(self.runtime.device)
+
+    def refit(self, id: ClientId, round: int, tensors: Tensors) -> list[TestResult]:
+        """Test the body of a client's primary model under a re-fitted head on the client's test samples."""
+        client = self.runtime.client(id, round)
+        self._refit(client, tensors, "refit")
+        return [self._tested("refit", client)]
+
     def fine_tune(self, id: ClientId, round: int, tensors: Tensors) -> list[TestResult]:
         """Test a copy of a client's primary model, fine-tuned on its training samples, on its test samples."""
         client = self.runtime.client(id, round)
@@ -189,20 +208,34 @@ class Evaluator:
             the client's training samples. ``new_fine_tuned``: the model fine-tuned as at the other clients. Only the
             first if clients cannot adapt models.
         """
-        settings = self.runtime.settings
         client = self.runtime.new_client(id, round)
         client.model.load(tensors)
         results = [self._tested("new_global", client)]
         if not self.runtime.method.adapts:
             return results
-        client.model.load(select(self.runtime.initial[0], HEAD))
-        head = Phase(train=HEAD, epochs=NEW_HEAD_EPOCHS, lr=settings.training.lr)
-        train(client.model, client.train, head, client.training, client.stream("new head"))
+        self._refit(client, tensors, "new head")
         results.append(self._tested("new_head", client))
-        if settings.fine_tuning is not None:
+        if self.runtime.settings.fine_tuning is not None:
             self._fine_tune(client, tensors)
             results.append(self._tested("new_fine_tuned", client))
         return results
+
+    def _refit(self, client: Client, tensors: Tensors, purpose: str) -> None:
+        """Load a body and the run's initial head into the client's model, and train the head in place.
+
+        It is the same for every method: the learning rate is that of the first round, and the representations are
+        computed once, so that nothing is augmented (specification C.1).
+
+        Args:
+            client: Client whose training samples the head is fitted to.
+            tensors: Tensors of a model with the body.
+            purpose: Purpose of the random stream that orders the samples.
+        """
+        self.runtime.fresh_model(client.id)  # the client's model, with the initial head
+        client.model.load(select(tensors, BODY))
+        head = Phase(train=HEAD, epochs=REFIT_EPOCHS, lr=self.runtime.settings.training.lr)
+        plain = replace(client.training, augment="none")
+        train(client.model, client.train, head, plain, client.stream(purpose))
 
     def _fine_tune(self, client: Client, tensors: Tensors) -> None:
         """Load tensors into the client's model and fine-tune it in place."""
@@ -211,22 +244,29 @@ class Evaluator:
         client.model.load(tensors)
         train(client.model, client.train, tuning, client.training, client.stream("fine-tuning"))
 
-    def _tested(self, name: str, client: Client, saved: Tensors | None = None) -> TestResult:
-        """Test the client's present model on its test samples; the result contains the tensors to be saved."""
+    def _tested(
+        self, name: str, client: Client, saved: Tensors | None = None, among: Tensor | None = None
+    ) -> TestResult:
+        """Test the client's present model on its test samples, with answers among some classes or all of them.
+
+        The result contains the tensors to be saved.
+        """
         if fault := not_finite(client.model.state_dict()):
             return TestResult(name, fault=fault)
         federation = self.runtime.federation
         try:
-            right = self._correct(client, federation.test(client.id))
+            right = self._correct(client, federation.test(client.id), among)
             validation = (
-                self._correct(client, federation.validate(client.id)) if federation.validation else NOTHING_TESTED
+                self._correct(client, federation.validate(client.id), among)
+                if federation.validation
+                else NOTHING_TESTED
             )
             return TestResult(name, right, validation, saved or {})
         except NotFinite as error:
             return TestResult(name, fault=str(error))
 
-    def _correct(self, client: Client, samples: Samples) -> Tensor:
-        return correct(client.model, self.runtime.seen(samples).to(self.runtime.device)).cpu()
+    def _correct(self, client: Client, samples: Samples, among: Tensor | None) -> Tensor:
+        return correct(client.model, self.runtime.seen(samples).to(self.runtime.device), among).cpu()
 
     def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
         """Test the global model on rows of `Federation.tested`; return the mask of correct predictions, bool.

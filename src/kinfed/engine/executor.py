@@ -24,7 +24,7 @@ from kinfed.streams import seeded_globals, torch_stream, without_draws
 
 __all__ = ["Done", "Executor", "Failure", "SerialExecutor", "Task", "Test"]
 
-Test = Literal["own models", "fine-tuning", "new client", "global representation"]
+Test = Literal["own models", "own classes", "re-fitting", "fine-tuning", "new client", "global representation"]
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,16 @@ class TaskRunner:
     def evaluate(self, task: Task) -> list[TestResult] | Failure:
         """Run the test of a task."""
         evaluator, tensors = self.evaluator, task.message.tensors
+        of_one_model = {
+            "own classes": evaluator.test_own_classes,
+            "re-fitting": evaluator.refit,
+            "fine-tuning": evaluator.fine_tune,
+            "new client": evaluator.evaluate_new_client,
+        }
         try:
             with self._drawing(task.test, task.id, task.round):
-                if task.test == "fine-tuning":
-                    return evaluator.fine_tune(task.id, task.round, tensors)
-                if task.test == "new client":
-                    return evaluator.evaluate_new_client(task.id, task.round, tensors)
+                if task.test in of_one_model:
+                    return of_one_model[task.test](task.id, task.round, tensors)
                 if task.test == "global representation":
                     return evaluator.evaluate_representation(task.round, tensors, final=task.final)
                 state = self.client_states.read(task.id, task.stored)

@@ -139,7 +139,7 @@ class Config(BaseModel):
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of SGD")
     feature_cache_mb: float = Field(
-        1024.0, ge=0, description="limit in MiB per process on stored activations of frozen models (moon, fedcka)"
+        1024.0, ge=0, description="limit in MiB per process on stored activations of frozen models"
     )
     ft_epochs: int = Field(
         5,

@@ -38,10 +38,14 @@ def _fine_tunes(config: Config, method: Method) -> bool:
     return config.ft_epochs > 0 and method.adapts and method.trains != "pooled"
 
 
+def _refits(config: Config, method: Method) -> bool:
+    """Return True if heads are re-fitted after the last round, at the clients that train or at new ones."""
+    return method.adapts and (method.trains != "pooled" or config.new_clients > 0)
+
+
 def _freezes(config: Config, method: Method) -> bool:
     """Return True if activations of a client's frozen models can be cached."""
-    of_heads = (config.ft_part == "head" and _fine_tunes(config, method)) or (config.new_clients and method.adapts)
-    return config.augment == "none" and bool("feature_cache_mb" in method.reads or of_heads)
+    return _refits(config, method) or (config.augment == "none" and "feature_cache_mb" in method.reads)
 
 
 def _probes(config: Config, method: Method) -> bool:
@@ -89,12 +93,12 @@ OF_METHODS: dict[str, Use] = {
         "methods that read labels; the others have two views of each image", lambda _, method: method.supervised, "none"
     ),
     "momentum": Use(
-        "all but the training of scaffold with mode=paper",
-        lambda config, method: "momentum" in method.reads or config.ft_epochs > 0 or config.new_clients > 0,
+        "methods that train with momentum, or whose clients re-fit a head after the last round",
+        lambda config, method: "momentum" in method.reads or _refits(config, method),
     ),
     "feature_cache_mb": Use(
-        "what stores activations of frozen models: moon and fedcka with mu above 0, fedper, fedrep, fedcrc, "
-        "ft_part=head and new_clients, all without augment",
+        "what stores activations of frozen models: heads that clients with labels re-fit after the last round, and "
+        "methods with frozen models",
         _freezes,
     ),
     "ft_epochs": Use(

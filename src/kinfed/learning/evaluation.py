@@ -43,8 +43,14 @@ def finite(outputs: Tensor, what: str) -> Tensor:
     return outputs
 
 
-def correct(model: Model, samples: Samples) -> Tensor:
+def correct(model: Model, samples: Samples, among: Tensor | None = None) -> Tensor:
     """Classify n labelled samples and return n booleans, True where the prediction is correct.
+
+    Args:
+        model: Model to test; it is left in evaluation mode.
+        samples: n samples on the model's device.
+        among: Mask of the classes that the answer is limited to, bool, K, on the same device; None for all. A sample
+            of another class counts as wrong.
 
     Raises:
         NotFinite: If the model's outputs are not finite.
@@ -52,7 +58,10 @@ def correct(model: Model, samples: Samples) -> Tensor:
     assert samples.labels is not None
     if not len(samples):
         return torch.zeros(0, dtype=torch.bool)
-    return finite(features(model, samples, "head"), "outputs").argmax(dim=1) == samples.labels
+    logits = finite(features(model, samples, "head"), "outputs")
+    if among is not None:
+        logits = logits.masked_fill(~among, -torch.inf)
+    return logits.argmax(dim=1) == samples.labels
 
 
 def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> dict[str, float | None]:

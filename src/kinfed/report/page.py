@@ -41,7 +41,7 @@ p { margin: .3rem 0 .8rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .93rem; }
 th, td { padding: .4rem .6rem; text-align: right; border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
-th { border-bottom: 2px solid #999; cursor: help; }
+th { border-bottom: 2px solid #999; cursor: help; white-space: normal; vertical-align: bottom; }
 small { color: #777; font-weight: 400; }
 td.best { font-weight: 700; color: #00664a; }
 td::before { content: "\\2605 "; font-size: .75em; visibility: hidden; }

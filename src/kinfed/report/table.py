@@ -23,8 +23,11 @@ Summary = dict[str, Any]
 NARROW = {
     "refreshed": "re-\nfreshed",
     "validation": "vali-\ndation",
+    "re-fitted": "re-\nfitted",
     "fine-tuned": "fine-\ntuned",
 }  # headings broken for a terminal
+
+PAGE_ONLY = {"mean over clients", "refreshed"}  # headings for which a terminal has no room
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,12 @@ COLUMNS = (
            lambda s: s["metrics"].get("linear_local_acc_mean")),
     Column("own test", "accuracy on the clients' own test samples, weighted by their number, before fine-tuning",
            lambda s: s["metrics"]["personal_acc_weighted"], clients="personal"),
-    Column("at chosen round", "the same after the round with the best accuracy on validation samples",
+    Column("own classes", "own test accuracy if the answers are limited to the classes that the client itself has",
+           lambda s: s["metrics"].get("own_classes_acc_weighted"), clients="own_classes"),
+    Column("re-fitted", "own test accuracy of the body alone: with the initial head, which each client trains on its "
+                        "own samples on the frozen body, for 10 epochs with the learning rate of the first round",
+           lambda s: s["metrics"].get("refit_acc_weighted"), clients="refit"),
+    Column("at chosen round", "own test accuracy after the round with the best accuracy on validation samples",
            lambda s: (s.get("chosen") or {}).get("personal_acc_weighted")),
     Column("validation", "accuracy on the clients' validation samples, weighted by their number, after the last round",
            lambda s: s["metrics"].get("validation_personal_acc_weighted"), accuracy=False),
@@ -90,7 +98,8 @@ COLUMNS = (
            lambda s: s["metrics"]["personal_acc_std"], accuracy=False),
     Column("worst tenth", "mean accuracy of the tenth of the clients with the lowest accuracy",
            lambda s: s["metrics"]["personal_acc_worst_tenth"], share=lambda s: 0.1),
-    Column("refreshed", "own test accuracy after each client has re-fitted its head on the latest body",
+    Column("refreshed", "own test accuracy after each client has trained its own head further on the latest body, with "
+                        "the learning rate of the last round",
            lambda s: s["metrics"].get("refreshed_acc_weighted"), clients="refreshed"),
     Column("fine-tuned", "own test accuracy after each client has fine-tuned a copy of the tested model",
            lambda s: s["metrics"].get("fine_tuned_acc_weighted"), clients="fine_tuned"),
@@ -159,18 +168,19 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
     def rich(self) -> RichTable:
-        """Return the table for a terminal of 80 columns.
+        """Return the table for a terminal of 80 columns, without the columns that only a page has room for.
 
         The best values are bold and have a star, which is visible without colours. If there is not enough space, only
         the second column is wrapped.
         """
         shown = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        for i, heading in enumerate(self.headings):
-            lines = NARROW.get(heading, heading.replace(" ", "\n"))
+        kept = [i for i, heading in enumerate(self.headings) if heading not in PAGE_ONLY]
+        for i in kept:
+            lines = NARROW.get(self.headings[i], self.headings[i].replace(" ", "\n"))
             shown.add_column(lines, justify="left" if i < 2 else "right", overflow="fold", no_wrap=i != 1)
-        starred = [any(cell.best for cell in column) for column in zip(*self.rows, strict=True)]
+        starred = [any(row[i].best for row in self.rows) for i in range(len(self.headings))]
         for row in self.rows:
-            shown.add_row(*(_shown(cell, " " if star else "") for cell, star in zip(row, starred, strict=True)))
+            shown.add_row(*(_shown(row[i], " " if starred[i] else "") for i in kept))
         return shown
 
 
