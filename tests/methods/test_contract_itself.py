@@ -14,6 +14,7 @@ from kinfed import testing
 from kinfed.learning import LocalTraining, Phase
 from kinfed.methods import Client, ClientId, ClientState, Message, Method, Server, ServerState
 from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedbabu import FedBABU
 from kinfed.methods.fedprox import FedProx
 from kinfed.methods.moon import MOON
 from kinfed.methods.scaffold import SCAFFOLD
@@ -33,6 +34,18 @@ def test_a_method_from_outside_passes_and_one_is_tried_with_its_trial() -> None:
 @pytest.mark.parametrize("check", QUICK, ids=lambda check: check.__name__)
 def test_a_method_from_outside_passes(check: Any, tmp_path: Path) -> None:
     assert check(FedDyn(), tmp_path) is None
+
+
+def test_a_method_passes_whatever_the_number_of_threads_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a script, FedBABU was said to report a wrong loss: its sums in two threads differ from those of a run."""
+    monkeypatch.setattr(testing, "CHECKS", (testing.check_loss_is_told,))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        check_method(FedBABU())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_trial_of_a_method_is_joined_with_that_of_its_bases() -> None:
