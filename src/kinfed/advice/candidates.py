@@ -6,7 +6,7 @@ The race decides which method is best. These rules only spare it methods that ha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from kinfed.experiment.assemble import settled, sources_of
 from kinfed.experiment.config import Config
 from kinfed.methods import METHODS, Method
 from kinfed.report.rows import ALONE, learns_alone, pools
+from kinfed.report.verdict import listed
 
-__all__ = ["Candidate", "able", "candidates"]
+__all__ = ["Candidate", "able", "candidates", "reasons"]
 
 CONTRADICTION = 0.25  # conflict beyond chance with which one model cannot suit all (docs/advice.md)
 PLAIN = "fedavg"  # one model for all, with nothing added
@@ -69,6 +70,19 @@ def candidates(traits: Traits, config: Config, runtime: ClientRuntime) -> list[C
         The methods in the order of the registry. Among those that are raced is training alone.
     """
     return [Candidate(name, *_judged(name, traits, config, runtime)) for name in METHODS]
+
+
+def reasons(found: Sequence[Candidate], *, raced: bool) -> list[str]:
+    """Return one line for each reason, with the methods that are raced, or left out, for it.
+
+    >>> reasons([Candidate("ditto", True, "why"), Candidate("fedper", True, "why")], raced=True)
+    ['ditto and fedper: why']
+    """
+    methods: dict[str, list[str]] = {}
+    for of in found:
+        if of.raced == raced:
+            methods.setdefault(of.reason, []).append(of.label)
+    return [f"{listed(names)}: {reason}" for reason, names in methods.items()]
 
 
 def _judged(name: str, traits: Traits, config: Config, runtime: ClientRuntime) -> tuple[bool, str]:
@@ -122,7 +136,7 @@ def _fit(name: str, kind: type[Method], traits: Traits) -> tuple[bool, str]:
     if name == PLAIN:
         return True, "one model for all, with nothing added"
     sign, common = _sign(traits), kind.serves == "global"
-    what = "one model for all, trained with a view to differences" if common else "a model, or a part of one, for each client"
+    what = "one model for all that allows for differences" if common else "a model, or a part of one, for each client"
     suits = sign is not None and not (common and _contradict(traits))
     return suits, f"{what}; {sign or 'the clients differ no more than by chance'}"
 
@@ -148,5 +162,7 @@ def _sign(traits: Traits) -> str | None:
             f"{label.value:.0%} of its samples for the shares of all (by chance {label.chance:.0%})"
         )
     if feature.found:
-        return f"{feature.value:.0%} of a sample's nearest neighbours are at its own client (by chance {feature.chance:.0%})"
+        return (
+            f"{feature.value:.0%} of nearest neighbours are at a sample's own client (by chance {feature.chance:.0%})"
+        )
     return labels_apart

@@ -5,19 +5,18 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from kinfed.errors import InputError
 from kinfed.experiment.config import OF_TRAINING, Config
 from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS
-from kinfed.labels import label, parse_label
+from kinfed.labels import label
 from kinfed.report.differences import compared
 from kinfed.report.folders import Run
 from kinfed.report.rows import in_rows, is_supervised, learns_alone, pools
 from kinfed.report.statistics import Measured, alike, client_differences, compare
-from kinfed.report.verdict import against_alone, limits, listed, tie
+from kinfed.report.verdict import against_alone, limits, tie
 
 __all__ = ["best_first", "command", "conclusion", "with_settings"]
 
@@ -69,10 +68,8 @@ def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
     known = [of for row in ranked if row != use and (of := compare(ranked[use], ranked[row])) is not None]
     if known:
         seeds, samples = min(of.seeds for of in known), min(of.samples for of in known)
-        said.append(
-            f"All of this is measured with {_counted(seeds, 'seed')} that chose no setting, on {samples:,} test samples "
-            "in each."
-        )
+        fresh = f"{seeds} fresh seed{'s' if seeds > 1 else ''}"
+        said.append(f"All of this is measured with {fresh} that chose no setting, on {samples:,} test samples in each.")
     return " ".join([*said, *limits(known)])
 
 
@@ -125,10 +122,6 @@ def _seconds(group: Sequence[Run]) -> float:
 
 def _size(count: float) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} fresh {what}{'s' if number != 1 else ''}"
 
 
 def with_settings(config: Config, name: str) -> str:

@@ -26,7 +26,7 @@ TUNING = "tuning"  # folder of the trials of a tuning, in the folder of its comp
 
 FILES = re.compile(  # the files that a comparison or a run writes into its folder
     rf"(?:[\w+.=,-]+-seed\d+/|{TUNING}/[\w+.=,-]+/trial-\d+/)?(?:{RUN_FILES.pattern})"
-    rf"|comparison\.(?:toml|json)|table\.(?:json|md)|{TUNING}/(?:config\.toml|asked\.json|trials\.json|optuna\.log)"
+    rf"|comparison\.(?:toml|json)|(?:table|advice)\.(?:json|md)|{TUNING}/(?:config\.toml|asked\.json|trials\.json|optuna\.log)"
 )
 
 

@@ -1,0 +1,140 @@
+"""Advice on a federation: its traits, the methods that suit it, their race, and what to use."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinfed.advice.candidates import Candidate, candidates, reasons
+from kinfed.advice.conclusion import best_first, command, conclusion, with_settings
+from kinfed.advice.traits import Excess, Traits, traits
+from kinfed.experiment.assemble import runtime_of
+from kinfed.experiment.config import Config
+from kinfed.experiment.folders import COMPARISON, check_room
+from kinfed.experiment.run import MakeCallback
+from kinfed.files import write_whole
+from kinfed.report.folders import Run, read_runs
+from kinfed.report.rows import ALONE
+from kinfed.settings import own_settings
+from kinfed.tuning import is_tuning, tune
+from kinfed.tuning.tune import Spectator
+
+__all__ = ["Advice", "Announce", "advise", "in_words"]
+
+RESULT, TEXT = "advice.json", "advice.md"  # in the folder of the comparison
+VERSION = 1
+
+
+Announce = Callable[[Traits, Sequence[Candidate]], None]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to use on a federation.
+
+    Attributes:
+        use: Label of the method to use, with its settings: ``fedper:lr=0.03``.
+        paragraph: What to use and why, in one paragraph.
+        command: Command that runs it; None if it needs Python objects.
+        traits: Traits of the federation.
+        candidates: Every registered method, with the reason why it was raced or left out.
+    """
+
+    use: str
+    paragraph: str
+    command: str | None
+    traits: Traits
+    candidates: tuple[Candidate, ...]
+
+
+@own_settings()
+def advise(
+    config: Config,
+    out: Path,
+    announce: Announce,
+    spectator: Spectator,
+    make_callback: MakeCallback,
+    *,
+    labelled: bool = True,
+    budget: float | None = None,
+) -> Advice:
+    """Look at a federation, race the methods that suit it, and say which one to use.
+
+    The same call continues what was stopped. The folder is that of a tuning, with ``advice.json`` and ``advice.md``.
+
+    Args:
+        config: Config of all methods that may be raced (`able`), with its validation share and number of fresh seeds.
+        out: Folder of the comparison.
+        announce: Function that is told the traits and the candidates before the race.
+        spectator: Observer of the race.
+        make_callback: Function that makes the observer of each run of the comparison.
+        labelled: False if the clients have no labels, so that only methods that read none are raced.
+        budget: Seconds for race and comparison together; fewer settings race if all would take longer.
+
+    Raises:
+        InputError: If a field does not fit the data, or the folder holds something else.
+        RunFailed: If all settings of a method failed, or a run of the comparison did.
+    """
+    if not is_tuning(out):
+        check_room(out, overwrite=False)
+    runtime = runtime_of(config.of(ALONE[not labelled], config.seed))
+    found = traits(runtime.federation, config.seed, labelled=labelled)
+    judged = candidates(found, config, runtime)
+    announce(found, judged)
+    raced = [of.label for of in judged if of.raced]
+    settings = {name: config.settings[name] for name in raced}
+    tune(
+        Config.checked(config.model_dump() | {"methods": raced, "settings": settings}, config.objects),
+        (),
+        out,
+        spectator,
+        make_callback,
+        budget,
+    )
+    advice = _concluded(Config.read(out / COMPARISON, config.objects), read_runs([out]), found, judged)
+    write_whole(out / RESULT, json.dumps({"version": VERSION, **dataclasses.asdict(advice)}, indent=1) + "\n")
+    write_whole(out / TEXT, _markdown(advice))
+    return advice
+
+
+def _concluded(config: Config, runs: Sequence[Run], found: Traits, judged: Sequence[Candidate]) -> Advice:
+    """Return the advice that follows from the comparison of the tuned methods."""
+    named = {name: with_settings(config, name) for name in config.methods}
+    use = best_first(runs)[0]
+    return Advice(named[use], conclusion(runs, named), command(config, use), found, tuple(judged))
+
+
+def in_words(found: Traits) -> list[str]:
+    """Return the traits of a federation as lines of text."""
+    said = [
+        f"{found.clients} clients with {found.samples:,} training samples, {found.least:,} or more each, "
+        f"{found.median:,.0f} in the median; {found.classes} classes"
+    ]
+    if found.label_skew is None or found.conflict is None:
+        said.append("the clients are taken to have no labels")
+    else:
+        said.append(f"effective classes of a client: {found.own_classes:.1f} in the median")
+        said.append(f"label skew: {_told(found.label_skew)} of the samples would have to be exchanged")
+    said.append(f"feature skew: {_told(found.feature_skew)} of nearest neighbours are at a sample's own client")
+    if found.conflict is not None:
+        said.append(
+            f"conflict: {_told(found.conflict)} more of the own neighbours than of others have a sample's label"
+        )
+    return said
+
+
+def _told(of: Excess) -> str:
+    return f"{of.value:.2f} (by chance {of.chance:.2f}, at most {of.most:.2f})"
+
+
+def _markdown(advice: Advice) -> str:
+    """Return the advice as Markdown."""
+    run = [] if advice.command is None else ["", "```", advice.command, "```"]
+    lines = ["# Advice", "", advice.paragraph, *run, "", "## The federation", ""]
+    lines += [f"* {line}" for line in in_words(advice.traits)]
+    lines += ["", "## Raced", "", *(f"* {line}" for line in reasons(advice.candidates, raced=True))]
+    lines += ["", "## Left out", "", *(f"* {line}" for line in reasons(advice.candidates, raced=False))]
+    return "\n".join(lines) + "\n"
