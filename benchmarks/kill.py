@@ -35,8 +35,7 @@ TELL_THE_TIME = (
     "config.toml", "seconds.jsonl", "summary.json", "comparison.json", "report.html", "report.png", ".lock",
 )  # fmt: skip
 SETTING = [
-    "--clients", "8", "--partition", "iid", "--rounds", "6", "--participation", "0.5",
-    "--checkpoint-every", "2", "--knn-every", "0",
+    "--clients", "8", "--partition", "iid", "--rounds", "6", "--checkpoint-every", "2", "--knn-every", "0",
 ]  # fmt: skip
 SHARED_MEMORY = Path("/dev/shm")
 ENDS = ("SIGKILL", "SIGKILL of the group", "SIGTERM", "SIGHUP")
@@ -100,18 +99,16 @@ def comparison(methods: list[str], workers: int, pool: str, out: Path) -> list[s
     votes = [of for name in methods if "fedvote" in name for of in ("--set", f"{name}.round=3")]
     sources = ["--sources", pool] if votes else []
     small = [of for name in methods for of in _narrow(name)]
-    tuned = ["--ft-epochs", "1"] if any(map(_reads_labels, methods)) else []
-    what = [*methods, *SETTING, *tuned, *sources, *votes, *small]
+    kinds = [METHODS[name.removeprefix("fedvote+")] for name in methods]
+    tuned = ["--ft-epochs", "1"] if any(kind.supervised for kind in kinds) else []
+    half = ["--participation", "0.5"] if any(kind.trains == "sampled" for kind in kinds) else []
+    what = [*methods, *SETTING, *tuned, *half, *sources, *votes, *small]
     return ["compare", *what, "--workers", str(workers), "--out", str(out)]
-
-
-def _reads_labels(name: str) -> bool:
-    return METHODS[name.removeprefix("fedvote+")].supervised
 
 
 def _narrow(name: str) -> list[str]:
     """Small projectors and predictors: what a kill does to a run has nothing to do with their width."""
-    if _reads_labels(name):
+    if METHODS[name.removeprefix("fedvote+")].supervised:
         return []
     return ["--set", f"{name}.hidden=32", "--set", f"{name}.out=16"]
 

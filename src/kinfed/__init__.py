@@ -143,6 +143,7 @@ __all__ = [
     "run",
     "similarity",
     "train_sources",
+    "tune",
     "vote",
 ]
 

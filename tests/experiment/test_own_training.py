@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import kinfed
+from kinfed.engine import RunFolder
 from kinfed.errors import InputError
 from kinfed.experiment.assemble import runtime_of
 from kinfed.experiment.config import Config
@@ -35,7 +36,12 @@ def test_all_five_numbers_are_read() -> None:
 def test_a_run_with_its_own_rate_is_the_run_with_that_rate_for_all(tmp_path: Path) -> None:
     one = kinfed.run("fedavg:lr=0.03", **SMALL, out=tmp_path / "own", quiet=True)
     all_ = kinfed.run("fedavg", **SMALL, lr=0.03, out=tmp_path / "all", quiet=True)
-    assert (one.path / "metrics.jsonl").read_bytes() == (all_.path / "metrics.jsonl").read_bytes()
+    lines = [RunFolder(of.path).lines("metrics.jsonl") for of in (one, all_)]
+    for line in (line for of in lines for line in of):  # heads are re-fitted with the rate of the experiment
+        line["client_acc"].pop("refit", None)
+    assert [{k: v for k, v in line.items() if "refit" not in k} for line in lines[0]] == [
+        {k: v for k, v in line.items() if "refit" not in k} for line in lines[1]
+    ]
     assert Config.read(one.path / "config.toml").own_training("fedavg:lr=0.03") == {"lr": 0.03}
 
 
@@ -64,6 +70,16 @@ def test_a_number_that_is_not_allowed_is_refused(label: str, line: str) -> None:
         configure({**SMALL, "methods": [label]})
 
 
-def test_a_rate_for_all_is_refused_if_every_method_has_its_own() -> None:
+def test_heads_are_refitted_alike_whatever_the_methods_own_rate() -> None:
+    config = configure({**SMALL, "methods": ["fedavg:lr=0.1,momentum=0.9", "fedper"], "lr": 0.2})
+    settings = [runtime_of(config.of(label, 0)).settings for label in config.methods]
+    assert settings[0].refitting == settings[1].refitting == settings[1].training
+    assert settings[0].training.lr == 0.1
+
+
+def test_a_number_for_all_is_refused_if_every_method_has_its_own() -> None:
+    with pytest.raises(InputError, match=r"^local_epochs: 2 would do nothing; every method has its own$"):
+        configure({**SMALL, "methods": ["fedavg:local_epochs=1", "fedprox:local_epochs=3"], "local_epochs": 2})
     with pytest.raises(InputError, match=r"^lr: 0\.2 would do nothing; every method has its own$"):
-        configure({**SMALL, "methods": ["fedavg:lr=0.1", "fedprox:lr=0.3"], "lr": 0.2})
+        configure({**SMALL, "methods": ["central:lr=0.1"], "lr": 0.2})
+    configure({**SMALL, "methods": ["fedavg:lr=0.1"], "lr": 0.2})  # heads are re-fitted with it

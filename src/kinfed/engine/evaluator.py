@@ -223,8 +223,8 @@ class Evaluator:
     def _refit(self, client: Client, tensors: Tensors, purpose: str) -> None:
         """Load a body and the run's initial head into the client's model, and train the head in place.
 
-        It is the same for every method: the learning rate is that of the first round, and the representations are
-        computed once, so that nothing is augmented (specification C.1).
+        It is the same for every method: the learning rate is that of the first round, also beside methods with one of
+        their own, and the representations are computed once, so that nothing is augmented (specification C.1).
 
         Args:
             client: Client whose training samples the head is fitted to.
@@ -233,9 +233,9 @@ class Evaluator:
         """
         self.runtime.fresh_model(client.id)  # the client's model, with the initial head
         client.model.load(select(tensors, BODY))
-        head = Phase(train=HEAD, epochs=REFIT_EPOCHS, lr=self.runtime.settings.training.lr)
-        plain = replace(client.training, augment="none")
-        train(client.model, client.train, head, plain, client.stream(purpose))
+        training = self.runtime.settings.refitting or self.runtime.settings.training
+        head = Phase(train=HEAD, epochs=REFIT_EPOCHS, lr=training.lr)
+        train(client.model, client.train, head, replace(training, augment="none"), client.stream(purpose))
 
     def _fine_tune(self, client: Client, tensors: Tensors) -> None:
         """Load tensors into the client's model and fine-tune it in place."""

@@ -32,6 +32,8 @@ class RoundSettings:
         save_local: True to save the whole models that clients upload in the last round.
         fine_tuning: Phase in which each client fine-tunes a copy of its primary model in the last evaluation; None for
             no fine-tuning.
+        refitting: Settings with which heads are re-fitted in the last evaluation, the same for all methods of a
+            comparison; None for those of ``training``.
         linear_probe: True to fit linear probes to the representations after the last round; None to fit them for
             methods without labels, which have no accuracy without them.
         knn_every: Rounds between two evaluations by nearest neighbours for methods without labels, the only ones before
@@ -49,6 +51,7 @@ class RoundSettings:
     patience: int | None = None
     save_local: bool = False
     fine_tuning: Phase | None = None
+    refitting: LocalTraining | None = None
     linear_probe: bool | None = None
     knn_every: int = 10
     probed: int | None = None

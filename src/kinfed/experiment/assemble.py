@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kinfed.data import Federation, load, make_federation, subsample, with_shift, with_validation
 from kinfed.engine import (
@@ -69,15 +71,11 @@ def runtime_of(config: Config) -> ClientRuntime:
     ]
     models = tuple(_model(config, name, federation) for name, _ in shares)
     tuning = Phase(train=PARTS[config.ft_part], epochs=config.ft_epochs, lr=config.ft_lr)
-    numbers = {field: getattr(config, field) for field in OF_TRAINING} | config.own_training(name)
+    common = _training(config)
     settings = RoundSettings(
         rounds=config.rounds,
-        training=LocalTraining(
-            epochs=numbers.pop("local_epochs"),
-            **numbers,
-            augment=config.augment,
-            feature_cache_mb=config.feature_cache_mb,
-        ),
+        training=replace(common, **_as_training(config.own_training(name))),
+        refitting=common,
         lr_schedule=config.lr_schedule,
         participation=config.participation,
         seed=config.seed,
@@ -94,6 +92,21 @@ def runtime_of(config: Config) -> ClientRuntime:
     return ClientRuntime(
         config.method(name), federation, models, settings, architectures, sources_of(config, name, federation)
     )
+
+
+def _training(config: Config) -> LocalTraining:
+    """Return the local training of a config, without what methods have of their own."""
+    numbers = {field: getattr(config, field) for field in OF_TRAINING}
+    return LocalTraining(
+        **_as_training(numbers),
+        augment=config.augment,
+        feature_cache_mb=config.feature_cache_mb,
+    )
+
+
+def _as_training(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return numbers of a config under their names in `LocalTraining`."""
+    return {"epochs" if name == "local_epochs" else name: value for name, value in numbers.items()}
 
 
 def sources_of(config: Config, name: str, federation: Federation) -> tuple[Source, ...]:

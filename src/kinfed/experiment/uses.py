@@ -165,11 +165,18 @@ def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mappi
         use = uses.get(name)
         if use and value != use.off and not any(use.reads(config, config.method(label)) for config, label in pairs):
             _refuse(name, value, use.by)
-        if name in OF_TRAINING and all(name in config.own_training(label) for config, label in pairs):
+        if _is_replaced(name, pairs):
             raise InputError(f"{name}: {short(value)} would do nothing; every method has its own")
     for named, own in given.get("settings", {}).items():
         of_name = [(config, label) for config, label in pairs if named in (label, parse_label(label)[0])]
         _refuse_idle_of(named, own, of_name, uses)
+
+
+def _is_replaced(name: str, pairs: Sequence[tuple[Config, str]]) -> bool:
+    """Return True if every method has its own value of a number of the training, and no head is re-fitted with it."""
+    refits = any(_refits(config, config.method(label)) for config, label in pairs)
+    own = name in OF_TRAINING and all(name in config.own_training(label) for config, label in pairs)
+    return own and (name == "local_epochs" or not refits)
 
 
 def _refuse_idle_of(

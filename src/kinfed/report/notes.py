@@ -11,7 +11,7 @@ import numpy as np
 from kinfed.experiment.targets import as_text, targets
 from kinfed.report.folders import Run
 from kinfed.report.reached import reaches_of, speed_ups
-from kinfed.report.rows import in_rows, is_supervised, seeds_of
+from kinfed.report.rows import in_rows, is_supervised, planned_rounds, seeds_of
 
 __all__ = ["notes"]
 
@@ -35,7 +35,8 @@ def notes(runs: Sequence[Run]) -> list[str]:
 def _of_comparison(runs: Sequence[Run]) -> Iterator[str]:
     """Yield notes on all runs together: differences that prevent a comparison, and negative transfer."""
     for what in SHARED:
-        if any(_unlike(run.summary, runs[0].summary, what) for run in runs):
+        of_runs = [run.summary | {"rounds": planned_rounds(run)} for run in runs]
+        if any(_unlike(of_run, of_runs[0], what) for of_run in of_runs):
             yield f"These runs differ not only in the method but also in {what}: their numbers cannot be compared."
     if len({*(seeds := seeds_of(in_rows(runs))).values()}) > 1:
         over = "; ".join(f"{row}: {', '.join(map(str, own))}" for row, own in seeds.items())
@@ -62,6 +63,8 @@ def _of_run(run: Run) -> Iterator[str]:
     s = run.summary
     if planned := s.get("planned"):
         yield f"the run is not finished; these are {s['rounds']} of its {planned} rounds."
+    elif s["rounds"] < planned_rounds(run):
+        yield f"ended after round {s['rounds']}, since validation had not improved for {run.config['patience']} rounds."
     for count, what in (
         (s["refused"], f"uploads were refused; {_reasons(s.get('refusals', ()))}"),
         (s.get("untested", 0), f"tests of a model failed; {_reasons(s.get('untested_reasons', ()))}"),

@@ -24,6 +24,7 @@ from kinfed.report.reached import target_table
 from kinfed.report.round_notes import note_curves, note_table
 from kinfed.report.rows import in_rows, setting
 from kinfed.report.table import NEW_CLIENTS, Cell, Table, table
+from kinfed.report.tuning import TUNED, Tuned, read_tuning, tuning_figure, tuning_notes, tuning_table
 from kinfed.report.verdict import verdict
 
 __all__ = ["as_html", "write_report"]
@@ -73,7 +74,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     runs = read_runs(paths)
     with output(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, _page(runs))
+        write_whole(out, _page(runs, [tuned for path in paths if (tuned := read_tuning(path))]))
         figures.save_report_picture(runs, out.with_suffix(".png"))
         for run in runs:
             kin = [name for name, picture in run.pictures.items() if shows_kinship(run, picture)]
@@ -90,7 +91,7 @@ def as_html(runs: Sequence[Run]) -> str:
     return f"{said}{_table(table(runs))}{_notes(runs)}"
 
 
-def _page(runs: Sequence[Run]) -> str:
+def _page(runs: Sequence[Run], tuned: Sequence[Tuned] = ()) -> str:
     title = f"kinfed: {', '.join(in_rows(runs))} on {runs[0].summary['data']['name']}"
     sections = [
         _section("Accuracy by round", f"Click a name to hide it; hover for values.{_neighbours(runs)}",
@@ -125,6 +126,7 @@ def _page(runs: Sequence[Run]) -> str:
 <p class="verdict">{_text(verdict(runs))}</p>
 {_table(table(runs))}
 {_differences(runs)}
+{"".join(map(_tuning, tuned))}
 {_new_clients(runs)}
 {"".join(_target(runs, target) for target in targets([run.summary for run in runs]))}
 {"".join(_vote(row, group) for row, group in votes(runs).items())}
@@ -169,6 +171,14 @@ def _differences(runs: Sequence[Run]) -> str:
     if not content.rows:
         return ""
     return f'<h2>Differences</h2><p class="caption">{_text(DIFFERENCES)}</p>{_table(content)}'
+
+
+def _tuning(tuned: Tuned) -> str:
+    """Return the section with the tuning of a comparison."""
+    notes = "".join(f"<p>{_text(note)}</p>" for note in tuning_notes(tuned) if "edge" in note)
+    told = f"{_table(tuning_table(tuned))}{f'<div class=notes>{notes}</div>' if notes else ''}"
+    figure = tuning_figure(tuned)
+    return f'<h2>Tuning</h2><p class="caption">{_text(TUNED)}</p>{told}{_drawn(figure) if figure.data else ""}'
 
 
 def _new_clients(runs: Sequence[Run]) -> str:

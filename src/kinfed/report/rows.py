@@ -7,7 +7,16 @@ from typing import Any
 
 from kinfed.report.folders import Run
 
-__all__ = ["config_of_all", "in_rows", "is_supervised", "learns_alone", "pools", "seeds_of", "setting"]
+__all__ = [
+    "config_of_all",
+    "in_rows",
+    "is_supervised",
+    "learns_alone",
+    "planned_rounds",
+    "pools",
+    "seeds_of",
+    "setting",
+]
 
 ALONE = ("local", "local_ssl")
 POOLED = ("central", "central_byol")
@@ -79,6 +88,12 @@ def pools(row: str) -> bool:
     return row.split(maxsplit=1)[0] in POOLED
 
 
+def planned_rounds(run: Run) -> int:
+    """Return the number of rounds of a run; of one that ended early on validation, that of the planned ones."""
+    patient = run.config.get("patience") is not None and run.summary.get("planned") is None
+    return int(run.config["rounds"] if patient else run.summary["rounds"])
+
+
 def setting(runs: Sequence[Run]) -> str:
     """Describe the experiment in words: data, clients, partition, rounds, seeds and model."""
     first = runs[0].summary
@@ -95,10 +110,11 @@ def setting(runs: Sequence[Run]) -> str:
     best = "The best value of each column is marked, and all that do not differ from it significantly"
     marked = f" {best}{apart}." if several else ""
     shift = f", shift {data['shift']}" if data.get("shift") else ""
+    ends = f" (at most; patience {runs[0].config['patience']})" if runs[0].config.get("patience") else ""
     new = f"{data['new_clients']} new clients held out, " if data.get("new_clients") else ""
     return (
         f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "
         f"({how.get(data['partition'], data['partition'])}{shift}), {new}{data['probe']} set aside as public images; "
-        f"{first['model']}, {first['rounds']} rounds, seed{'s' if len(seeds) > 1 else ''} "
+        f"{first['model']}, {planned_rounds(runs[0])} rounds{ends}, seed{'s' if len(seeds) > 1 else ''} "
         f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}.{marked}"
     )

@@ -15,6 +15,7 @@ from kinfed.report.notes import notes
 from kinfed.report.reached import target_table
 from kinfed.report.rows import setting
 from kinfed.report.table import NEW_CLIENTS, table
+from kinfed.report.tuning import read_tuning, tuning_notes
 from kinfed.report.verdict import verdict
 
 __all__ = ["show"]
@@ -46,7 +47,8 @@ def show(paths: Sequence[Path], console: Console | None = None) -> None:
         if voted(group[0]):
             console.print()
             console.print(vote_table(group[0]).rich())
-    for line in (verdict(runs), *notes(runs)):
+    tuned = [line for path in paths if (told := read_tuning(path)) for line in tuning_notes(told)]
+    for line in (verdict(runs), *tuned, *notes(runs)):
         if line:
             _say(console, line)
 
