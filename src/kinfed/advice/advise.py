@@ -13,22 +13,18 @@ from kinfed.advice.conclusion import best_first, command, conclusion, with_setti
 from kinfed.advice.traits import Excess, Traits, traits
 from kinfed.experiment.assemble import runtime_of
 from kinfed.experiment.config import Config
-from kinfed.experiment.folders import COMPARISON, check_room
+from kinfed.experiment.folders import ADVICE, COMPARISON, check_room
 from kinfed.experiment.run import MakeCallback
 from kinfed.files import write_whole
-from kinfed.report.folders import Run, read_runs
+from kinfed.report.folders import read_runs
 from kinfed.report.rows import ALONE
 from kinfed.settings import own_settings
-from kinfed.tuning import is_tuning, tune
-from kinfed.tuning.tune import Spectator
+from kinfed.tuning import Spectator, is_tuning, tune
 
-__all__ = ["Advice", "Announce", "advise", "in_words"]
+__all__ = ["Advice", "advise", "in_words"]
 
-RESULT, TEXT = "advice.json", "advice.md"  # in the folder of the comparison
+TEXT = "advice.md"  # in the folder of the comparison
 VERSION = 1
-
-
-Announce = Callable[[Traits, Sequence[Candidate]], None]
 
 
 @dataclass(frozen=True)
@@ -36,6 +32,7 @@ class Advice:
     """What to use on a federation.
 
     Attributes:
+        path: Folder of the comparison on which the advice rests.
         use: Label of the method to use, with its settings: ``fedper:lr=0.03``.
         paragraph: What to use and why, in one paragraph.
         command: Command that runs it; None if it needs Python objects.
@@ -43,6 +40,7 @@ class Advice:
         candidates: Every registered method, with the reason why it was raced or left out.
     """
 
+    path: Path
     use: str
     paragraph: str
     command: str | None
@@ -54,7 +52,7 @@ class Advice:
 def advise(
     config: Config,
     out: Path,
-    announce: Announce,
+    announce: Callable[[str], None],
     spectator: Spectator,
     make_callback: MakeCallback,
     *,
@@ -68,7 +66,7 @@ def advise(
     Args:
         config: Config of all methods that may be raced (`able`), with its validation share and number of fresh seeds.
         out: Folder of the comparison.
-        announce: Function that is told the traits and the candidates before the race.
+        announce: Function that is told the traits and the candidates before the race, line by line.
         spectator: Observer of the race.
         make_callback: Function that makes the observer of each run of the comparison.
         labelled: False if the clients have no labels, so that only methods that read none are raced.
@@ -83,7 +81,8 @@ def advise(
     runtime = runtime_of(config.of(ALONE[not labelled], config.seed))
     found = traits(runtime.federation, config.seed, labelled=labelled)
     judged = candidates(found, config, runtime)
-    announce(found, judged)
+    for line in [*in_words(found), *_judgements(judged)]:
+        announce(line)
     raced = [of.label for of in judged if of.raced]
     settings = {name: config.settings[name] for name in raced}
     tune(
@@ -94,17 +93,25 @@ def advise(
         make_callback,
         budget,
     )
-    advice = _concluded(Config.read(out / COMPARISON, config.objects), read_runs([out]), found, judged)
-    write_whole(out / RESULT, json.dumps({"version": VERSION, **dataclasses.asdict(advice)}, indent=1) + "\n")
+    advice = _concluded(out, Config.read(out / COMPARISON, config.objects), found, judged)
+    told = {name: value for name, value in dataclasses.asdict(advice).items() if name != "path"}
+    write_whole(out / ADVICE, json.dumps({"version": VERSION, **told}, indent=1) + "\n")
     write_whole(out / TEXT, _markdown(advice))
     return advice
 
 
-def _concluded(config: Config, runs: Sequence[Run], found: Traits, judged: Sequence[Candidate]) -> Advice:
-    """Return the advice that follows from the comparison of the tuned methods."""
-    named = {name: with_settings(config, name) for name in config.methods}
+def _concluded(out: Path, config: Config, found: Traits, judged: Sequence[Candidate]) -> Advice:
+    """Return the advice that follows from the comparison of the tuned methods.
+
+    Args:
+        out: Folder of the comparison.
+        config: Config of the comparison.
+        found: Traits of the federation.
+        judged: The candidates.
+    """
+    runs, named = read_runs([out]), {name: with_settings(config, name) for name in config.methods}
     use = best_first(runs)[0]
-    return Advice(named[use], conclusion(runs, named), command(config, use), found, tuple(judged))
+    return Advice(out, named[use], conclusion(runs, named), command(config, use), found, tuple(judged))
 
 
 def in_words(found: Traits) -> list[str]:
@@ -130,11 +137,14 @@ def _told(of: Excess) -> str:
     return f"{of.value:.2f} (by chance {of.chance:.2f}, at most {of.most:.2f})"
 
 
+def _judgements(judged: Sequence[Candidate]) -> list[str]:
+    """Return the candidates as lines of text, those that are raced first."""
+    told = {"raced": reasons(judged, raced=True), "left out": reasons(judged, raced=False)}
+    return [f"{what}: {line}" for what, lines in told.items() for line in lines]
+
+
 def _markdown(advice: Advice) -> str:
     """Return the advice as Markdown."""
     run = [] if advice.command is None else ["", "```", advice.command, "```"]
-    lines = ["# Advice", "", advice.paragraph, *run, "", "## The federation", ""]
-    lines += [f"* {line}" for line in in_words(advice.traits)]
-    lines += ["", "## Raced", "", *(f"* {line}" for line in reasons(advice.candidates, raced=True))]
-    lines += ["", "## Left out", "", *(f"* {line}" for line in reasons(advice.candidates, raced=False))]
-    return "\n".join(lines) + "\n"
+    about = [*in_words(advice.traits), *_judgements(advice.candidates)]
+    return "\n".join(["# Advice", "", advice.paragraph, *run, "", *(f"* {line}" for line in about)]) + "\n"

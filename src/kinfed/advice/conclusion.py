@@ -15,20 +15,35 @@ from kinfed.labels import label
 from kinfed.report.differences import compared
 from kinfed.report.folders import Run
 from kinfed.report.rows import in_rows, is_supervised, learns_alone, pools
-from kinfed.report.statistics import Measured, alike, client_differences, compare
-from kinfed.report.verdict import against_alone, limits, tie
+from kinfed.report.statistics import Measured, client_differences, compare
+from kinfed.report.verdict import against_alone, limits, listed
 
-__all__ = ["best_first", "command", "conclusion", "with_settings"]
+__all__ = ["best_first", "command", "conclusion", "with_settings", "within_chance"]
 
 # Fields that are not those of the experiment that the command runs: the choice is made, and validation has served.
 OF_CHOICE = {"methods", "settings", "validation", "seed", "seeds"}
 
 
+def within_chance(ranked: Mapping[str, Measured]) -> list[str]:
+    """Return the best row, and those whose difference to it may be chance: its 95 % interval has zero in it.
+
+    The intervals have no correction for the number of rows. That is for the claim to have found the best row; here, to
+    keep a row that is worse is an error too, and a costly one.
+
+    >>> rows = {"a": {0: 0.70, 1: 0.71}, "b": {0: 0.50, 1: 0.51}, "c": {0: 0.72, 1: 0.70}}
+    >>> within_chance({row: Measured.whole(seeds, samples=10_000) for row, seeds in rows.items()})
+    ['c', 'a']
+    """
+    best, *others = sorted(ranked, key=lambda row: (-ranked[row].mean, row))
+    told = {row: compare(ranked[best], ranked[row]) for row in others}
+    return [best, *(row for row, of in told.items() if of is None or of.low <= 0)]
+
+
 def best_first(runs: Sequence[Run]) -> list[str]:
-    """Return the methods that cannot be told from the best one, the one to use first.
+    """Return the rows that may be the best one (`within_chance`), the one to use first.
 
     That is the one that sends the fewest bytes, then the one that takes the least time. Methods with pooled data are
-    left out. Training alone sends nothing, so it is first wherever it cannot be told from the best.
+    left out. Training alone sends nothing, so it is first wherever no method is known to be better.
 
     Args:
         runs: Runs of the comparison.
@@ -40,7 +55,7 @@ def best_first(runs: Sequence[Run]) -> list[str]:
     if not ranked:
         raise InputError("advise: no method has an accuracy on test samples, so that there is nothing to compare")
     grouped = in_rows(runs)
-    return sorted(alike(ranked), key=lambda row: (_bytes(grouped[row]), _seconds(grouped[row])))
+    return sorted(within_chance(ranked), key=lambda row: (_bytes(grouped[row]), _seconds(grouped[row])))
 
 
 def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
@@ -57,7 +72,7 @@ def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
     order = sorted(ranked, key=lambda row: (-ranked[row].mean, row))
     on = "on the clients' own test samples" if labelled else "with a linear probe"
     said = [f"Use {named.get(use, use)}: {ranked[use].mean:.3f} {on}."]
-    said += _certainty(ranked, first, labelled)
+    said += _certainty(ranked, first)
     alone = next(filter(learns_alone, order), None)
     other = use if not learns_alone(use) else next((row for row in order if not learns_alone(row)), None)
     if alone is not None and other is not None:
@@ -73,15 +88,18 @@ def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
     return " ".join([*said, *limits(known)])
 
 
-def _certainty(ranked: Mapping[str, Measured], first: Sequence[str], labelled: bool) -> list[str]:
-    """Return sentences on which methods cannot be told from the one to use, and why it is this one."""
+def _certainty(ranked: Mapping[str, Measured], first: Sequence[str]) -> list[str]:
+    """Return sentences on which methods may be as good as the one to use, and why it is this one."""
     if len(ranked) == 1:
         return []
     if len(first) == 1:
-        return ["Every other method is worse by more than chance makes likely."]
-    best = [*alike(ranked)]
+        return ["Every other method is worse, and the 95 % interval of each difference leaves out zero."]
+    rows = listed([f"{row} ({ranked[row].mean:.3f})" for row in sorted(first, key=lambda row: -ranked[row].mean)])
     cheap = "it sends nothing" if learns_alone(first[0]) else "it costs the least"
-    return [tie(ranked, best, labelled), f"Of these, {first[0]} is to be used since {cheap}."]
+    return [
+        f"{rows} cannot be told apart: the 95 % interval of each difference to the best has zero in it. Of these, "
+        f"{first[0]} is the one to use since {cheap}."
+    ]
 
 
 def _by_size(group: Sequence[Run], one: Measured, alone: Measured) -> list[str]:

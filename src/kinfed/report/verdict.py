@@ -23,7 +23,7 @@ from kinfed.report.statistics import (
     seeds_needed,
 )
 
-__all__ = ["against_alone", "limits", "listed", "tie", "verdict"]
+__all__ = ["against_alone", "limits", "listed", "verdict"]
 
 NO_GAIN = "Training alone is among them: these results do not show that federation helps."
 ONE_SEED = "One seed says nothing about other seeds."
@@ -50,7 +50,7 @@ def verdict(runs: Sequence[Run]) -> str:
     labelled = all(map(is_supervised, runs))
     order = sorted(ranked, key=lambda row: (-ranked[row].mean, row))
     first = alike(ranked)
-    said = [tie(ranked, first, labelled) if len(first) > 1 else _best(ranked, order, labelled)]
+    said = [_tie(ranked, first, labelled) if len(first) > 1 else _best(ranked, order, labelled)]
     if len(first) > 1 and any(map(learns_alone, first)):
         said.append(NO_GAIN)
     alone = next(filter(learns_alone, order), None)
@@ -74,7 +74,7 @@ def _best(ranked: Mapping[str, Measured], order: Sequence[str], labelled: bool) 
     return f"{best} {what}: {ranked[best].mean:.3f} {on}."
 
 
-def tie(ranked: Mapping[str, Measured], first: Sequence[str], labelled: bool) -> str:
+def _tie(ranked: Mapping[str, Measured], first: Sequence[str], labelled: bool) -> str:
     """Return the sentence that some rows have equal accuracies, or accuracies that cannot be told apart."""
     best = ranked[first[0]]
     if len({f"{ranked[row].mean:.3f}" for row in first}) == 1:
