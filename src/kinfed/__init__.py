@@ -59,7 +59,7 @@ _WHERE = {
             "vote",
         ),
         "kinfed.api",
-    ),  # fmt: skip
+    ),
     "ByColumn": "kinfed.data.partitions.columns",
     "Dirichlet": "kinfed.data.partitions.dirichlet",
     "DirichletClients": "kinfed.data.partitions.dirichlet",

@@ -103,7 +103,7 @@ def _certainty(ranked: Mapping[str, Measured], first: Sequence[str]) -> list[str
 
 
 def _by_size(group: Sequence[Run], one: Measured, alone: Measured) -> list[str]:
-    """Return a sentence on what the clients with few and with many samples gain; none if all have as many."""
+    """Return a sentence on what clients with few and with many samples gain; none if no client has twice as many."""
     of_seed = {run.summary["seed"]: run.federation["train"] for run in group}
     pairs = [
         (float(np.sum(of_seed[seed][client])), float(gain))
@@ -111,10 +111,11 @@ def _by_size(group: Sequence[Run], one: Measured, alone: Measured) -> list[str]:
         for client, gain in enumerate(gains)
         if len(of_seed[seed]) == len(gains) and not np.isnan(gain)
     ]
-    middle = statistics.median(size for size, _ in pairs) if pairs else 0.0
-    few, many = [g for size, g in pairs if size <= middle], [g for size, g in pairs if size > middle]
-    if not few or not many:
+    sizes = [size for size, _ in pairs]
+    if not sizes or max(sizes) < 2 * min(sizes):
         return []
+    middle = (min(sizes) + max(sizes)) / 2 if statistics.median(sizes) == max(sizes) else statistics.median(sizes)
+    few, many = [g for size, g in pairs if size <= middle], [g for size, g in pairs if size > middle]
     return [
         f"Clients with up to {middle:,.0f} training samples are at {statistics.fmean(few):+.3f}, the others at "
         f"{statistics.fmean(many):+.3f}."
