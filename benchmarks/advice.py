@@ -8,9 +8,9 @@ The federations are of several kinds, in turns, each drawn with a seed of its ow
 2. All methods that can run are tuned without a budget with another seed, and compared on R fresh seeds.
 3. The advised method, with the advised settings, runs on these seeds.
 
-The advice is right if it is the best row, or if the 95 % interval of its difference to the best row has zero in it. Rows
-with pooled data are left out. A JSON file for each federation goes to the folder of ``--out``; finished ones are not
-repeated, and a stopped one continues. The last lines are the table.
+The advice is right if it is the best row, or if the 95 % interval of its difference to the best row has zero in it.
+Rows with pooled data are left out. A JSON file for each federation goes to the folder of ``--out``; finished ones are
+not repeated, and a stopped one continues. The last lines are the table.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from kinfed.report.statistics import compare
 
 APART = 500  # between the seeds of the advice and those of the comparison of all methods
 
-COMMON: dict[str, Any] = {"data": "digits", "model": "mlp", "rounds": 12, "validation": 0.2, "ft_epochs": 0}
+COMMON: dict[str, Any] = {
+    "data": "digits", "model": "mlp", "rounds": 12, "evaluate_every": 4, "validation": 0.2, "ft_epochs": 0,
+}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "rotated": {"partition": "iid", "clients": 12, "shift": "rotate:4"},
     "labels permuted": {"partition": "iid", "clients": 12, "shift": "permute_labels:4"},
-    "tinted": {"partition": "iid", "clients": 12, "shift": "colour:4", "channels": 3},
+    "tinted": {"partition": "iid", "clients": 12, "shift": "colour:4", "channels": 3, "train_images": 900},
     "alike": {"partition": "iid", "clients": 10},
     "two classes": {"partition": "shards", "clients": 10, "shards": 2},
-    "scarce": {"partition": "iid", "clients": 10, "train_images": 300},
+    "scarce": {"partition": "iid", "clients": 10, "train_images": 400},
     "unlabelled": {
-        "partition": "shards", "clients": 8, "shards": 5, "train_images": 600, "model": "tiny_cnn", "rounds": 6,
+        "partition": "shards", "clients": 8, "shards": 5, "train_images": 500, "model": "tiny_cnn", "rounds": 6,
         "knn_every": 3, "linear_probe_images": 300,
     },
 }  # fmt: skip
@@ -50,6 +52,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def fields_of(kind: str, seed: int, rounds: int | None) -> dict[str, Any]:
     """Return the fields of the experiment of one federation."""
     fields = {**COMMON, **KINDS[kind], "seed": seed}
+    if kind == "unlabelled":
+        del fields["evaluate_every"]  # knn_every is that of methods without labels
     return fields if rounds is None else {**fields, "rounds": rounds}
 
 
@@ -123,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--federations", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1000, help="of the first federation")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of an advice")
+    parser.add_argument("--budget", type=float, default=240.0, help="seconds of an advice")
     parser.add_argument("--full-budget", type=float, help="seconds of the comparison of all methods [no limit]")
     parser.add_argument("--seeds", type=int, default=5, help="fresh seeds of a comparison")
     parser.add_argument("--rounds", type=int, help="rounds of a run [by the kind]")

@@ -21,7 +21,7 @@ from kinfed.report.verdict import listed
 
 __all__ = ["Candidate", "able", "candidates", "reasons"]
 
-CONTRADICTION = 0.25  # conflict beyond chance with which one model cannot suit all (docs/advice.md)
+CONTRADICTION = 0.2  # conflict beyond chance with which one model cannot suit all (docs/advice.md)
 PLAIN = "fedavg"  # one model for all, with nothing added
 
 
