@@ -37,12 +37,12 @@ def test_the_best_method_is_used_where_all_others_are_worse() -> None:
     runs = [*row("fedper", 0.8, mb=2.5), *row("fedavg", 0.6), *row("local", 0.7, mb=0), *row("central", 0.9, mb=0)]
     assert best_first(runs) == ["fedper"]
     assert conclusion(runs, {"fedper": "fedper:lr=0.03"}) == (
-        "Use fedper:lr=0.03: 0.800 on the clients' own test samples. Every other method is worse, and the 95 % interval "
-        "of each difference leaves out zero. Against training alone (0.700), fedper is at +0.100 (95 % interval +0.044 "
-        "to +0.156). Of 6 clients, 6 gain and none loses. Clients with up to 35 training samples are at +0.100, the "
-        "others at +0.100. A run sends 2.5 MB over all rounds and clients and takes 1.3 s; training alone takes 1.3 s. "
-        "With all data at one place, central has 0.900. All of this is measured with 3 fresh seeds that chose no "
-        "setting, on 600 test samples in each."
+        "Use fedper:lr=0.03: 0.800 on the clients' own test samples. Every other method is worse, and the 95 % "
+        "interval of each difference leaves out zero. Against training alone (0.700), fedper is at +0.100 (95 % "
+        "interval +0.044 to +0.156). Of 6 clients, 6 gain and none loses. Clients with up to 35 training samples are "
+        "at +0.100, the others at +0.100. A run sends 2.5 MB over all rounds and clients and takes 1.3 s; training "
+        "alone takes 1.3 s. With all data at one place, central has 0.900. All of this is measured with 3 fresh seeds "
+        "that chose no setting, on 600 test samples in each."
     )
 
 
@@ -50,9 +50,9 @@ def test_the_cheapest_of_those_that_cannot_be_told_apart_is_used() -> None:
     runs = [*row("fedper", 0.81, mb=2, spread=0.03), *row("fedproto", 0.80, mb=0.02), *row("local", 0.5, mb=0)]
     assert best_first(runs) == ["fedproto", "fedper"]
     assert (
-        "Use fedproto: 0.800 on the clients' own test samples. fedper (0.810) and fedproto (0.800) cannot be told apart: "
-        "the 95 % interval of each difference to the best has zero in it. Of these, fedproto is the one to use since it "
-        "costs the least. Against training alone (0.500), fedproto is at +0.300"
+        "Use fedproto: 0.800 on the clients' own test samples. fedper (0.810) and fedproto (0.800) cannot be told "
+        "apart: the 95 % interval of each difference to the best has zero in it. Of these, fedproto is the one to use "
+        "since it costs the least. Against training alone (0.500), fedproto is at +0.300"
     ) in conclusion(runs, {})
     assert "A run sends 20.0 kB over all rounds and clients" in conclusion(runs, {})
 
