@@ -64,6 +64,11 @@ def kinfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
         ),
         (["sources", "list", "nowhere"], "sources: 'nowhere' is not a folder"),
         (["sources", "list", "."], "sources: '.' has no source"),
+        (["tune"], "methods: none is named"),
+        (["tune", "fedavg", "--validation", "0"], "validation: 0 is not allowed; settings are chosen on validation"),
+        (["tune", "fedavg", "--budget", "soon"], "budget: 'soon' is not allowed; must be a time above 0"),
+        (["tune", "fedavg", "--over", "lr=x"], "fedavg.lr: 'x' is not allowed"),
+        (["tune", "fedavg", "--out", "."], "out: '.' exists"),
     ],
 )
 def test_wrong_input_gets_one_line_and_exit_code_2(kinfed, tmp_path: Path, arguments: list[str], message: str) -> None:  # type: ignore[no-untyped-def]  # case 111

@@ -103,7 +103,8 @@ class RaceDisplay:
 
     def rung(self, round: int, stay: int, of: int, best: str) -> None:
         """Say which setting leads after a rung, and how many go on."""
-        text = f"{self._name}: {stay} of {of} settings stay after round {round}; best: {plain(best)}"
+        left = f"{stay} of {of} settings go on" if stay > 1 else f"one of {of} settings is left"
+        text = f"{self._name}: after round {round}, {left}; best: {plain(best)}"
         self._display.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 

@@ -14,6 +14,7 @@ import torch
 import kinfed
 from kinfed.data import Federation, with_validation
 from kinfed.data.samples import labels_of
+from kinfed.data.validation import _stratified
 from kinfed.engine import ProcessExecutor
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
@@ -22,6 +23,7 @@ from kinfed.experiment.summary import chosen
 from kinfed.learning import correct
 from kinfed.methods.fedbyol import FedBYOL
 from kinfed.models import build
+from kinfed.streams import numpy_stream
 from tests.builders import build_runtime, dataset, federation, run, same
 
 
@@ -43,8 +45,16 @@ def test_a_share_of_every_class_of_each_client_is_set_aside() -> None:
         assert len(drawn) == round(0.25 * len(own))
         held, of_drawn = (np.bincount(labels[rows], minlength=10) for rows in (own, drawn))
         assert np.abs(of_drawn - 0.25 * held).max() <= 1
-        assert not (of_drawn[held > 0] >= held[held > 0]).any()
     assert all(map(np.array_equal, after.partition.test, before.partition.test))
+
+
+def test_every_sample_is_set_aside_with_the_same_probability() -> None:
+    """Sainte-Laguë's method never drew a class with one or two samples: a model of large classes alone looked good."""
+    labels, times = np.array([0] * 9 + [1] * 5 + [2] * 3 + [3, 4, 5]), 4000
+    stream = numpy_stream(0, "test")
+    drawn = sum(_stratified(labels, 0.2, stream).astype(int) for _ in range(times))
+    assert drawn.sum() == 4 * times
+    assert np.abs(drawn / times - 0.2).max() < 5 * np.sqrt(0.2 * 0.8 / times)
 
 
 def test_a_client_with_one_sample_keeps_it_and_one_with_two_has_one_of_each() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfed.data.federation import Federation
-from kinfed.data.partitions.assign import held_out
 from kinfed.data.partitions.partition import NOBODY, Indices, rows_by
 from kinfed.data.samples import GROUP, labels_of
 from kinfed.errors import InputError
@@ -46,12 +45,11 @@ def with_validation(federation: Federation, share: float, seed: int) -> Federati
     owner = np.repeat(np.arange(len(federation)), [len(own) for own in federation.partition.train])
     labels = labels_of(federation.splits[0])[rows]
     stream = numpy_stream(seed, "validation")
-    groups = _groups(federation)
-    if groups is None:
-        chosen = held_out(owner, labels, len(federation), share, stream)
-    else:
-        chosen = np.zeros(len(rows), dtype=bool)
-        for own in rows_by(owner, len(federation)):
+    groups, chosen = _groups(federation), np.zeros(len(rows), dtype=bool)
+    for own in rows_by(owner, len(federation)):
+        if groups is None:
+            chosen[own] = _stratified(labels[own], share, stream)
+        else:
             chosen[own] = _whole_groups(labels[own], groups[rows[own]], share, stream)
     if not chosen.any():
         raise InputError(f"validation: {share:g} sets nothing aside; every client has one sample or group only")
@@ -67,6 +65,23 @@ def _groups(federation: Federation) -> NDArray[np.generic] | None:
         return None
     train, test = federation.dataset.columns[GROUP]
     return np.concatenate([train, test]) if federation.partition.pooled else train
+
+
+def _stratified(labels: Indices, share: float, stream: np.random.Generator) -> NDArray[np.bool_]:
+    """Draw a share of one client's samples by systematic sampling over its classes; return a mask of them.
+
+    Every sample is drawn with the same probability, so that the drawn ones are no easier than test samples: had each
+    class its rounded share, small classes would never be drawn, and a model of large classes alone would look good.
+    """
+    mask = np.zeros(len(labels), dtype=bool)
+    if len(labels) > 1:
+        count = np.clip(round(share * len(labels)), 1, len(labels) - 1)
+        shuffled = stream.permutation(len(labels))
+        place = stream.permutation(labels.max() + 1)  # the classes in a random order
+        order = shuffled[np.argsort(place[labels[shuffled]], kind="stable")]
+        steps = (stream.random() + np.arange(count)) * len(labels) / count
+        mask[order[np.minimum(steps.astype(np.int64), len(labels) - 1)]] = True
+    return mask
 
 
 def _whole_groups(

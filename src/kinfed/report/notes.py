@@ -18,7 +18,7 @@ __all__ = ["notes"]
 SHARED = ("data", "rounds", "model")  # keys of the summary that must be equal in runs that are compared
 DIVERGED = 2  # training has diverged if its cross-entropy exceeds that of guessing by this factor
 ERRORS = 2  # standard errors above chance that an accuracy has to be
-SIZES = ("train", "test")  # keys of the summary's ``data`` with the numbers of samples
+SIZES = ("train", "test", "validation")  # keys of the summary's ``data`` with the numbers of samples
 
 LEFT_OUT = {  # reason for left-out samples, of methods with labels and without
     True: "since it was alone in a batch and BatchNorm needs two",

@@ -57,7 +57,6 @@ class Race:
         record: Record of the trials.
         folder: Folder of the trials.
         count: Number of settings that race.
-        reasons: Reasons why trials failed, by number.
         seen: Trials whose former rounds were reported to the observer.
     """
 
@@ -67,7 +66,6 @@ class Race:
     record: Record
     folder: Path
     count: int = 0
-    reasons: dict[int, str] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -150,8 +148,8 @@ class Race:
         for number, (values, trial) in enumerate(zip(self.settings, self.record.study.trials, strict=False)):
             lines = RunFolder(self.path(number)).lines(METRICS)
             scores = {line["round"]: score for line in lines if (score := validation_accuracy(line)) is not None}
-            reason = {"reason": self.reasons[number]} if number in self.reasons else {}
-            trials.append({"values": values, "state": trial.state.name.lower(), "validation": scores, **reason})
+            told = {"values": values, "state": trial.state.name.lower(), "validation": scores}
+            trials.append(told | {"reason": self.record.reason(number)})
         return {"rungs": self.rungs, "fields": [*self.space.fields], "trials": trials, "chosen": self.winner}
 
     @property
@@ -174,8 +172,7 @@ class Race:
             try:
                 advance(config, out, until, lambda *_: watcher.trial(as_text(values)), executor)
             except RunFailed as error:
-                self.reasons[number] = str(error)
-                self.record.end(number, "FAIL")
+                self.record.end(number, "FAIL", reason=str(error))
                 return None
         return self.score(number)
 

@@ -96,22 +96,31 @@ class Record:
 
         trial = self.study.trials[number]
         if trial.state == optuna.trial.TrialState.RUNNING and round not in trial.intermediate_values:
-            study = self.storage.get_study_id_from_name(self.study.study_name)
-            trial_id = self.storage.get_trial_id_from_study_id_trial_number(study, number)
-            self.storage.set_trial_intermediate_value(trial_id, round, score)
+            self.storage.set_trial_intermediate_value(self._id(number), round, score)
 
-    def end(self, number: int, state: str, score: float | None = None) -> None:
+    def end(self, number: int, state: str, score: float | None = None, reason: str = "") -> None:
         """Record how a trial ended, once.
 
         Args:
             number: Number of the trial.
             state: ``COMPLETE``, ``PRUNED`` (it did not go on) or ``FAIL``.
             score: Validation accuracy of a complete trial.
+            reason: Reason why it failed.
         """
         import optuna
 
         if self.study.trials[number].state == optuna.trial.TrialState.RUNNING:
+            if reason:
+                self.storage.set_trial_user_attr(self._id(number), "reason", reason)
             self.study.tell(number, score, state=optuna.trial.TrialState[state])
+
+    def reason(self, number: int) -> str:
+        """Return the reason why a trial failed; empty if it did not."""
+        return str(self.study.trials[number].user_attrs.get("reason", ""))
+
+    def _id(self, number: int) -> int:
+        study = self.storage.get_study_id_from_name(self.study.study_name)
+        return self.storage.get_trial_id_from_study_id_trial_number(study, number)
 
     def failed(self, number: int) -> bool:
         """Return True if a trial failed."""

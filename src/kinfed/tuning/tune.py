@@ -197,8 +197,7 @@ def _race(config: Config, over: Sequence[str], folder: Path, spectator: Spectato
             told = {race.label: race.told() for race in races}
             write_whole(folder / TRIALS, json.dumps({"seed": config.seed, "methods": told}, indent=1) + "\n")
         if lost := next((race for race in races if race.winner is None), None):
-            reason = next(iter(lost.reasons.values()), "")
-            raise RunFailed(f"every setting of {lost.label} failed; {reason}")
+            raise RunFailed(f"every setting of {lost.label} failed; {lost.record.reason(0)}")
         chosen = {race.label: race.settings[race.winner] for race in races if race.winner is not None}
     settings = {label: {**config.settings[label], **chosen[label]} for label in config.methods}
     fields = config.model_dump() | {"settings": settings, "seed": config.seed + 1}
