@@ -32,19 +32,23 @@ def options(fields: dict[str, Any]) -> list[str]:
         (["--knn-every", "5"], "knn_every: 5 would do nothing; it is of methods that read no labels"),
         (["--unlabelled", "--ft-epochs", "3"], "ft_epochs: 3 would do nothing"),
         (["--unlabelled", "--knn-every", "0"], "knn_every: 0 is not allowed"),
-        (["--out", "."], "out: '.' exists"),
+        (["--out", "taken"], "out: 'taken' exists"),
         (["--data", "nowhere"], "data: 'nowhere' is neither a name"),
     ],
 )
 def test_wrong_input_gets_one_line_before_the_data_are_loaded(
     kinfed: Command,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     arguments: list[str],
     line: str,
 ) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("the data were loaded")
 
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
     monkeypatch.setattr("kinfed.experiment.assemble.load", never)
     code, _, said = kinfed("advise", *arguments)
     assert code == 2
@@ -53,16 +57,16 @@ def test_wrong_input_gets_one_line_before_the_data_are_loaded(
 
 
 def test_from_python_methods_and_wrong_flags_are_refused() -> None:
-    with pytest.raises(InputError, match="^methods: advise takes none"):
+    with pytest.raises(InputError, match=r"^methods: advise takes none"):
         package.advise(methods="fedavg")  # type: ignore[call-arg]
-    with pytest.raises(InputError, match="^unlabelled: 'no' is not allowed; must be true or false"):
+    with pytest.raises(InputError, match=r"^unlabelled: 'no' is not allowed; must be true or false"):
         package.advise(unlabelled="no")  # type: ignore[arg-type]
 
 
 def test_a_damaged_advice_is_named(tmp_path: Path) -> None:
     assert read_advice(tmp_path) is None
     (tmp_path / "advice.json").write_text('{"paragraph": 3}')
-    with pytest.raises(InputError, match="advice.json: "):
+    with pytest.raises(InputError, match=r"advice\.json: "):
         read_advice(tmp_path)
 
 

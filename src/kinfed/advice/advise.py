@@ -19,7 +19,7 @@ from kinfed.files import write_whole
 from kinfed.report.folders import read_runs
 from kinfed.report.rows import ALONE
 from kinfed.settings import own_settings
-from kinfed.tuning import Spectator, is_tuning, tune
+from kinfed.tuning import Spectator, check_tunable, is_tuning, tune
 
 __all__ = ["Advice", "advise", "in_words"]
 
@@ -76,6 +76,7 @@ def advise(
         InputError: If a field does not fit the data, or the folder holds something else.
         RunFailed: If all settings of a method failed, or a run of the comparison did.
     """
+    check_tunable(config)
     if not is_tuning(out):
         check_room(out, overwrite=False)
     runtime = runtime_of(config.of(ALONE[not labelled], config.seed))
