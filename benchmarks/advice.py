@@ -36,8 +36,8 @@ COMMON: dict[str, Any] = {
     "data": "digits", "model": "mlp", "rounds": 12, "evaluate_every": 4, "validation": 0.2, "ft_epochs": 0,
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
-    "rotated": {"partition": "iid", "clients": 12, "shift": "rotate:4"},
-    "labels permuted": {"partition": "iid", "clients": 12, "shift": "permute_labels:4"},
+    "rotated": {"partition": "iid", "clients": 12, "shift": "rotate:4", "train_images": 900},
+    "labels permuted": {"partition": "iid", "clients": 12, "shift": "permute_labels:4", "train_images": 900},
     "tinted": {"partition": "iid", "clients": 12, "shift": "colour:4", "channels": 3, "train_images": 900},
     "alike": {"partition": "iid", "clients": 10},
     "two classes": {"partition": "shards", "clients": 10, "shards": 2},
