@@ -6,8 +6,9 @@ BIN = $(VENV)/bin
 .PHONY: demo test test-fast test-slow test-instructions lint
 
 demo: $(VENV)/installed
-	$(BIN)/kinfed compare fedavg fedper fedbabu fedshibu local --data digits --clients 20 --partition shards --shards 2 \
-	    --rounds 30 --batch-size 16 --lr 0.1 --public 128 --seeds 3 --out runs/demo --overwrite
+	$(BIN)/kinfed compare fedavg fedper fedbabu fedshibu local --data digits --train-images 600 --public 64 \
+	    --clients 20 --partition iid --shift permute_labels:4 --rounds 30 --local-epochs 3 --batch-size 8 --seeds 3 \
+	    --out runs/demo --overwrite
 
 test: $(VENV)/installed
 	$(BIN)/pytest -n 2 -m "not slow"

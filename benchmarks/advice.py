@@ -112,8 +112,8 @@ def table(results: list[dict[str, Any]]) -> str:
 
     The column "as good" counts the rows that would have been right.
     """
-    heads = ("federation", "seed", "advice", "accuracy", "best of all", "accuracy", "difference (95 % interval)", "right",
-             "as good", "s")  # fmt: skip
+    of_all = ("best of all", "accuracy", "difference (95 % interval)", "right", "as good", "s")
+    heads = ("federation", "seed", "advice", "accuracy", *of_all)
     rows = []
     for of in results:
         low, high = of["interval"]

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kinfed
@@ -22,6 +23,7 @@ from kinfed.methods import METHODS
 from kinfed.report.folders import read_runs
 from kinfed.report.page import write_report
 from kinfed.report.tuning import read_tuning, tuning_figure, tuning_notes, tuning_table
+from kinfed.streams import numpy_stream
 from kinfed.tuning import Unseen, parse_over, spaces_of, tune
 from kinfed.tuning.halving import planned_rounds, promoted, rungs
 from kinfed.tuning.space import Range, Space
@@ -240,6 +242,26 @@ def test_settings_of_methods_without_labels_are_chosen_by_nearest_neighbours(tmp
     assert race["rungs"] == [2, 6]
     second = RunFolder(tmp_path / "out" / "tuning" / "fedbyol" / "trial-000").lines("metrics.jsonl")[1]
     assert race["trials"][0]["validation"]["2"] == second["validation_knn_acc_weighted"] == validation_accuracy(second)
+
+
+def test_choices_do_not_depend_on_the_labels_of_the_test_set(tmp_path: Path) -> None:
+    stream = numpy_stream(0, "test")
+    y = np.arange(300) % 3
+    x = (stream.random((300, 1, 8, 8)) * 120 + 40 * y[:, None, None, None]).astype(np.uint8)
+    shuffled = np.roll(y[200:], 1)
+    for name, y_test in (("own", y[200:]), ("other", shuffled)):
+        given = {**SMALL, "data": (x[:200], y[:200], x[200:], y_test), "train_images": None, "patience": 2, "lr": 0.3}
+        kinfed.tune(["fedavg", "fedper"], over=RATES, **given, out=tmp_path / name, quiet=True)
+    assert trials(tmp_path / "own") == trials(tmp_path / "other")
+    for run in ("fedavg-seed1", "fedper-seed1", "local-seed1"):
+        models, lines = [], []
+        for name in ("own", "other"):
+            folder = tmp_path / name / run
+            models.append({path.name: path.read_bytes() for path in (folder / "models").glob("*.safetensors")})
+            lines.append(RunFolder(folder).lines("metrics.jsonl"))
+        assert models[0] == models[1] != {}
+        assert [validation_accuracy(line) for line in lines[0]] == [validation_accuracy(line) for line in lines[1]]
+        assert lines[0][-1]["personal_acc_weighted"] != lines[1][-1]["personal_acc_weighted"]
 
 
 class Planned(Unseen):

@@ -93,7 +93,7 @@ def _certainty(ranked: Mapping[str, Measured], first: Sequence[str]) -> list[str
     if len(ranked) == 1:
         return []
     if len(first) == 1:
-        return ["Every other method is worse, and the 95 % interval of each difference leaves out zero."]
+        return ["Every other candidate is worse, and the 95 % interval of each difference leaves out zero."]
     rows = listed([f"{row} ({ranked[row].mean:.3f})" for row in sorted(first, key=lambda row: -ranked[row].mean)])
     cheap = "it sends nothing" if learns_alone(first[0]) else "it costs the least"
     return [

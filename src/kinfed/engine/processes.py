@@ -44,7 +44,7 @@ from kinfed.settings import own_settings
 
 __all__ = ["ProcessExecutor", "WorkersFailed"]
 
-CORRECT, VALIDATION = "correct", "validation"
+ON_TEST, ON_VALIDATION = "correct", "validation"
 NO_SETUP = -1  # number of the setup in the message of a worker that has just started
 
 
@@ -160,7 +160,7 @@ class ProcessExecutor:
         for job, answer in self._answers(jobs):
             # If a worker is lost, this process does its part.
             lost = isinstance(answer, Failure)
-            correct[job.rows] = self._here.test(tensors, job.rows) if lost else take(answer).tensors[CORRECT]
+            correct[job.rows] = self._here.test(tensors, job.rows) if lost else take(answer).tensors[ON_TEST]
         failure = next((part for part in correct.values() if isinstance(part, Failure)), None)
         return failure or torch.cat([correct[rows] for rows in chunks])  # type: ignore[misc]
 
@@ -352,7 +352,7 @@ def _unpacked(parcel: Parcel, words: _Words) -> list[TestResult]:
         at, _, name = path.partition("/")
         of_results[int(at)][name] = tensor
     return [
-        TestResult(name, own.pop(CORRECT), own.pop(VALIDATION), own, fault, client)
+        TestResult(name, own.pop(ON_TEST), own.pop(ON_VALIDATION), own, fault, client)
         for (name, fault, client), own in zip(words, of_results, strict=True)
     ]
 
@@ -360,8 +360,8 @@ def _unpacked(parcel: Parcel, words: _Words) -> list[TestResult]:
 def _packed(results: list[TestResult], path: Path) -> tuple[Parcel, _Words]:
     """Pack results: their tensors in a parcel, and their other fields."""
     tensors = {f"{at}/{name}": t for at, result in enumerate(results) for name, t in result.tensors.items()}
-    correct = {f"{at}/{CORRECT}": result.correct for at, result in enumerate(results)}
-    correct |= {f"{at}/{VALIDATION}": result.validation for at, result in enumerate(results)}
+    correct = {f"{at}/{ON_TEST}": result.correct for at, result in enumerate(results)}
+    correct |= {f"{at}/{ON_VALIDATION}": result.validation for at, result in enumerate(results)}
     words = [(result.name, result.fault, result.client) for result in results]
     return post(Message(tensors | correct), path), words
 
@@ -407,7 +407,7 @@ def _do(here: TaskRunner, job: _Job, answer: Path) -> Any:
         message = Message(_tensors(job.parcel.path), job.parcel.numbers)
         if job.kind == "test":
             correct = here.test(message.tensors, job.rows)
-            return correct if isinstance(correct, Failure) else post(Message({CORRECT: correct}), answer)
+            return correct if isinstance(correct, Failure) else post(Message({ON_TEST: correct}), answer)
         task = Task(job.id, job.round, message, job.stored, job.test, job.final)
         if job.kind == "evaluate":
             results = here.evaluate(task)
