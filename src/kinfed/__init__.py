@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfed import similarity
-    from kinfed.api import Result, compare, load, open_result, reproduce, resume, run, train_sources, tune, vote
+    from kinfed.api import Result, advise, compare, load, open_result, reproduce, resume, run, train_sources, tune, vote
     from kinfed.data.partitions.columns import ByColumn, Folders
     from kinfed.data.partitions.dirichlet import Dirichlet, DirichletClients, Quantity
     from kinfed.data.partitions.disjoint import Disjoint, TwoGroups
@@ -45,7 +45,19 @@ if TYPE_CHECKING:
 
 _WHERE = {
     **dict.fromkeys(
-        ("Result", "compare", "load", "open_result", "reproduce", "resume", "run", "train_sources", "tune", "vote"),
+        (
+            "Result",
+            "advise",
+            "compare",
+            "load",
+            "open_result",
+            "reproduce",
+            "resume",
+            "run",
+            "train_sources",
+            "tune",
+            "vote",
+        ),
         "kinfed.api",
     ),
     "ByColumn": "kinfed.data.partitions.columns",
@@ -135,6 +147,7 @@ __all__ = [
     "TwoGroups",
     "Vote",
     "__version__",
+    "advise",
     "compare",
     "load",
     "open_result",

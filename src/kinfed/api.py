@@ -14,7 +14,7 @@ from kinfed.display import Display
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import read_toml
-from kinfed.experiment.keywords import TUNING, Fields, with_fields
+from kinfed.experiment.keywords import ADVICE, TUNING, Fields, with_fields
 from kinfed.fields import is_text, parse_duration, short
 from kinfed.files import own_folder
 from kinfed.labels import slug
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from kinfed.advice import Advice
     from kinfed.data import Federation
     from kinfed.engine import Executor
     from kinfed.experiment.predictor import Predictor
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Result",
+    "advise",
     "compare",
     "load",
     "open_result",
@@ -343,6 +345,63 @@ def tune(
     with result_folder(out, "tune") as path, _spectator(quiet) as (spectator, make_callback):
         tune_config(config, over, path, spectator, make_callback, seconds)
     return Result(path)
+
+
+@with_fields(**ADVICE)
+@untouched()
+def advise(
+    *,
+    budget: str | float | None = None,
+    unlabelled: bool = False,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    allow_code: bool = False,
+    **fields: Unpack[Fields],
+) -> Advice:
+    """Say which method to use on a federation: look at its data, and race the methods that suit it.
+
+    The methods that suit the traits of the federation are tuned on validation samples and compared on fresh seeds, as
+    in `tune`, always with training alone and with pooled data. The traits are read from the data of all clients
+    together, which only a simulation can.
+
+    Args:
+        budget: Seconds, or text such as ``20m`` or ``2h``, for race and comparison together. Fewer settings race if
+            all would take longer; None for no limit.
+        unlabelled: True if the clients have no labels: methods that read labels are left out. Labels then serve only to
+            test representations.
+        out: Folder of the comparison, which gets ``advice.json`` and ``advice.md``; a new one in ``runs`` if not given.
+            In the folder of the same advice, it continues.
+        quiet: Show no progress.
+        allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
+        **fields: Fields of the experiment without methods, as in `compare`; ``seeds`` is the number of fresh seeds.
+
+    Returns:
+        The method to use with its settings, the paragraph that says why, and the command that runs it.
+
+    Raises:
+        InputError: If a field is wrong or would do nothing, Optuna is not installed, or the folder holds something
+            else.
+        RunFailed: If every setting of a method failed, or a run of the comparison did.
+
+    >>> kinfed.advise(data="digits", partition="shards", budget="20m").use  # doctest: +SKIP
+    'fedper:lr=0.03'
+    """
+    from kinfed.advice import able
+    from kinfed.advice import advise as advise_config
+
+    _truths(unlabelled=unlabelled, quiet=quiet, allow_code=allow_code)
+    if "methods" in fields:
+        raise InputError("methods: advise takes none; it races those that suit the federation")
+    file = _file(fields)
+    there = {} if file is None else read_toml(file)
+    asked = {**{name: value for name, value in ADVICE.items() if name not in there}, **fields}
+    seconds = None if budget is None else parse_duration("budget", budget)
+    config = _config({**asked, "methods": "local_ssl" if unlabelled else "local"}, uses={}, allow_code=allow_code)
+    names = able(config.model_dump(exclude={"methods", "settings"}), config.objects, labelled=not unlabelled)
+    config = _config({**asked, "methods": names}, allow_code=allow_code)
+    with result_folder(out, "advise") as path, _spectator(quiet) as (spectator, make_callback):
+        announce = spectator.say if isinstance(spectator, Display) else lambda _: None
+        return advise_config(config, path, announce, spectator, make_callback, labelled=not unlabelled, budget=seconds)
 
 
 @with_fields()

@@ -70,6 +70,10 @@ class Display:
         self.console.print(table)
         self.console.print(f"then the best of each on fresh seeds, about {_duration(final)}; in all about {total}")
 
+    def say(self, line: str) -> None:
+        """Print a line, literally: brackets are no markup."""
+        self.console.print(plain(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
     def source(self, name: str, seed: int, epochs: int) -> RunDisplay:
         """Return the display of the training of one source model, whose rounds are epochs."""
         return RunDisplay(self, f"{name} (seed {seed})", epochs, "epoch")

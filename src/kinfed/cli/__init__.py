@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from kinfed.errors import InputError, RunFailed, plain
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import FORMER_NAMES, parse_settings
-from kinfed.experiment.keywords import TUNING
+from kinfed.experiment.keywords import ADVICE, TUNING
 from kinfed.experiment.papers import TABLES
 from kinfed.experiment.training import Training
 from kinfed.files import new_folder
@@ -88,6 +88,7 @@ def with_options(
 
 with_config_options = functools.partial(with_options, config=Config, but=("methods", "settings"))
 with_tuning_options = functools.partial(with_options, config=Config, but=("methods", "settings", "log"), usual=TUNING)
+with_advice_options = functools.partial(with_options, config=Config, but=("methods", "settings", "log"), usual=ADVICE)
 with_training_options = functools.partial(with_options, config=Training, but=("data",))
 
 
@@ -101,6 +102,10 @@ def _metavar(annotation: Any) -> str:
     return {int: "INT", int | None: "INT", float: "FLOAT", float | None: "FLOAT"}.get(annotation, "TEXT")
 
 
+Budget = Annotated[
+    str | None,
+    typer.Option("--budget", metavar="TIME", help="time for all of it, as in 30m or 2h; by default no limit"),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="TOML file with fields of the experiment; options overrule it"),
@@ -211,10 +216,7 @@ def tune(
             help="field to tune and its values: lr=0.01,0.1 or fedprox.mu=log:0.001:1; repeatable [each method's own]",
         ),
     ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option("--budget", metavar="TIME", help="time for all of it, as in 30m or 2h; by default no limit"),
-    ] = None,
+    budget: Budget = None,
     config: ConfigFile = None,
     out: Out = None,
     assignments: Assignments = None,
@@ -230,6 +232,34 @@ def tune(
     asked = _asked(config, assignments, given)
     with api.result_folder(out, "tune") as folder, _resumable(f"kinfed resume {folder}"):
         _show(api.tune(methods, over=over or (), budget=budget, out=folder, allow_code=allow_code, **asked))
+
+
+@app.command()
+@with_advice_options
+def advise(
+    budget: Budget = None,
+    unlabelled: Annotated[
+        bool, typer.Option("--unlabelled", help="the clients have no labels: race only methods that read none")
+    ] = False,
+    config: ConfigFile = None,
+    out: Out = None,
+    allow_code: AllowCode = False,
+    given: Mapping[str, str] = {},
+) -> None:
+    """Say which method to use on a federation, with which settings, and what it gains.
+
+    The methods that suit the clients' data race on validation samples, and the best setting of each is compared on
+    fresh seeds. The same command continues what was stopped.
+    """
+    from kinfed import api
+
+    asked = _asked(config, None, given)
+    with api.result_folder(out, "advise") as folder, _resumable(f"the same command and --out {folder}"):
+        told = api.advise(budget=budget, unlabelled=unlabelled, out=folder, allow_code=allow_code, **asked)
+        _show(api.open_result(folder))
+        typer.echo(f"\n{plain(told.paragraph)}")
+        if told.command is not None:
+            typer.echo(f"\n{plain(told.command)}")
 
 
 @app.command()

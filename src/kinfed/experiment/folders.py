@@ -16,17 +16,18 @@ from kinfed.files import LOCK, claimed, delete, written
 from kinfed.labels import folder_name
 
 __all__ = [
-    "COMPARISON", "COMPARISON_SUMMARIES", "CONFIG", "FEDERATION", "FILES", "SUMMARY", "TUNING", "check_room",
+    "ADVICE", "COMPARISON", "COMPARISON_SUMMARIES", "CONFIG", "FEDERATION", "FILES", "SUMMARY", "TUNING", "check_room",
     "is_ours", "new_run", "run_folders",
 ]  # fmt: skip
 
 CONFIG, COMPARISON, FEDERATION, SUMMARY = "config.toml", "comparison.toml", "federation.json", "summary.json"
 COMPARISON_SUMMARIES = "comparison.json"
+ADVICE = "advice.json"
 TUNING = "tuning"  # folder of the trials of a tuning, in the folder of its comparison
 
 FILES = re.compile(  # the files that a comparison or a run writes into its folder
     rf"(?:[\w+.=,-]+-seed\d+/|{TUNING}/[\w+.=,-]+/trial-\d+/)?(?:{RUN_FILES.pattern})"
-    rf"|comparison\.(?:toml|json)|table\.(?:json|md)|{TUNING}/(?:config\.toml|asked\.json|trials\.json|optuna\.log)"
+    rf"|comparison\.(?:toml|json)|(?:table|advice)\.(?:json|md)|{TUNING}/(?:config\.toml|asked\.json|trials\.json|optuna\.log)"
 )
 
 

@@ -14,6 +14,7 @@ from kinfed.errors import plain
 from kinfed.experiment.targets import targets
 from kinfed.files import output, write_whole
 from kinfed.report import figures
+from kinfed.report.advice import Advised, read_advice
 from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_table, voted, votes
 from kinfed.report.differences import DIFFERENCES, difference_table
 from kinfed.report.folders import Run, read_runs
@@ -74,7 +75,9 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     runs = read_runs(paths)
     with output(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, _page(runs, [tuned for path in paths if (tuned := read_tuning(path))]))
+        tuned = [of for path in paths if (of := read_tuning(path))]
+        advised = [advice for path in paths if (advice := read_advice(path))]
+        write_whole(out, _page(runs, tuned, advised))
         figures.save_report_picture(runs, out.with_suffix(".png"))
         for run in runs:
             kin = [name for name, picture in run.pictures.items() if shows_kinship(run, picture)]
@@ -91,7 +94,7 @@ def as_html(runs: Sequence[Run]) -> str:
     return f"{said}{_table(table(runs))}{_notes(runs)}"
 
 
-def _page(runs: Sequence[Run], tuned: Sequence[Tuned] = ()) -> str:
+def _page(runs: Sequence[Run], tuned: Sequence[Tuned] = (), advised: Sequence[Advised] = ()) -> str:
     title = f"kinfed: {', '.join(in_rows(runs))} on {runs[0].summary['data']['name']}"
     sections = [
         _section("Accuracy by round", f"Click a name to hide it; hover for values.{_neighbours(runs)}",
@@ -122,6 +125,7 @@ def _page(runs: Sequence[Run], tuned: Sequence[Tuned] = ()) -> str:
 </head>
 <body>
 <h1>{_text(title)}</h1>
+{"".join(map(_advice, advised))}
 <p class="setting">{_text(setting(runs))}</p>
 <p class="verdict">{_text(verdict(runs))}</p>
 {_table(table(runs))}
@@ -171,6 +175,12 @@ def _differences(runs: Sequence[Run]) -> str:
     if not content.rows:
         return ""
     return f'<h2>Differences</h2><p class="caption">{_text(DIFFERENCES)}</p>{_table(content)}'
+
+
+def _advice(advised: Advised) -> str:
+    """Return the section with the advice that rests on a comparison."""
+    command = "" if advised.command is None else f"<pre>{_text(advised.command)}</pre>"
+    return f"<h2>Advice</h2><p>{_text(advised.paragraph)}</p>{command}"
 
 
 def _tuning(tuned: Tuned) -> str:

@@ -23,7 +23,7 @@ from kinfed.report.statistics import (
     seeds_needed,
 )
 
-__all__ = ["verdict"]
+__all__ = ["against_alone", "limits", "listed", "verdict"]
 
 NO_GAIN = "Training alone is among them: these results do not show that federation helps."
 ONE_SEED = "One seed says nothing about other seeds."
@@ -56,9 +56,9 @@ def verdict(runs: Sequence[Run]) -> str:
     alone = next(filter(learns_alone, order), None)
     federated = next((row for row in order if not learns_alone(row)), None)
     if alone and federated:
-        said += _against_alone(runs, ranked, federated, alone)
+        said += against_alone(runs, ranked, federated, alone)
     said += [f"With all data at one place, {row} has {told[row].mean:.3f}." for row in told if pools(row)]
-    return " ".join([*said, *_limits([compare(ranked[first[0]], ranked[row]) for row in order if row != first[0]])])
+    return " ".join([*said, *limits([compare(ranked[first[0]], ranked[row]) for row in order if row != first[0]])])
 
 
 def _best(ranked: Mapping[str, Measured], order: Sequence[str], labelled: bool) -> str:
@@ -78,8 +78,8 @@ def _tie(ranked: Mapping[str, Measured], first: Sequence[str], labelled: bool) -
     """Return the sentence that some rows have equal accuracies, or accuracies that cannot be told apart."""
     best = ranked[first[0]]
     if len({f"{ranked[row].mean:.3f}" for row in first}) == 1:
-        return f"{_listed(first)} are a tie: {best.mean:.3f} {_on(labelled)}."
-    rows = _listed([f"{row} ({ranked[row].mean:.3f})" for row in first])
+        return f"{listed(first)} are a tie: {best.mean:.3f} {_on(labelled)}."
+    rows = listed([f"{row} ({ranked[row].mean:.3f})" for row in first])
     others = [compare(best, ranked[row]) for row in first[1:]]
     told = [of for of in others if of is not None]
     if len(told) < len(others):
@@ -95,7 +95,7 @@ def _tie(ranked: Mapping[str, Measured], first: Sequence[str], labelled: bool) -
     return f"{apart} by {seeds} seeds and {samples:,} test samples ({more})."
 
 
-def _against_alone(runs: Sequence[Run], ranked: Mapping[str, Measured], federated: str, alone: str) -> list[str]:
+def against_alone(runs: Sequence[Run], ranked: Mapping[str, Measured], federated: str, alone: str) -> list[str]:
     """Return sentences on what the best federated row gains on training alone: on the whole, and by client."""
     told = compare(ranked[federated], ranked[alone])
     if told is None:
@@ -135,7 +135,7 @@ def _by_client(group: Sequence[Run], differences: Mapping[int, NDArray[np.float6
     return {client: float(of) for client, of in found.items() if not math.isnan(of)}
 
 
-def _limits(told: Sequence[PairedDifference | None]) -> list[str]:
+def limits(told: Sequence[PairedDifference | None]) -> list[str]:
     """Return sentences on what the comparisons do not allow to say."""
     known = [of for of in told if of is not None]
     said = [ONE_SEED] if any(of.seeds == 1 for of in known) else []
@@ -150,6 +150,11 @@ def _on(labelled: bool) -> str:
     return "on their own test samples" if labelled else "with a linear probe"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names with commas, and "and" before the last one.
+
+    >>> listed(["fedavg", "fedper", "local"])
+    'fedavg, fedper and local'
+    """
     *others, last = names
-    return f"{', '.join(others)} and {last}"
+    return f"{', '.join(others)} and {last}" if others else last

@@ -1,7 +1,7 @@
 """Tuning: settings of each method race on validation samples, and the best ones are compared on fresh seeds."""
 
 from kinfed.tuning.space import Over, Space, parse_over, spaces_of
-from kinfed.tuning.tune import Plan, Spectator, Unseen, go_on_tuning, is_tuning, tune
+from kinfed.tuning.tune import Plan, Spectator, Unseen, check_tunable, go_on_tuning, is_tuning, tune
 
 __all__ = [
     "Over",
@@ -9,6 +9,7 @@ __all__ = [
     "Space",
     "Spectator",
     "Unseen",
+    "check_tunable",
     "go_on_tuning",
     "is_tuning",
     "parse_over",

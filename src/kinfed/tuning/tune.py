@@ -21,7 +21,7 @@ from kinfed.tuning.race import Race, Watcher
 from kinfed.tuning.space import parse_over, spaces_of
 from kinfed.tuning.study import check_installed, quiet, recorded
 
-__all__ = ["Plan", "Spectator", "Unseen", "go_on_tuning", "is_tuning", "tune"]
+__all__ = ["Plan", "Spectator", "Unseen", "check_tunable", "go_on_tuning", "is_tuning", "tune"]
 
 CONFIG, ASKED, TRIALS, JOURNAL = "config.toml", "asked.json", "trials.json", "optuna.log"
 
@@ -108,8 +108,7 @@ def tune(
         InputError: If a field is wrong, Optuna is not installed, or the folder holds another tuning.
         RunFailed: If all settings of a method failed.
     """
-    check_installed()
-    _check(config)
+    check_tunable(config)
     spaces_of(config, [parse_over(text) for text in over])
     folder = out / TUNING
     asked = {"over": [*over], "budget": budget}
@@ -150,8 +149,13 @@ def go_on_tuning(out: Path, spectator: Spectator, make_callback: MakeCallback, o
     tune(config, asked.get("over", ()), out, spectator, make_callback, asked.get("budget"))
 
 
-def _check(config: Config) -> None:
-    """Refuse a config without the numbers on which a choice rests."""
+def check_tunable(config: Config) -> None:
+    """Refuse a config without the numbers on which a choice rests.
+
+    Raises:
+        InputError: If there is no such number, a field would do nothing, or Optuna is not installed.
+    """
+    check_installed()
     if not config.validation and not config.data.startswith("<"):
         raise InputError("validation: 0 is not allowed; settings are chosen on validation samples")
     if config.log is not None:
