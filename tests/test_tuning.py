@@ -24,7 +24,7 @@ from kinfed.report.folders import read_runs
 from kinfed.report.page import write_report
 from kinfed.report.tuning import read_tuning, tuning_figure, tuning_notes, tuning_table
 from kinfed.streams import numpy_stream
-from kinfed.tuning import Unseen, parse_over, spaces_of, tune
+from kinfed.tuning import Finalists, Unseen, parse_over, spaces_of, tune
 from kinfed.tuning.halving import planned_rounds, promoted, rungs
 from kinfed.tuning.space import Range, Space
 from kinfed.tuning.study import quiet, recorded
@@ -220,7 +220,6 @@ def test_the_same_call_continues_and_another_one_is_refused(tmp_path: Path) -> N
     assert files(tmp_path / "out") == before
 
 
-@pytest.mark.filterwarnings("ignore:overflow")
 def test_a_setting_whose_run_fails_is_left_out_with_its_reason(tmp_path: Path) -> None:
     tune(config("fedavg"), ["lr=0.1,1e30"], tmp_path / "out", Unseen(), nobody)
     race = trials(tmp_path / "out")["fedavg"]
@@ -230,9 +229,26 @@ def test_a_setting_whose_run_fails_is_left_out_with_its_reason(tmp_path: Path) -
     assert race["trials"][race["chosen"]]["values"] == {"lr": 0.1}
 
 
-def test_a_method_whose_settings_all_fail_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"^every setting of fedavg failed; "):
-        tune(config("fedavg"), ["lr=1e30,1e31"], tmp_path / "out", Unseen(), nobody)
+def test_a_method_whose_settings_all_fail_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"^every setting of fedper failed; .*; it is left out$"):
+        tune(config("fedavg", "fedper"), ["fedper.lr=1e30,1e31"], tmp_path / "out", Unseen(), nobody)
+    assert [run.method for run in read_runs([tmp_path / "out"])] == ["fedavg"]
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(RunFailed, match=r"^every setting of fedavg failed; "):
+        tune(config("fedavg"), ["lr=1e30,1e31"], tmp_path / "none", Unseen(), nobody)
+
+
+def test_only_the_finalists_and_those_that_always_are_go_to_fresh_seeds(tmp_path: Path) -> None:
+    seen = Planned()
+    labels = ("fedavg", "fedper", "fedrep", "local")
+    tune(config(*labels), ["lr=0.1,0.3"], tmp_path, seen, nobody, None, Finalists(1, ["local"]))
+    told = trials(tmp_path)
+    scores = {label: told[label]["trials"][told[label]["chosen"]]["validation"]["6"] for label in labels}
+    best = max(labels, key=lambda label: scores[label])
+    assert {run.method for run in read_runs([tmp_path])} == {best, "local"}
+    before = files(tmp_path)
+    kinfed.resume(tmp_path, quiet=True)
+    assert files(tmp_path) == before
+    assert seen.final > 0
 
 
 def test_settings_of_methods_without_labels_are_chosen_by_nearest_neighbours(tmp_path: Path) -> None:
@@ -267,8 +283,9 @@ def test_choices_do_not_depend_on_the_labels_of_the_test_set(tmp_path: Path) -> 
 class Planned(Unseen):
     """Keeps the plans."""
 
-    def plan(self, plans: Any) -> None:
+    def plan(self, plans: Any, final: float) -> None:
         self.plans: list[Plan] = plans
+        self.final = final
 
 
 def test_a_budget_reduces_the_settings_to_one_at_least(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ class Display:
         """Return the display of the race of one method's settings."""
         return RaceDisplay(self, label, rounds)
 
-    def plan(self, plans: Sequence[Plan]) -> None:
-        """Print what a tuning costs."""
+    def plan(self, plans: Sequence[Plan], final: float) -> None:
+        """Print what a tuning costs, and the comparison on fresh seeds after it."""
         table = Table(box=None, pad_edge=False)
         for heading in ("method", "settings", "a third goes on after", "rounds", "about"):
             table.add_column(heading, justify="left" if heading == "method" else "right")
@@ -65,7 +65,6 @@ class Display:
             rungs = ", ".join(map(str, plan.rungs[:-1])) or "–"
             settings = str(plan.settings) if plan.settings == plan.of else f"{plan.settings} of {plan.of}"
             table.add_row(plain(plan.label), settings, rungs, str(plan.rounds), _duration(plan.seconds))
-        final = sum(plan.final for plan in plans)
         total = _duration(final + sum(plan.seconds for plan in plans))
         self.console.print(table)
         self.console.print(f"then the best of each on fresh seeds, about {_duration(final)}; in all about {total}")

@@ -17,14 +17,15 @@ from kinfed.experiment.folders import ADVICE, COMPARISON, check_room
 from kinfed.experiment.run import MakeCallback
 from kinfed.files import write_whole
 from kinfed.report.folders import read_runs
-from kinfed.report.rows import ALONE
+from kinfed.report.rows import ALONE, learns_alone, pools
 from kinfed.settings import own_settings
-from kinfed.tuning import Spectator, check_tunable, is_tuning, tune
+from kinfed.tuning import Finalists, Spectator, check_tunable, is_tuning, tune
 
 __all__ = ["Advice", "advise", "in_words"]
 
 TEXT = "advice.md"  # in the folder of the comparison
 VERSION = 1
+FINALISTS = 4  # methods, the best on validation, that are compared on fresh seeds beside training alone and pooled data
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def advise(
 
     Raises:
         InputError: If a field does not fit the data, or the folder holds something else.
-        RunFailed: If all settings of a method failed, or a run of the comparison did.
+        RunFailed: If all settings of all methods failed, or a run of the comparison did.
     """
     check_tunable(config)
     if not is_tuning(out):
@@ -93,6 +94,7 @@ def advise(
         spectator,
         make_callback,
         budget,
+        Finalists(FINALISTS, [name for name in raced if learns_alone(name) or pools(name)]),
     )
     advice = _concluded(out, Config.read(out / COMPARISON, config.objects), found, judged)
     told = {name: value for name, value in dataclasses.asdict(advice).items() if name != "path"}

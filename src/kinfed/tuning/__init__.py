@@ -1,9 +1,10 @@
 """Tuning: settings of each method race on validation samples, and the best ones are compared on fresh seeds."""
 
 from kinfed.tuning.space import Over, Space, parse_over, spaces_of
-from kinfed.tuning.tune import Plan, Spectator, Unseen, check_tunable, go_on_tuning, is_tuning, tune
+from kinfed.tuning.tune import Finalists, Plan, Spectator, Unseen, check_tunable, go_on_tuning, is_tuning, tune
 
 __all__ = [
+    "Finalists",
     "Over",
     "Plan",
     "Space",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from kinfed.tuning.race import Race, Watcher
 from kinfed.tuning.space import parse_over, spaces_of
 from kinfed.tuning.study import check_installed, quiet, recorded
 
-__all__ = ["Plan", "Spectator", "Unseen", "check_tunable", "go_on_tuning", "is_tuning", "tune"]
+__all__ = ["Finalists", "Plan", "Spectator", "Unseen", "check_tunable", "go_on_tuning", "is_tuning", "tune"]
 
 CONFIG, ASKED, TRIALS, JOURNAL = "config.toml", "asked.json", "trials.json", "optuna.log"
 
@@ -37,7 +38,6 @@ class Plan:
         rungs: Rounds after which a part of the settings goes on.
         rounds: Number of rounds of the race.
         seconds: Estimated seconds of the race.
-        final: Estimated seconds of the runs on fresh seeds.
     """
 
     label: str
@@ -46,14 +46,44 @@ class Plan:
     rungs: tuple[int, ...]
     rounds: int
     seconds: float
-    final: float
+
+
+@dataclass(frozen=True)
+class Finalists:
+    """Methods that are compared on fresh seeds after a tuning.
+
+    Attributes:
+        best: Number of methods with the best validation accuracy.
+        always: Further methods, whatever their accuracy.
+    """
+
+    best: int
+    always: Sequence[str] = ()
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The fields, as they are written to a file."""
+        return {"best": self.best, "always": [*self.always]}
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The best setting of a method.
+
+    Attributes:
+        values: Values of the fields that were tuned.
+        score: Validation accuracy after the last round, in [0, 1].
+    """
+
+    values: Mapping[str, Any]
+    score: float | None
 
 
 class Spectator(Protocol):
     """Observer of a tuning."""
 
-    def plan(self, plans: Sequence[Plan]) -> None:
-        """Report what the tuning costs, before it begins."""
+    def plan(self, plans: Sequence[Plan], final: float) -> None:
+        """Report what the tuning costs, before it begins, and the seconds of the comparison on fresh seeds."""
 
     def race(self, label: str, rounds: int) -> Watcher:
         """Return the observer of one method's race, which takes so many rounds."""
@@ -62,7 +92,7 @@ class Spectator(Protocol):
 class Unseen:
     """Observer of a tuning, of its races and of their trials that does nothing."""
 
-    def plan(self, plans: Sequence[Plan]) -> None:
+    def plan(self, plans: Sequence[Plan], final: float) -> None:
         """Do nothing."""
 
     def race(self, label: str, rounds: int) -> Unseen:
@@ -90,6 +120,7 @@ def tune(
     spectator: Spectator,
     make_callback: MakeCallback,
     budget: float | None = None,
+    finalists: Finalists | None = None,
 ) -> None:
     """Tune methods on validation samples of one seed, and compare the best setting of each on fresh seeds.
 
@@ -103,15 +134,17 @@ def tune(
         spectator: Observer of the tuning.
         make_callback: Function that makes the observer of each run of the comparison.
         budget: Seconds for tuning and comparison together; fewer settings race if all would take longer.
+        finalists: Methods that are compared on fresh seeds; None for all. A method whose settings all failed is left
+            out, with a warning.
 
     Raises:
         InputError: If a field is wrong, Optuna is not installed, or the folder holds another tuning.
-        RunFailed: If all settings of a method failed.
+        RunFailed: If all settings of all methods failed, or a run of the comparison did.
     """
     check_tunable(config)
     spaces_of(config, [parse_over(text) for text in over])
     folder = out / TUNING
-    asked = {"over": [*over], "budget": budget}
+    asked = {"over": [*over], "budget": budget, **({"finalists": finalists.told} if finalists else {})}
     if not is_tuning(out):
         check_room(out, overwrite=False)
         first = runtime_of(config.of(config.methods[0], config.seed))
@@ -126,7 +159,7 @@ def tune(
             write_whole(folder / ASKED, json.dumps(asked) + "\n")
             write_whole(folder / CONFIG, config.toml())
         if not (out / COMPARISON).is_file():
-            best = _race(config, over, folder, spectator, budget)
+            best = _race(config, over, folder, spectator, budget, finalists)
             write_whole(out / COMPARISON, best.toml())
     resume(out, make_callback, objects=config.objects)
 
@@ -146,7 +179,8 @@ def go_on_tuning(out: Path, spectator: Spectator, make_callback: MakeCallback, o
     folder = out / TUNING
     asked = read_json_object(folder / ASKED)
     config = Config.read(folder / CONFIG, objects)
-    tune(config, asked.get("over", ()), out, spectator, make_callback, asked.get("budget"))
+    finalists = Finalists(**asked["finalists"]) if "finalists" in asked else None
+    tune(config, asked.get("over", ()), out, spectator, make_callback, asked.get("budget"), finalists)
 
 
 def check_tunable(config: Config) -> None:
@@ -179,11 +213,18 @@ def _same(config: Config, asked: dict[str, Any], folder: Path) -> Config:
     return begun
 
 
-def _race(config: Config, over: Sequence[str], folder: Path, spectator: Spectator, budget: float | None) -> Config:
-    """Run the races of all methods; return the config of the comparison of the winners.
+def _race(
+    config: Config,
+    over: Sequence[str],
+    folder: Path,
+    spectator: Spectator,
+    budget: float | None,
+    finalists: Finalists | None,
+) -> Config:
+    """Run the races of all methods; return the config of the comparison.
 
     Raises:
-        RunFailed: If all settings of a method failed.
+        RunFailed: If all settings of all methods failed.
     """
     spaces = spaces_of(config, [parse_over(text) for text in over])
     with quiet(), executor_of(config) as executor:
@@ -193,34 +234,60 @@ def _race(config: Config, over: Sequence[str], folder: Path, spectator: Spectato
         seconds = {}
         for race in races:
             seconds[race.label] = race.seconds_of_a_round(executor, spectator.race(race.label, 1))
+        final = _final_seconds(config, seconds, finalists)
         if budget is not None:
-            _limit(races, seconds, budget)
-        spectator.plan([_plan(race, seconds[race.label]) for race in races])
+            _limit(races, seconds, budget - final)
+        spectator.plan([_plan(race, seconds[race.label]) for race in races], final)
         for race in races:
             race.run(executor, spectator.race(race.label, race.rounds))
             told = {race.label: race.told() for race in races}
             write_whole(folder / TRIALS, json.dumps({"seed": config.seed, "methods": told}, indent=1) + "\n")
-        if lost := next((race for race in races if race.winner is None), None):
-            raise RunFailed(f"every setting of {lost.label} failed; {lost.record.reason(0)}")
-        chosen = {race.label: race.settings[race.winner] for race in races if race.winner is not None}
-    settings = {label: {**config.settings[label], **chosen[label]} for label in config.methods}
-    fields = config.model_dump() | {"settings": settings, "seed": config.seed + 1}
+        chosen = _winners(races)
+        best = sorted(chosen, key=lambda label: -(chosen[label].score or 0.0))
+    kept = {*best} if finalists is None else {*best[: finalists.best], *finalists.always}
+    methods = tuple(label for label in config.methods if label in chosen and label in kept)
+    settings = {label: {**config.settings[label], **chosen[label].values} for label in methods}
+    fields = config.model_dump() | {"methods": methods, "settings": settings, "seed": config.seed + 1}
     return Config.checked(fields, config.objects)
 
 
-def _plan(race: Race, seconds: float) -> Plan:
-    final = race.config.rounds * race.config.seeds
-    return Plan(race.label, race.count, race.largest, race.rungs, race.rounds, race.rounds * seconds, final * seconds)
+def _winners(races: Sequence[Race]) -> dict[str, Winner]:
+    """Return the best setting of each method, with a warning for a method whose settings all failed.
 
-
-def _limit(races: Sequence[Race], seconds: dict[str, float], budget: float) -> None:
-    """Reduce the settings of each race until all races and the comparison fit into the budget, at least to one each.
-
-    Each method gets an equal share of the time that the comparison leaves.
+    Raises:
+        RunFailed: If there is no setting of any method.
     """
-    final = sum(race.config.rounds * race.config.seeds * seconds[race.label] for race in races)
+    chosen, reason = {}, ""
+    for race in races:
+        if (winner := race.winner) is not None:
+            chosen[race.label] = Winner(race.settings[winner], race.score(winner))
+        else:
+            reason = f"every setting of {race.label} failed; {race.record.reason(0)}"
+            warnings.warn(f"{reason}; it is left out", stacklevel=2)
+    if not chosen:
+        raise RunFailed(reason)
+    return chosen
+
+
+def _plan(race: Race, seconds: float) -> Plan:
+    return Plan(race.label, race.count, race.largest, race.rungs, race.rounds, race.rounds * seconds)
+
+
+def _final_seconds(config: Config, seconds: Mapping[str, float], finalists: Finalists | None) -> float:
+    """Estimate the seconds of the comparison, at most; which methods take part is not known before the races."""
+    always = {} if finalists is None else {label: seconds[label] for label in finalists.always}
+    others = sorted((of for label, of in seconds.items() if label not in always), reverse=True)
+    taking_part = others if finalists is None else others[: finalists.best]
+    return config.rounds * config.seeds * (sum(taking_part) + sum(always.values()))
+
+
+def _limit(races: Sequence[Race], seconds: Mapping[str, float], budget: float) -> None:
+    """Reduce the settings of each race until all races fit into the budget, at least to one each.
+
+    Each method gets an equal share of the time that the races before leave.
+    """
     for at, race in enumerate(races):
         spent = sum(other.rounds * seconds[other.label] for other in races[:at])
-        share = (budget - final - spent) / (len(races) - at)
+        share = (budget - spent) / (len(races) - at)
         while race.count > 1 and planned_rounds(race.count, race.rungs) * seconds[race.label] > share:
             race.count -= 1
