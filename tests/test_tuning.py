@@ -233,7 +233,8 @@ def test_a_method_whose_settings_all_fail_is_left_out_with_a_warning(tmp_path: P
     with pytest.warns(UserWarning, match=r"^every setting of fedper failed; .*; it is left out$"):
         tune(config("fedavg", "fedper"), ["fedper.lr=1e30,1e31"], tmp_path / "out", Unseen(), nobody)
     assert [run.method for run in read_runs([tmp_path / "out"])] == ["fedavg"]
-    with pytest.warns(UserWarning, match="left out"), pytest.raises(RunFailed, match=r"^every setting of fedavg failed; "):
+    told = r"^every setting of fedavg failed; "
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(RunFailed, match=told):
         tune(config("fedavg"), ["lr=1e30,1e31"], tmp_path / "none", Unseen(), nobody)
 
 

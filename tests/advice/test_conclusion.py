@@ -37,8 +37,8 @@ def test_the_best_method_is_used_where_all_others_are_worse() -> None:
     runs = [*row("fedper", 0.8, mb=2.5), *row("fedavg", 0.6), *row("local", 0.7, mb=0), *row("central", 0.9, mb=0)]
     assert best_first(runs) == ["fedper"]
     assert conclusion(runs, {"fedper": "fedper:lr=0.03"}) == (
-        "Use fedper:lr=0.03: 0.800 on the clients' own test samples. Every other candidate is worse, and the 95 "
-        "% interval of each difference leaves out zero. Against training alone (0.700), fedper is at +0.100 (95 % "
+        "Use fedper:lr=0.03: 0.800 on the clients' own test samples. Each of the others that were compared is "
+        "worse, with a 95 % interval that leaves out zero. Against training alone (0.700), fedper is at +0.100 (95 % "
         "interval +0.044 to +0.156). Of 6 clients, 6 gain and none loses. Clients with up to 35 training samples are "
         "at +0.100, the others at +0.100. A run sends 2.5 MB over all rounds and clients and takes 1.3 s; training "
         "alone takes 1.3 s. With all data at one place, central has 0.900. All of this is measured with 3 fresh seeds "

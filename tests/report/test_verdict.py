@@ -128,6 +128,18 @@ def test_pooled_data_never_serve() -> None:
     assert verdict([run for run in runs if run.method != "local"]) == ""
 
 
+def test_a_users_own_method_with_pooled_data_never_serves() -> None:
+    pooled = [made("mine:All", 0.95 + 0.01 * seed, seed, summary={"pooled": True}) for seed in range(3)]
+    said = verdict([*pooled, *rows(fedper=(0.80, 0.81, 0.80), local=(0.6, 0.61, 0.601))])
+    assert said.startswith("fedper serves these clients best")
+    assert said.endswith("With all data at one place, mine:All has 0.960.")
+
+
+def test_training_alone_with_fields_of_its_own_is_training_alone() -> None:
+    named = {"local:lr=0.03": (0.6, 0.61, 0.601), "fedper:lr=0.1": (0.80, 0.81, 0.80)}
+    assert "Against training alone (0.604), fedper:lr=0.1 is at +0.200" in verdict(rows(**named))
+
+
 def test_the_order_of_the_methods_does_not_matter() -> None:
     runs = rows(fedper=(0.8, 0.7), local=(0.8, 0.7), fedavg=(0.75, 0.74))
     assert verdict(runs) == verdict(runs[::-1])

@@ -16,8 +16,9 @@ from kinfed.experiment.config import Config
 from kinfed.experiment.folders import ADVICE, COMPARISON, check_room
 from kinfed.experiment.run import MakeCallback
 from kinfed.files import write_whole
+from kinfed.methods import METHODS
 from kinfed.report.folders import read_runs
-from kinfed.report.rows import ALONE, learns_alone, pools
+from kinfed.report.rows import ALONE, learns_alone
 from kinfed.settings import own_settings
 from kinfed.tuning import Finalists, Spectator, check_tunable, is_tuning, tune
 
@@ -94,7 +95,7 @@ def advise(
         spectator,
         make_callback,
         budget,
-        Finalists(FINALISTS, [name for name in raced if learns_alone(name) or pools(name)]),
+        Finalists(FINALISTS, [name for name in raced if learns_alone(name) or METHODS[name].trains == "pooled"]),
     )
     advice = _concluded(out, Config.read(out / COMPARISON, config.objects), found, judged)
     told = {name: value for name, value in dataclasses.asdict(advice).items() if name != "path"}

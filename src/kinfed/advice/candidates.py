@@ -16,7 +16,7 @@ from kinfed.errors import InputError
 from kinfed.experiment.assemble import settled, sources_of
 from kinfed.experiment.config import Config
 from kinfed.methods import METHODS, Method
-from kinfed.report.rows import ALONE, learns_alone, pools
+from kinfed.report.rows import ALONE, learns_alone
 from kinfed.report.verdict import listed
 
 __all__ = ["Candidate", "able", "candidates", "reasons"]
@@ -129,7 +129,7 @@ def _fit(name: str, kind: type[Method], traits: Traits) -> tuple[bool, str]:
     """Return whether a method that can run is raced, and why."""
     if learns_alone(name):
         return True, "every client trains alone, which the others have to beat"
-    if pools(name):
+    if kind.trains == "pooled":
         return True, "all data at one place: a ceiling, which serves nobody"
     if not traits.labelled:
         return True, "reads no labels"

@@ -14,7 +14,7 @@ from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS
 from kinfed.labels import label
 from kinfed.report.differences import compared
 from kinfed.report.folders import Run
-from kinfed.report.rows import in_rows, is_supervised, learns_alone, pools
+from kinfed.report.rows import in_rows, is_supervised, learns_alone, pooled_rows
 from kinfed.report.statistics import Measured, client_differences, compare
 from kinfed.report.verdict import against_alone, limits, listed
 
@@ -51,7 +51,7 @@ def best_first(runs: Sequence[Run]) -> list[str]:
     Raises:
         InputError: If no method without pooled data has an accuracy.
     """
-    ranked = {row: measured for row, measured in compared(runs).items() if not pools(row)}
+    ranked = {row: measured for row, measured in compared(runs).items() if row not in pooled_rows(runs)}
     if not ranked:
         raise InputError("advise: no method has an accuracy on test samples, so that there is nothing to compare")
     grouped = in_rows(runs)
@@ -67,7 +67,7 @@ def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
     """
     told, grouped = compared(runs), in_rows(runs)
     first = best_first(runs)
-    ranked = {row: measured for row, measured in told.items() if not pools(row)}
+    ranked = {row: measured for row, measured in told.items() if row not in pooled_rows(runs)}
     use, labelled = first[0], all(map(is_supervised, runs))
     order = sorted(ranked, key=lambda row: (-ranked[row].mean, row))
     on = "on the clients' own test samples" if labelled else "with a linear probe"
@@ -79,7 +79,7 @@ def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
         said += against_alone(runs, ranked, other, alone)
         said += _by_size(grouped[other], ranked[other], ranked[alone])
     said += _cost(grouped, use, alone)
-    said += [f"With all data at one place, {row} has {told[row].mean:.3f}." for row in told if pools(row)]
+    said += [f"With all data at one place, {row} has {told[row].mean:.3f}." for row in told if row in pooled_rows(runs)]
     known = [of for row in ranked if row != use and (of := compare(ranked[use], ranked[row])) is not None]
     if known:
         seeds, samples = min(of.seeds for of in known), min(of.samples for of in known)
@@ -93,7 +93,7 @@ def _certainty(ranked: Mapping[str, Measured], first: Sequence[str]) -> list[str
     if len(ranked) == 1:
         return []
     if len(first) == 1:
-        return ["Every other candidate is worse, and the 95 % interval of each difference leaves out zero."]
+        return ["Each of the others that were compared is worse, with a 95 % interval that leaves out zero."]
     rows = listed([f"{row} ({ranked[row].mean:.3f})" for row in sorted(first, key=lambda row: -ranked[row].mean)])
     cheap = "it sends nothing" if learns_alone(first[0]) else "it costs the least"
     return [

@@ -40,6 +40,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
         "seed": config.seed,
         "rounds": len(lines),
         "supervised": runtime.method.supervised,
+        "pooled": runtime.method.trains == "pooled",
         "tested": runtime.method.primary_label,
         "model": config.models or config.model or default_architecture(federation.dataset.shape),
         "data": {

@@ -10,7 +10,7 @@ import pandas as pd
 
 from kinfed.errors import InputError
 from kinfed.report.folders import Run
-from kinfed.report.rows import in_rows, is_supervised, pools
+from kinfed.report.rows import in_rows, is_supervised, pooled_rows
 from kinfed.report.statistics import LEVEL, Measured, PairedDifference, compare, holm, wilcoxon
 from kinfed.report.table import COLUMNS, Cell, Table
 
@@ -67,7 +67,7 @@ def differences(runs: Sequence[Run], against: str | None = None) -> list[Differe
         InputError: If there is no such row, or it has no accuracy.
     """
     told = compared(runs)
-    order = sorted((row for row in told if not pools(row)), key=lambda row: (-told[row].mean, row))
+    order = sorted((row for row in told if row not in pooled_rows(runs)), key=lambda row: (-told[row].mean, row))
     if against is not None and against not in told:
         raise InputError(f"against: {against!r} is not allowed; rows with an accuracy: {', '.join(told) or 'none'}")
     to = against or next(iter(order), "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kinfed.labels import parse_label
 from kinfed.report.folders import Run
 
 __all__ = [
@@ -13,13 +14,13 @@ __all__ = [
     "is_supervised",
     "learns_alone",
     "planned_rounds",
-    "pools",
+    "pooled_rows",
     "seeds_of",
     "setting",
 ]
 
 ALONE = ("local", "local_ssl")
-POOLED = ("central", "central_byol")
+POOLED = ("central", "central_byol")  # in runs whose summary does not say it
 
 # Fields of the config that do not define a row: the seed, and those that do not influence the results.
 NO_BEARING = (
@@ -80,12 +81,15 @@ def is_supervised(run: Run) -> bool:
 
 def learns_alone(row: str) -> bool:
     """Return True if a row is of a method whose clients train alone."""
-    return row.split(maxsplit=1)[0] in ALONE
+    return parse_label(row.split(maxsplit=1)[0])[0] in ALONE
 
 
-def pools(row: str) -> bool:
-    """Return True if a row is of a method that needs the data of all clients at one place, and so serves nobody."""
-    return row.split(maxsplit=1)[0] in POOLED
+def pooled_rows(runs: Sequence[Run]) -> set[str]:
+    """Return the rows of methods that need the data of all clients at one place, and so serve nobody."""
+    grouped = in_rows(runs)
+    return {
+        row for row, (run, *_) in grouped.items() if run.summary.get("pooled", parse_label(run.method)[0] in POOLED)
+    }
 
 
 def planned_rounds(run: Run) -> int:
@@ -106,7 +110,7 @@ def setting(runs: Sequence[Run]) -> str:
     seeds = sorted({run.summary["seed"] for run in runs})
     spread = "; ± is the sample standard deviation over the seeds" if len(seeds) > 1 else ""
     several = len(in_rows(runs)) > 1
-    apart = ", pooled data apart" if any(map(pools, in_rows(runs))) else ""
+    apart = ", pooled data apart" if pooled_rows(runs) else ""
     best = "The best value of each column is marked, and all that do not differ from it significantly"
     marked = f" {best}{apart}." if several else ""
     shift = f", shift {data['shift']}" if data.get("shift") else ""

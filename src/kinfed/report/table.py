@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kinfed.errors import plain
 from kinfed.report.folders import Run
-from kinfed.report.rows import in_rows, pools, seeds_of
+from kinfed.report.rows import in_rows, pooled_rows, seeds_of
 from kinfed.report.statistics import Measured, alike
 
 __all__ = ["COLUMNS", "NEW_CLIENTS", "Cell", "Table", "table"]
@@ -221,7 +221,7 @@ def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
         shown = True
         headings.append(column.heading)
         meanings.append(column.meaning)
-        ranked = {row: measured for row, measured in told.items() if not pools(row)}
+        ranked = {row: measured for row, measured in told.items() if row not in pooled_rows(runs)}
         best = alike(ranked) if column.accuracy and ranked else []
         for row, measured in found.items():
             cells[row].append(Cell("–") if measured is None else _number(measured, column, row in best))
