@@ -566,7 +566,7 @@ def _complete(label: str, own: Mapping[str, Any], find: Callable[[str], type[Met
     name, _ = parse_label(label)
     fields = method_fields(name, find)
     training = {field: _type_of(field) for field in OF_TRAINING if field not in fields}
-    types, given = {**training, **fields}, {}
+    types, given = {**fields, **training}, {}
     for field, value in own.items():
         check_choice(f"set: {label}", field, types)
         try:
