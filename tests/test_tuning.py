@@ -295,7 +295,8 @@ def test_a_budget_reduces_the_settings_to_one_at_least(tmp_path: Path) -> None:
     tune(config("fedavg"), RATES, tmp_path / "poor", poor, nobody, budget=1e-3)
     assert [(of.settings, of.of) for of in (rich.plans[0], poor.plans[0])] == [(3, 3), (1, 3)]
     assert poor.plans[0].seconds > 0
-    assert len(trials(tmp_path / "poor")["fedavg"]["trials"]) == 1
+    (only,) = trials(tmp_path / "poor")["fedavg"]["trials"]
+    assert only["values"] == {"lr": 0.1}  # the one without tuning
 
 
 def test_a_range_is_drawn_from_a_stream_of_its_own_whatever_was_drawn_before(tmp_path: Path) -> None:
@@ -312,11 +313,12 @@ def test_a_range_is_drawn_from_a_stream_of_its_own_whatever_was_drawn_before(tmp
     assert 4 <= sum(rate < 0.03 for rate in rates) <= 16  # about half, on a logarithmic scale
 
 
-def test_the_grid_is_tried_as_a_whole_in_a_random_order(tmp_path: Path) -> None:
+def test_the_grid_is_tried_as_a_whole_in_a_random_order_after_the_usual_setting(tmp_path: Path) -> None:
     space = Space({"lr": (0.1, 0.3), "mu": (0.01, 0.1, 1.0)})
     with quiet():
-        found = recorded(tmp_path / "log", "fedprox").settings(space, 6, seed=0)
+        found = recorded(tmp_path / "log", "fedprox").settings(space, 6, seed=0, usual={"lr": 0.3, "mu": 0.1})
     assert found != space.grid()
+    assert found[0] == {"lr": 0.3, "mu": 0.1}
     assert sorted(map(str, found)) == sorted(map(str, space.grid()))
 
 

@@ -46,23 +46,30 @@ def test_the_best_method_is_used_where_all_others_are_worse() -> None:
     )
 
 
-def test_the_cheapest_of_those_that_cannot_be_told_apart_is_used() -> None:
+def test_the_best_of_those_that_cannot_be_told_apart_is_used_and_the_cheapest_is_named() -> None:
     runs = [*row("fedper", 0.81, mb=2, spread=0.03), *row("fedproto", 0.80, mb=0.02), *row("local", 0.5, mb=0)]
-    assert best_first(runs) == ["fedproto", "fedper"]
+    assert best_first(runs) == ["fedper", "fedproto"]
     assert (
-        "Use fedproto: 0.800 on the clients' own test samples. fedper (0.810) and fedproto (0.800) cannot be told "
-        "apart: the 95 % interval of each difference to the best has zero in it. Of these, fedproto is the one to use "
-        "since it costs the least. Against training alone (0.500), fedproto is at +0.300"
+        "Use fedper: 0.810 on the clients' own test samples. fedper (0.810) and fedproto (0.800) cannot be told "
+        "apart: the 95 % interval of each difference to the best has zero in it. Of these, fedproto costs the least. "
+        "Against training alone (0.500), fedper is at +0.310"
     ) in conclusion(runs, {})
-    assert "A run sends 20.0 kB over all rounds and clients" in conclusion(runs, {})
+    assert "A run sends 2.0 MB over all rounds and clients" in conclusion(runs, {})
 
 
-def test_training_alone_is_used_if_no_method_is_known_to_be_better() -> None:
+def test_training_alone_is_named_if_no_method_is_known_to_be_better() -> None:
     runs = [*row("fedper", 0.81, spread=0.05), *row("local", 0.80, mb=0)]
-    assert best_first(runs) == ["local", "fedper"]
-    told = conclusion(runs, {"local": "local:lr=0.3"})
-    assert told.startswith("Use local:lr=0.3: 0.800 on the clients' own test samples. fedper (0.810) and local (0.800)")
-    assert "local is the one to use since it sends nothing. Against training alone (0.800), fedper is at +0.010" in told
+    assert best_first(runs) == ["fedper", "local"]
+    told = conclusion(runs, {"fedper": "fedper:lr=0.3"})
+    assert told.startswith(
+        "Use fedper:lr=0.3: 0.810 on the clients' own test samples. fedper (0.810) and local (0.800)"
+    )
+    assert "Of these, local sends nothing. Against training alone (0.800), fedper is at +0.010" in told
+
+
+def test_training_alone_is_used_if_it_is_best() -> None:
+    told = conclusion([*row("fedper", 0.79, spread=0.05), *row("local", 0.80, mb=0)], {"local": "local:lr=0.3"})
+    assert told.startswith("Use local:lr=0.3: 0.800 on the clients' own test samples.")
     assert "A run sends nothing and takes 1.3 s." in told
 
 
@@ -78,7 +85,7 @@ def test_the_gain_is_told_by_the_clients_sizes() -> None:
 
 
 def test_the_intervals_are_those_of_single_differences() -> None:
-    """Correction for many rows would keep what is most likely worse, and cheaper."""
+    """Correction for many rows would call a tie what is most likely worse."""
     others = [of for n in range(12) for of in row(f"fedprox:mu={n}", 0.3)]
     runs = [*row("fedper", 0.8, spread=0.045), *row("local", 0.65, mb=0), *others]
     assert best_first(runs) == ["fedper"]

@@ -52,7 +52,10 @@ def test_fedavg_with_one_client_is_central_training(tmp_path: Path) -> None:
         run(build_runtime(name, fed, fine_tuning=None), tmp_path / name) for name in ("fedavg", "central")
     )
     assert same(fedavg.state, central.state)
-    sent = ("down_bytes", "up_bytes")
+    sent, last = ("down_bytes", "up_bytes"), fedavg.lines[-1]
+    for told in (last, last["client_acc"]):
+        for name in [name for name in told if name.startswith("refit")]:  # a client of pooled data re-fits no head
+            del told[name]
     assert [line | dict.fromkeys(sent, 0) for line in fedavg.lines] == central.lines  # centrally nothing travels
 
 

@@ -40,10 +40,9 @@ def within_chance(ranked: Mapping[str, Measured]) -> list[str]:
 
 
 def best_first(runs: Sequence[Run]) -> list[str]:
-    """Return the rows that may be the best one (`within_chance`), the one to use first.
+    """Return the rows that may be the best one (`within_chance`), the one with the best mean first: it is to be used.
 
-    That is the one that sends the fewest bytes, then the one that takes the least time. Methods with pooled data are
-    left out. Training alone sends nothing, so it is first wherever no method is known to be better.
+    Methods with pooled data are left out.
 
     Args:
         runs: Runs of the comparison.
@@ -54,8 +53,7 @@ def best_first(runs: Sequence[Run]) -> list[str]:
     ranked = {row: measured for row, measured in compared(runs).items() if row not in pooled_rows(runs)}
     if not ranked:
         raise InputError("advise: no method has an accuracy on test samples, so that there is nothing to compare")
-    grouped = in_rows(runs)
-    return sorted(within_chance(ranked), key=lambda row: (_bytes(grouped[row]), _seconds(grouped[row])))
+    return within_chance(ranked)
 
 
 def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
@@ -72,7 +70,7 @@ def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
     order = sorted(ranked, key=lambda row: (-ranked[row].mean, row))
     on = "on the clients' own test samples" if labelled else "with a linear probe"
     said = [f"Use {named.get(use, use)}: {ranked[use].mean:.3f} {on}."]
-    said += _certainty(ranked, first)
+    said += _certainty(ranked, first, grouped)
     alone = next(filter(learns_alone, order), None)
     other = use if not learns_alone(use) else next((row for row in order if not learns_alone(row)), None)
     if alone is not None and other is not None:
@@ -88,18 +86,17 @@ def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
     return " ".join([*said, *limits(known)])
 
 
-def _certainty(ranked: Mapping[str, Measured], first: Sequence[str]) -> list[str]:
-    """Return sentences on which methods may be as good as the one to use, and why it is this one."""
+def _certainty(ranked: Mapping[str, Measured], first: Sequence[str], grouped: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Return sentences on which methods may be as good as the one to use, and which of them costs the least."""
     if len(ranked) == 1:
         return []
     if len(first) == 1:
         return ["Each of the others that were compared is worse, with a 95 % interval that leaves out zero."]
-    rows = listed([f"{row} ({ranked[row].mean:.3f})" for row in sorted(first, key=lambda row: -ranked[row].mean)])
-    cheap = "it sends nothing" if learns_alone(first[0]) else "it costs the least"
-    return [
-        f"{rows} cannot be told apart: the 95 % interval of each difference to the best has zero in it. Of these, "
-        f"{first[0]} is the one to use since {cheap}."
-    ]
+    rows = listed([f"{row} ({ranked[row].mean:.3f})" for row in first])
+    cheapest = min(first, key=lambda row: (_bytes(grouped[row]), _seconds(grouped[row])))
+    cost = "sends nothing" if learns_alone(cheapest) else "costs the least"
+    told = "" if cheapest == first[0] else f" Of these, {cheapest} {cost}."
+    return [f"{rows} cannot be told apart: the 95 % interval of each difference to the best has zero in it.{told}"]
 
 
 def _by_size(group: Sequence[Run], one: Measured, alone: Measured) -> list[str]:

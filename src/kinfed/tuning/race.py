@@ -95,7 +95,13 @@ class Race:
     @property
     def settings(self) -> list[dict[str, Any]]:
         """The settings that race, by number."""
-        return self.record.settings(self.space, self.count, self.config.seed)
+        return self._first(self.count)
+
+    def _first(self, count: int) -> list[dict[str, Any]]:
+        """Return the first settings; the one that a run has without tuning is the very first, if it is among them."""
+        own = self.config.settings[self.label]
+        usual = {name: own[name] if name in own else getattr(self.config, name) for name in self.space.fields}
+        return self.record.settings(self.space, count, self.config.seed, usual)
 
     def path(self, number: int) -> Path:
         """Folder of a trial."""
@@ -104,7 +110,7 @@ class Race:
     def seconds_of_a_round(self, executor: Executor, watcher: Watcher) -> float:
         """Return the seconds of a round, measured in the first round of the first trial, which goes on later."""
         if not (lines := RunFolder(self.path(0)).lines(SECONDS)):
-            self.record.settings(self.space, 1, self.config.seed)
+            self._first(1)
             self._advance(0, 1, executor, watcher)
             lines = RunFolder(self.path(0)).lines(SECONDS)
         return float(sum(value for name, value in lines[0].items() if name != "round")) if lines else 0.0
@@ -162,7 +168,7 @@ class Race:
         """Run a trial up to a round; return its validation accuracy, None if it failed."""
         if self.record.failed(number):
             return None
-        values, out = self.record.settings(self.space, number + 1, self.config.seed)[number], self.path(number)
+        values, out = self._first(number + 1)[number], self.path(number)
         done = len(RunFolder(out).lines(METRICS))
         if number not in self.seen and done:
             watcher.advance(done, as_text(values))

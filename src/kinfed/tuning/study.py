@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,19 +69,21 @@ class Record:
     study: Study
     storage: BaseStorage
 
-    def settings(self, space: Space, count: int, seed: int) -> list[dict[str, Any]]:
+    def settings(self, space: Space, count: int, seed: int, usual: Mapping[str, Any] = {}) -> list[dict[str, Any]]:
         """Return the first settings to try, the same ones in every call.
 
         Args:
-            space: Search space. If it has choices only, its settings come in a random order; else they are drawn.
+            space: Search space. If it has choices only, its settings come in a random order, ``usual`` first if it is
+                one of them; else they are drawn.
             count: Number of settings.
             seed: Seed of the run.
+            usual: The setting that a run has without tuning.
         """
         import optuna
 
         distributions = space.distributions()
         grid, name = [] if space.size is None else space.grid(), self.study.study_name
-        order = numpy_stream(seed, "grid", name).permutation(len(grid))
+        order = sorted(numpy_stream(seed, "grid", name).permutation(len(grid)), key=lambda at: grid[at] != usual)
         for number in range(len(self.study.trials), count):
             if grid:
                 self.study.enqueue_trial(grid[order[number]])
