@@ -190,6 +190,7 @@ class Stops(Unseen):
         return Counting()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [1, 3, 7, 9])
 def test_a_stopped_tuning_ends_like_one_that_was_not_stopped(when: int, tmp_path: Path) -> None:
     tune(config("fedavg"), RATES, tmp_path / "straight", Unseen(), nobody)
@@ -206,6 +207,7 @@ def test_a_stopped_tuning_ends_like_one_that_was_not_stopped(when: int, tmp_path
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow
 def test_the_same_call_continues_and_another_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         tune(config("fedavg"), RATES, tmp_path / "out", Stops(2), nobody)
@@ -229,6 +231,7 @@ def test_a_setting_whose_run_fails_is_left_out_with_its_reason(tmp_path: Path) -
     assert race["trials"][race["chosen"]]["values"] == {"lr": 0.1}
 
 
+@pytest.mark.slow
 def test_a_method_whose_settings_all_fail_is_left_out_with_a_warning(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"^every setting of fedper failed; .*; it is left out$"):
         tune(config("fedavg", "fedper"), ["fedper.lr=1e30,1e31"], tmp_path / "out", Unseen(), nobody)
@@ -238,6 +241,7 @@ def test_a_method_whose_settings_all_fail_is_left_out_with_a_warning(tmp_path: P
         tune(config("fedavg"), ["lr=1e30,1e31"], tmp_path / "none", Unseen(), nobody)
 
 
+@pytest.mark.slow
 def test_only_the_finalists_and_those_that_always_are_go_to_fresh_seeds(tmp_path: Path) -> None:
     seen = Planned()
     labels = ("fedavg", "fedper", "fedrep", "local")
@@ -252,6 +256,7 @@ def test_only_the_finalists_and_those_that_always_are_go_to_fresh_seeds(tmp_path
     assert seen.final > 0
 
 
+@pytest.mark.slow
 def test_settings_of_methods_without_labels_are_chosen_by_nearest_neighbours(tmp_path: Path) -> None:
     given = {"knn_every": 2, "settings": {"fedbyol": {"hidden": 16, "out": 8}}}
     tune(config("fedbyol", **given), RATES, tmp_path / "out", Unseen(), nobody)
@@ -261,6 +266,7 @@ def test_settings_of_methods_without_labels_are_chosen_by_nearest_neighbours(tmp
     assert race["trials"][0]["validation"]["2"] == second["validation_knn_acc_weighted"] == validation_accuracy(second)
 
 
+@pytest.mark.slow
 def test_choices_do_not_depend_on_the_labels_of_the_test_set(tmp_path: Path) -> None:
     stream = numpy_stream(0, "test")
     y = np.arange(300) % 3
@@ -289,6 +295,7 @@ class Planned(Unseen):
         self.final = final
 
 
+@pytest.mark.slow
 def test_a_budget_reduces_the_settings_to_one_at_least(tmp_path: Path) -> None:
     rich, poor = Planned(), Planned()
     tune(config("fedavg"), RATES, tmp_path / "rich", rich, nobody, budget=1e6)
@@ -325,6 +332,7 @@ def test_the_grid_is_tried_as_a_whole_in_a_random_order_after_the_usual_setting(
 # -- page --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_shows_every_setting_and_what_was_chosen(tmp_path: Path) -> None:
     tune(config("fedavg", "fedprox"), [*RATES, "fedprox.mu=0.01,1"], tmp_path, Unseen(), nobody)
     tuned = read_tuning(tmp_path)

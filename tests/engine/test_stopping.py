@@ -131,6 +131,7 @@ def test_a_run_that_pauses_ends_with_the_files_of_one_that_does_not(name: str, t
     assert files(tmp_path / "out") == files(tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_an_early_end_is_the_same_in_worker_processes(tmp_path: Path) -> None:
     here = run(runtime("fedavg", rounds=8, patience=1), tmp_path / "here")
     fields: dict[str, Any] = {
@@ -161,6 +162,7 @@ def test_patience_needs_validation() -> None:
         kinfed.run("fedavg", patience=3)
 
 
+@pytest.mark.slow
 def test_a_comparison_of_runs_that_ended_early_can_be_extended(tmp_path: Path) -> None:
     fields: dict[str, Any] = {
         "data": "digits", "clients": 5, "lr": 1.5, "validation": 0.2, "patience": 1, "lr_schedule": "constant",

@@ -33,6 +33,7 @@ def test_all_five_numbers_are_read() -> None:
     assert read == tuple(own.values())
 
 
+@pytest.mark.slow
 def test_a_run_with_its_own_rate_is_the_run_with_that_rate_for_all(tmp_path: Path) -> None:
     one = kinfed.run("fedavg:lr=0.03", **SMALL, out=tmp_path / "own", quiet=True)
     all_ = kinfed.run("fedavg", **SMALL, lr=0.03, out=tmp_path / "all", quiet=True)
@@ -45,6 +46,7 @@ def test_a_run_with_its_own_rate_is_the_run_with_that_rate_for_all(tmp_path: Pat
     assert Config.read(one.path / "config.toml").own_training("fedavg:lr=0.03") == {"lr": 0.03}
 
 
+@pytest.mark.slow
 def test_variants_in_their_rate_are_rows_of_one_comparison(tmp_path: Path) -> None:
     result = kinfed.compare(["fedavg:lr=0.03", "fedavg:lr=0.3"], **SMALL, out=tmp_path / "out", quiet=True)
     assert [of["method"] for of in result.summaries] == ["fedavg:lr=0.03", "fedavg:lr=0.3"]

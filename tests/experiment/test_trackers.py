@@ -144,6 +144,7 @@ def test_a_method_with_a_vote_is_followed_under_names_that_mlflow_takes(out: Pat
     assert tracked.data.params.items() >= {"method": "fedvote+fedprox", "fedvote/fedprox.mu": "0.5"}.items()
 
 
+@pytest.mark.slow
 def test_inside_a_run_of_ones_own_mlflow_shows_them_as_its_children(out: Path) -> None:
     import mlflow
 

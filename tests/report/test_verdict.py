@@ -167,6 +167,7 @@ def test_marks_table_and_verdict_agree() -> None:
     assert verdict(runs).startswith("fedper (0.8")
 
 
+@pytest.mark.slow
 def test_differences_are_a_frame(tmp_path: Path) -> None:
     result = kinfed.compare(["fedavg", "local"], out=tmp_path / "o", clients=10, rounds=1, seeds=2, quiet=True)
     frame, turned = result.differences("local"), result.differences("fedavg")
