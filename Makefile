@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 
 demo: $(VENV)/installed
 	$(BIN)/kinfed compare fedavg fedper fedbabu fedshibu local --data digits --train-images 600 --public 64 \
-	    --clients 20 --partition iid --shift permute_labels:4 --rounds 30 --local-epochs 3 --batch-size 8 --seeds 3 \
+	    --clients 20 --partition iid --shift permute_labels:4 --rounds 30 --local-epochs 3 --batch-size 8 --seeds 3 --workers 2 \
 	    --out runs/demo --overwrite
 
 test: $(VENV)/installed
