@@ -14,7 +14,7 @@ from kinfed.display import Display
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import read_toml
-from kinfed.experiment.keywords import ADVICE, TUNING, Fields, with_fields
+from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS, Fields, with_fields
 from kinfed.fields import is_text, parse_duration, short
 from kinfed.files import own_folder
 from kinfed.labels import slug
@@ -275,6 +275,7 @@ def resume(
     >>> kinfed.resume("runs/mine", rounds=60)  # doctest: +SKIP
     """
     from kinfed.experiment.extend import extend
+    from kinfed.experiment.folders import COMPARISON
     from kinfed.experiment.objects import of_folder
     from kinfed.experiment.run import resume as resume_folder
     from kinfed.registry import nothing_from_files
@@ -287,13 +288,13 @@ def resume(
         if rounds is not None:
             extend(folder, rounds, device=device, objects=objects)
         with _spectator(quiet) as (spectator, make_callback):
-            if is_tuning(folder):
+            if is_tuning(folder) and not (folder / COMPARISON).is_file():
                 go_on_tuning(folder, spectator, make_callback, objects)
             resume_folder(folder, make_callback, device=device, objects=objects, executor=executor)
     return Result(folder)
 
 
-@with_fields(**TUNING)
+@with_fields(**TUNING_DEFAULTS)
 @untouched()
 def tune(
     methods: str | Method | type[Method] | Sequence[str | Method | type[Method]] | None = None,
@@ -339,7 +340,7 @@ def tune(
     asked = {**fields} if methods is None else {**fields, "methods": methods}
     file = _file(fields)
     there = {} if file is None else read_toml(file)
-    usual = {name: value for name, value in TUNING.items() if name not in there}
+    usual = {name: value for name, value in TUNING_DEFAULTS.items() if name not in there}
     config = _config({**usual, **asked}, alone=True, allow_code=allow_code)
     seconds = None if budget is None else parse_duration("budget", budget)
     with result_folder(out, "tune") as path, _spectator(quiet) as (spectator, make_callback):
@@ -347,7 +348,7 @@ def tune(
     return Result(path)
 
 
-@with_fields(**ADVICE)
+@with_fields(**ADVICE_DEFAULTS)
 @untouched()
 def advise(
     *,
@@ -394,7 +395,7 @@ def advise(
         raise InputError("methods: advise takes none; it races those that suit the federation")
     file = _file(fields)
     there = {} if file is None else read_toml(file)
-    asked = {**{name: value for name, value in ADVICE.items() if name not in there}, **fields}
+    asked = {**{name: value for name, value in ADVICE_DEFAULTS.items() if name not in there}, **fields}
     seconds = None if budget is None else parse_duration("budget", budget)
     config = _config({**asked, "methods": "local_ssl" if unlabelled else "local"}, uses={}, allow_code=allow_code)
     names = able(config.model_dump(exclude={"methods", "settings"}), config.objects, labelled=not unlabelled)

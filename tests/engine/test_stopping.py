@@ -133,14 +133,12 @@ def test_a_run_that_pauses_ends_with_the_files_of_one_that_does_not(name: str, t
 
 @pytest.mark.slow
 def test_an_early_end_is_the_same_in_worker_processes(tmp_path: Path) -> None:
-    here = run(runtime("fedavg", rounds=8, patience=1), tmp_path / "here")
     fields: dict[str, Any] = {
         "data": "digits", "clients": 5, "rounds": 6, "lr": 1.5, "validation": 0.2, "patience": 1, "quiet": True,
     }  # fmt: skip
-    assert here.lines
     one = kinfed.run("fedavg", **fields, out=tmp_path / "one")
     two = kinfed.run("fedavg", **fields, out=tmp_path / "two", workers=2)
-    assert one.path != two.path
+    assert one.summaries[0]["rounds"] < 6, "nothing would be tested"
     assert (one.path / "metrics.jsonl").read_bytes() == (two.path / "metrics.jsonl").read_bytes()
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from kinfed.errors import InputError, RunFailed, plain
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import FORMER_NAMES, parse_settings
-from kinfed.experiment.keywords import ADVICE, TUNING
+from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS
 from kinfed.experiment.papers import TABLES
 from kinfed.experiment.training import Training
 from kinfed.files import new_folder
@@ -87,8 +87,12 @@ def with_options(
 
 
 with_config_options = functools.partial(with_options, config=Config, but=("methods", "settings"))
-with_tuning_options = functools.partial(with_options, config=Config, but=("methods", "settings", "log"), usual=TUNING)
-with_advice_options = functools.partial(with_options, config=Config, but=("methods", "settings", "log"), usual=ADVICE)
+with_tuning_options = functools.partial(
+    with_options, config=Config, but=("methods", "settings", "log"), usual=TUNING_DEFAULTS
+)
+with_advice_options = functools.partial(
+    with_options, config=Config, but=("methods", "settings", "log"), usual=ADVICE_DEFAULTS
+)
 with_training_options = functools.partial(with_options, config=Training, but=("data",))
 
 

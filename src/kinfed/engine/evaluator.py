@@ -183,9 +183,10 @@ class Evaluator:
 
     def _own_classes(self, client: Client) -> Tensor:
         """Return the mask of a client's own classes, bool, K: those of its training and validation samples."""
-        own = (client.train, self.runtime.federation.validate(client.id))
-        counts = np.bincount(np.concatenate([*map(labels_of, own)]), minlength=client.model.head.out_features)
-        return torch.from_numpy(counts > 0).to(self.runtime.device)
+        federation, id = self.runtime.federation, client.id
+        rows = [federation.partition.train[id], *([federation.validation[id]] if federation.validation else [])]
+        own = labels_of(federation.splits[0])[np.concatenate(rows)]
+        return torch.from_numpy(np.isin(np.arange(client.model.head.out_features), own)).to(self.runtime.device)
 
     def refit(self, id: ClientId, round: int, tensors: Tensors) -> list[TestResult]:
         """Test the body of a client's primary model under a re-fitted head on the client's test samples."""

@@ -299,13 +299,14 @@ class _Round:
             stored: Round of each client's state.
             line: What is known of the round so far.
         """
-        settings, before = self.runtime.settings, self.folder.lines(METRICS)
+        settings = self.runtime.settings
         last = self.number == settings.rounds
-        vain = last and _nobody_got_on(self.runtime, [*before, line])
+        vain = last and _nobody_got_on(self.runtime, [*self.folder.lines(METRICS), line])
         if vain or not settings.evaluates(self.number, self.runtime.method):
             return {"global_acc": None, "untested": {}, "client_acc": {}}, last
         tested = self._tested(state, stored, final=last)
-        if not last and out_of_patience([*before, line | tested], settings.patience):
+        patient = settings.patience is not None and not last  # all lines are read only if they are needed
+        if patient and out_of_patience([*self.folder.lines(METRICS), line | tested], settings.patience):
             return self._tested(state, stored, final=True), True
         return tested, last
 

@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from kinfed.data import Dataset, Federation
     from kinfed.learning import LocalTraining
 
-__all__ = ["ADVICE", "TUNING", "Fields", "with_fields"]
+__all__ = ["ADVICE_DEFAULTS", "TUNING_DEFAULTS", "Fields", "with_fields"]
 
-TUNING = {"validation": 0.2, "seeds": 3}  # defaults of a tuning that are not those of a run
-ADVICE = {"validation": 0.2, "seeds": 5, "ft_epochs": 0}  # those of advice, which does not read the fine-tuning
+TUNING_DEFAULTS = {"validation": 0.2, "seeds": 3}  # defaults of a tuning that are not those of a run
+ADVICE_DEFAULTS = {
+    "validation": 0.2,
+    "seeds": 5,
+    "ft_epochs": 0,
+}  # those of advice, which does not read the fine-tuning
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -112,6 +112,7 @@ class Race:
         if not (lines := RunFolder(self.path(0)).lines(SECONDS)):
             self._first(1)
             self._advance(0, 1, executor, watcher)
+            self.seen.discard(0)  # the race reports this round as one that was done before
             lines = RunFolder(self.path(0)).lines(SECONDS)
         return float(sum(value for name, value in lines[0].items() if name != "round")) if lines else 0.0
 

@@ -233,7 +233,7 @@ def _race(
         ]
         seconds = {}
         for race in races:
-            seconds[race.label] = race.seconds_of_a_round(executor, spectator.race(race.label, 1))
+            seconds[race.label] = race.seconds_of_a_round(executor, spectator.race(f"{race.label}: first round", 1))
         final = _final_seconds(config, seconds, finalists)
         if budget is not None:
             _limit(races, seconds, budget - final)
