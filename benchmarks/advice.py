@@ -28,7 +28,7 @@ from kinfed.advice.conclusion import within_chance
 from kinfed.files import write_whole
 from kinfed.report.differences import compared
 from kinfed.report.folders import read_runs
-from kinfed.report.rows import learns_alone, pooled_rows
+from kinfed.report.rows import ceilings, learns_alone
 from kinfed.report.statistics import compare
 
 APART = 500  # between the seeds of the advice and those of the comparison of all methods
@@ -90,7 +90,7 @@ def again(use: str, out: Path, fields: dict[str, Any], seeds: int) -> None:
 def judged(work: Path) -> dict[str, Any]:
     """Compare the advised method with the best of all methods."""
     runs = read_runs([work / "all"])
-    of_all = {row: of for row, of in compared(runs).items() if row not in pooled_rows(runs)}
+    of_all = {row: of for row, of in compared(runs).items() if row not in ceilings(runs)}
     advised = compared(read_runs([work / "advised"]))
     (row,) = [row for row in advised if not learns_alone(row)] or [*advised]
     best = max(of_all, key=lambda of: of_all[of].mean)

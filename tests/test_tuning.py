@@ -70,7 +70,8 @@ def test_only_named_fields_are_tuned_and_without_any_those_of_the_method() -> No
 
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS.origin(name) == "kinfed"])
 def test_every_method_has_a_space_that_its_own_fields_allow(name: str) -> None:
-    given = {"sources": "."} if METHODS[name]().requires.source_models else {}
+    needs = METHODS[name]().requires
+    given = {"sources": "."} if needs.source_models else {"shift": "rotate:2"} if needs.true_groups else {}
     space = spaces_of(config(name, **given, public=64), [])[name]
     assert "lr" in space.fields
     assert space.size is None or 2 <= space.size <= 20

@@ -94,7 +94,7 @@ class Result:
         of them). Values are NaN without a common seed. Rows with pooled data are left out.
 
         Args:
-            against: Name of a row; the best one without pooled data if not given.
+            against: Name of a row; the best one that is no ceiling if not given.
 
         Raises:
             InputError: If there is no such row, or it has no accuracy.

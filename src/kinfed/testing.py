@@ -211,6 +211,8 @@ def small_runtime(
         **plan: Other fields of `RoundSettings`.
     """
     fed = fed or small_federation()
+    if method.requires.true_groups and not fed.groups:
+        fed = replace(fed, groups=tuple(id % 2 for id in range(len(fed) + len(fed.new_clients))))
     if sources is None:
         sources = untrained_sources(fed.dataset, model=model) if method.requires.source_models else ()
     settings: dict[str, Any] = {

@@ -23,6 +23,7 @@ UNLABELLED = replace(ALIKE, own_classes=None, label_skew=None, conflict=None)
 COMMON_MODEL = {"fedprox", "scaffold", "moon", "fedcka"}
 OWN_MODELS = {
     "fedper", "fedrep", "fedbabu", "fedshibu", "fedavg_crsm", "fedcrc", "ditto", "fedproto", "lg_fedavg",
+    "fedkin", "cfl", "ifca",
 }  # fmt: skip
 REFERENCES = {"fedavg", "local", "central"}
 SMALL: dict[str, Any] = {"clients": 4, "partition": "iid", "train_images": 200, "rounds": 2}

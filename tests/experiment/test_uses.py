@@ -126,7 +126,8 @@ def test_what_one_method_reads_may_be_given(methods: Any, given: dict[str, Any])
 
 def test_a_default_that_nobody_gives_is_no_fault() -> None:
     for name in METHODS:
-        assert asked(name, **({"sources": "."} if "vote" in name else {}))
+        needed = {"fedvote": {"sources": "."}, "oracle_groups": {"shift": "rotate:2"}}
+        assert asked(name, **needed.get(name, {}))
 
 
 def test_training_alone_that_joins_reads_as_well() -> None:

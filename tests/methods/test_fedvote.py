@@ -20,14 +20,15 @@ from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.fedprox import FedProx
 from kinfed.methods.fedshibu import FedSHIBU
-from kinfed.methods.fedvote import DECLARED, Vote, ballots, carries_vote, fitting
+from kinfed.methods.fedvote import Vote, ballots, fitting
 from kinfed.methods.local import Local
 from kinfed.methods.scaffold import SCAFFOLD
 from kinfed.methods.voting import count, scores
+from kinfed.methods.wrapper import DECLARED
 from kinfed.models import ALL, BODY, HEAD, build, select
 from tests.builders import Outcome, build_runtime, close, federation, pool, run, same, small
 
-CARRIERS = [name for name, kind in METHODS.items() if carries_vote(kind)]
+CARRIERS = [name for name, kind in METHODS.items() if Vote.wraps(kind)]
 
 
 def outcome(path: Path, method: str = "fedvote", **given: Any) -> Outcome:
@@ -110,14 +111,14 @@ def test_a_vote_is_a_wrapper_that_pickles_and_has_the_declarations_of_its_base()
         assert vote.unwrapped is base
         assert [getattr(vote, name) for name in DECLARED] == [getattr(base, name) for name in DECLARED]
         assert vote.requires == replace(base.requires, source_models=True, rounds=3)
-        assert {name for name in get_type_hints(Method) if not name.startswith("_")} == {*DECLARED, "trial"}
+        assert {name for name in get_type_hints(Method) if not name.startswith("_")} == {*DECLARED, "space", "trial"}
     assert Vote() == Vote(FedAvg())
     assert "FedVote around a method" in (inspect.getdoc(Vote) or "")
     with pytest.raises(InputError, match="base: Local\\(\\) is not allowed; the vote needs a method with a body"):
         Vote(Local())
 
 
-@pytest.mark.parametrize("name", ["fedprox", "fedvote", "fedvote+fedprox", "fedvote+fedbyol"])
+@pytest.mark.parametrize("name", ["fedprox", "fedvote", "fedvote+fedprox", "fedvote+fedbyol", "fedkin", "ifca+fedper"])
 def test_name_and_fields_of_a_method_make_it_again(name: str) -> None:
     method = small(name)
     told = name_and_fields(method, lambda kind: METHODS.name_of(kind) or "")

@@ -20,7 +20,7 @@ def pictured(**rounds: list[list[float]]) -> Run:
         return Picture(torch.tensor(matrix, dtype=torch.float64), "CRSM", "clients", "clients", similarity=True)
 
     matrices = {int(name.removeprefix("r")): {"crsm": of(matrix)} for name, matrix in rounds.items()}
-    return Run(Path("o"), {}, {}, [], CLIENTS, matrices)
+    return Run(Path("o"), {}, {}, [{"round": max(matrices)}], {**CLIENTS}, matrices)
 
 
 EARLY = [[1.0, 0.5, 0.4, 0.3], [0.5, 1.0, 0.2, 0.1], [0.4, 0.2, 1.0, 0.6], [0.3, 0.1, 0.6, 1.0]]
@@ -43,8 +43,8 @@ def test_the_figure_shows_the_last_round_and_a_slider_the_others() -> None:
     assert [step.label for step in slider.steps] == ["1", "5"]
     assert slider.steps[0].args[0]["visible"] == [True, True, False]
     # overlap of 02, 13 > 23 > 03 > 01 = 12; CRSM 02 > 13 > 03 > 23 > 01 > 12
-    assert figure.layout.annotations[1].text == "CRSM after round 5, rank correlation 0.93"
-    assert "classes cat/dog and owl" in {text for row in late.text for text in row}
+    assert figure.layout.annotations[1].text == "CRSM after round 5<br>rank correlation 0.93"
+    assert "classes cat/dog and classes owl" in {text for row in late.text for text in row}
 
 
 def test_one_round_needs_no_slider_and_unknown_pairs_are_left_blank() -> None:
@@ -66,3 +66,18 @@ def test_a_report_has_a_picture_of_it(tmp_path: Path) -> None:
     assert all(-1 <= line["crsm_overlap_correlation"] <= 1 for line in run.lines)
     save_kinship(run, "crsm", tmp_path / "again.png")
     assert (tmp_path / "again.png").is_file()
+
+
+def test_clients_are_ordered_by_their_planted_groups_and_the_groups_found_are_shown() -> None:
+    run = pictured(r1=EARLY, r5=LATE)
+    run.federation["groups"] = [0, 1, 0, 1]
+    run.lines[-1].update(groups=[3, 4, 3, 3], adjusted_rand_index=0.25)
+    figure = kinship(run, "crsm")
+    groups, _, late = figure.data
+    assert [*late.x] == ["0", "2", "3", "1"]
+    assert groups.z.tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1]]
+    titles = [annotation.text for annotation in figure.layout.annotations]
+    assert titles == ["Groups found (adjusted Rand index 0.25)", "CRSM after round 5<br>AUC of pairs 1.00"]
+    assert "group 4, planted group 1" in late.text[3][3]
+    run.lines[-1].pop("groups")
+    assert kinship(run, "crsm").layout.annotations[0].text == "Planted groups"

@@ -73,7 +73,7 @@ def test_the_best_of_each_column_is_marked_and_ties_are_shared() -> None:
         ("0.950", "", True),
         ("0.950", "", False),  # pooled data serve nobody
     ]
-    assert setting(runs).endswith("and all that do not differ from it significantly, pooled data apart.")
+    assert setting(runs).endswith("and all that do not differ from it significantly, ceilings apart.")
     assert column(runs[:3], "own test")[:2] == [("0.912", "", False)] * 2
     assert column([runs[0], runs[1]], "own test") == [("0.912", "", True)] * 2
 

@@ -95,7 +95,7 @@ def advise(
         spectator,
         make_callback,
         budget,
-        Finalists(FINALISTS, [name for name in raced if learns_alone(name) or METHODS[name].trains == "pooled"]),
+        Finalists(FINALISTS, [name for name in raced if learns_alone(name) or METHODS[name].ceiling]),
     )
     advice = _concluded(out, Config.read(out / COMPARISON, config.objects), found, judged)
     told = {name: value for name, value in dataclasses.asdict(advice).items() if name != "path"}

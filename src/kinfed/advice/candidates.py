@@ -129,8 +129,9 @@ def _fit(name: str, kind: type[Method], traits: Traits) -> tuple[bool, str]:
     """Return whether a method that can run is raced, and why."""
     if learns_alone(name):
         return True, "every client trains alone, which the others have to beat"
-    if kind.trains == "pooled":
-        return True, "all data at one place: a ceiling, which serves nobody"
+    if kind.ceiling:
+        pooled = kind.trains == "pooled"
+        return pooled, f"{kind.ceiling}: {'a ceiling, which serves nobody' if pooled else 'no federation knows them'}"
     if not traits.labelled:
         return True, "reads no labels"
     if name == PLAIN:

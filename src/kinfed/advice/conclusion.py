@@ -14,7 +14,7 @@ from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS
 from kinfed.labels import label
 from kinfed.report.differences import compared
 from kinfed.report.folders import Run
-from kinfed.report.rows import in_rows, is_supervised, learns_alone, pooled_rows
+from kinfed.report.rows import ceilings, in_rows, is_supervised, learns_alone
 from kinfed.report.statistics import Measured, client_differences, compare
 from kinfed.report.verdict import against_alone, limits, listed
 
@@ -42,15 +42,15 @@ def within_chance(ranked: Mapping[str, Measured]) -> list[str]:
 def best_first(runs: Sequence[Run]) -> list[str]:
     """Return the rows that may be the best one (`within_chance`), the one with the best mean first: it is to be used.
 
-    Methods with pooled data are left out.
+    Ceilings are left out.
 
     Args:
         runs: Runs of the comparison.
 
     Raises:
-        InputError: If no method without pooled data has an accuracy.
+        InputError: If no method that is no ceiling has an accuracy.
     """
-    ranked = {row: measured for row, measured in compared(runs).items() if row not in pooled_rows(runs)}
+    ranked = {row: measured for row, measured in compared(runs).items() if row not in ceilings(runs)}
     if not ranked:
         raise InputError("advise: no method has an accuracy on test samples, so that there is nothing to compare")
     return within_chance(ranked)
@@ -65,7 +65,7 @@ def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
     """
     told, grouped = compared(runs), in_rows(runs)
     first = best_first(runs)
-    ranked = {row: measured for row, measured in told.items() if row not in pooled_rows(runs)}
+    ranked = {row: measured for row, measured in told.items() if row not in ceilings(runs)}
     use, labelled = first[0], all(map(is_supervised, runs))
     order = sorted(ranked, key=lambda row: (-ranked[row].mean, row))
     on = "on the clients' own test samples" if labelled else "with a linear probe"
@@ -77,7 +77,7 @@ def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
         said += against_alone(runs, ranked, other, alone)
         said += _by_size(grouped[other], ranked[other], ranked[alone])
     said += _cost(grouped, use, alone)
-    said += [f"With all data at one place, {row} has {told[row].mean:.3f}." for row in told if row in pooled_rows(runs)]
+    said += [f"With {words}, {row} has {told[row].mean:.3f}." for row, words in ceilings(runs).items() if row in told]
     known = [of for row in ranked if row != use and (of := compare(ranked[use], ranked[row])) is not None]
     if known:
         seeds, samples = min(of.seeds for of in known), min(of.samples for of in known)

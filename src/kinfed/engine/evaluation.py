@@ -122,8 +122,11 @@ class Evaluation:
             served = self._own(tasks, own) or served
         for test in self._further() if self.final else ():
             self._again(test, served, own)
+        groups: Line = {}
         if self.final and len(federation.new_clients):
-            self._new(model if model is not None else self._mean(served), new)
+            found = self._groups_of_new(state, len(new.sizes))
+            groups = {"new_groups": found} if found else {}
+            self._new(self._given(model, served, state, found), new)
         if method.primary in own.of:
             own.of["personal"] = own.of[method.primary]
             if "fine_tuned" in own.of:
@@ -134,7 +137,7 @@ class Evaluation:
         for name in (method.primary, "initial", VALIDATION + method.primary):
             own.of.pop(name, None)  # for each client it is already there as personal
         told = dict(sorted((own.of | new.of).items()))
-        return {**line, "untested": dict(sorted(self.untested.items())), "client_acc": told}
+        return {**line, **groups, "untested": dict(sorted(self.untested.items())), "client_acc": told}
 
     def _global(self, model: Tensors, own: _Accuracies) -> tuple[Tensors | None, float | None, Served]:
         """Test the global model; return it, its accuracy on the pooled test set, and the clients that use it.
@@ -213,13 +216,53 @@ class Evaluation:
             for result in results:
                 self._save_own(f"client-{id:05d}-{result.name}", result, id, own.note(result, id))
 
-    def _new(self, model: Tensors | None, new: _Accuracies) -> None:
-        """Test the global model at the new clients; without a global model they have no accuracy."""
+    def _groups_of_new(self, state: ServerState, count: int) -> list[int | None]:
+        """Let every new client train once, and return the group that the method finds for it.
+
+        Empty if the method does not ask; None for a client whose training failed.
+        """
+        method, first = self.runtime.method, len(self.runtime.federation)
+        greeting = method.greeting(state)
+        if greeting is None:
+            return []
+        tasks = (Task(first + i, self.round, greeting, test="first training") for i in range(count))
+        found: list[int | None] = [None] * count
+        for id, results in self._results(tasks, _Accuracies([]), count, "first training"):
+            for result in results:
+                upload = Message(result.tensors)
+                found[id - first] = method.group_of_new(self.runtime.server(self.round), state, upload)
+        return found
+
+    def _given(
+        self, model: Tensors | None, served: Served, state: ServerState, found: Sequence[int | None]
+    ) -> list[Tensors | None]:
+        """Return the model that each new client is given: the global one, or the mean of all clients or of its group.
+
+        Args:
+            model: Global model, if the method has one.
+            served: Primary models of the clients.
+            state: State of the server.
+            found: Group of each new client; empty if the method does not ask.
+        """
+        count = len(self.runtime.federation.new_clients)
+        groups = self.runtime.method.groups(state)
+        if not found or groups is None:
+            return [model if model is not None else self._mean(served)] * count
+        means = {
+            group: self._mean({id: of for id, of in served.items() if groups[id] == group})
+            for group in {*found} - {None}
+        }
+        return [means.get(group) for group in found]
+
+    def _new(self, given: Sequence[Tensors | None], new: _Accuracies) -> None:
+        """Test the given models at the new clients; a client without one has no accuracy."""
         first, count = len(self.runtime.federation), len(new.sizes)
         new.of["new_global"] = [None] * count
-        if model is None:
-            return
-        tasks = (Task(first + i, self.round, Message(model), test="new client") for i in range(count))
+        tasks = (
+            Task(first + i, self.round, Message(model), test="new client")
+            for i, model in enumerate(given)
+            if model is not None
+        )
         for id, results in self._results(tasks, new, count, "new client"):
             for result in results:
                 new.note(result, id - first)

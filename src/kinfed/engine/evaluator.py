@@ -201,6 +201,12 @@ class Evaluator:
         saved = {} if self.runtime.method.serves == "global" else client.model.tensors()
         return [self._tested("fine_tuned", client, saved)]
 
+    def train_new_client(self, id: ClientId, round: int, message: Message) -> list[TestResult]:
+        """Train once at a client that took no part, from the method's greeting; the result has its upload."""
+        client = self.runtime.new_client(id, round)
+        upload, _ = self.runtime.method.update(client, message, ClientState())
+        return [TestResult("first training", tensors=upload.tensors)]
+
     def evaluate_new_client(self, id: ClientId, round: int, tensors: Tensors) -> list[TestResult]:
         """Test the global model on the test samples of a client that took no part (specification H.4, CRC-T2).
 

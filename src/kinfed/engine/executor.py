@@ -24,7 +24,9 @@ from kinfed.streams import seeded_globals, torch_stream, without_draws
 
 __all__ = ["Done", "Executor", "Failure", "SerialExecutor", "Task", "Test"]
 
-Test = Literal["own models", "own classes", "re-fitting", "fine-tuning", "new client", "global representation"]
+Test = Literal[
+    "own models", "own classes", "re-fitting", "fine-tuning", "first training", "new client", "global representation",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Task:
     Attributes:
         id: Number of the client.
         round: Number of the round.
-        message: Message to the client; in all tests except ``own models``, the tensors of a whole model.
+        message: Message to the client; in all tests except ``own models`` and ``first training``, the tensors of a
+            whole model.
         stored: Round in which the client's state was written; None if it has none.
         test: Kind of test, if the task is one.
         final: True for the tests after the last round of a run.
@@ -120,6 +123,8 @@ class TaskRunner:
             with self._drawing(task.test, task.id, task.round):
                 if task.test in of_one_model:
                     return of_one_model[task.test](task.id, task.round, tensors)
+                if task.test == "first training":
+                    return evaluator.train_new_client(task.id, task.round, task.message)
                 if task.test == "global representation":
                     return evaluator.evaluate_representation(task.round, tensors, final=task.final)
                 state = self.client_states.read(task.id, task.stored)

@@ -17,6 +17,7 @@ OF_TRAINING = {
     "round", "lr", "clients", "refused", "train_loss", "train_cross_entropy", "train_term", "skipped_samples",
     "zero_step_clients", "down_bytes", "up_bytes",
 }  # fmt: skip
+OF_GROUPS = {"groups", "new_groups", "adjusted_rand_index", "pair_auc"}
 OF_EVALUATION = {"global_acc", "untested", "client_acc"}
 ACCURACY = re.compile(r"_acc_(weighted|mean|std|worst_tenth)$")
 
@@ -32,7 +33,7 @@ def is_of_evaluation(key: str) -> bool:
 
 def is_note(key: str) -> bool:
     """Return True if a method's notes may use a key."""
-    return key not in OF_TRAINING and not is_of_evaluation(key)
+    return key not in OF_TRAINING | OF_GROUPS and not is_of_evaluation(key)
 
 
 def checked_notes(notes: Mapping[str, Any]) -> Line:

@@ -21,6 +21,7 @@ from kinfed.engine.lines import Line, checked_notes
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.engine.stopping import out_of_patience
 from kinfed.errors import RunFailed
+from kinfed.learning import adjusted_rand_index, pair_auc
 from kinfed.methods import ClientId, Message, ServerState
 from kinfed.streams import numpy_stream
 
@@ -88,6 +89,7 @@ def run_rounds(
             with clock("aggregate"):
                 state = present.aggregate(ids, state, answers, ledger)
                 traffic_and_notes = _traffic_and_notes(runtime, round, state, answers, len({*ids} - reached))
+                groups = _groups(runtime, state)
             line = {
                 "round": round,
                 "lr": settings.training_in(round).lr,
@@ -95,6 +97,7 @@ def run_rounds(
                 "refused": answers.refused,
                 **_totals(answers.uploads),
                 **traffic_and_notes,
+                **groups,
             }
             reached.update(ids)
             with clock("evaluate"):
@@ -395,3 +398,21 @@ def _traffic_and_notes(
     travels = method.trains != "pooled"
     notes = method.notes(server, state, answers.uploads, runtime.class_counts)
     return {"down_bytes": down if travels else 0, "up_bytes": up if travels else 0, **checked_notes(notes)}
+
+
+def _groups(runtime: ClientRuntime, state: ServerState) -> Line:
+    """Return the groups that the method has formed, and under a planted shift how well they agree with the true ones.
+
+    The agreement is the adjusted Rand index of the groups, and the AUC of the method's similarity of clients, if it has
+    one (`kinfed.learning.pair_auc`).
+    """
+    found, truth = runtime.method.groups(state), runtime.true_groups
+    told: Line = {} if found is None else {"groups": found.tolist()}
+    if not truth:
+        return told
+    if found is not None:
+        told["adjusted_rand_index"] = adjusted_rand_index(truth, found.tolist())
+    pictures = [picture for picture in runtime.method.pictures(state).values() if picture.similarity]
+    if pictures:
+        told["pair_auc"] = pair_auc(pictures[0].matrix.double().numpy(), truth)
+    return told

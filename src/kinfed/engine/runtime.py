@@ -22,6 +22,8 @@ from kinfed.models import Model, Source, Tensors, may_draw
 
 __all__ = ["ClientRuntime"]
 
+NO_GROUPS = "shift: this method is told the groups of a planted shift, and there are none; try shift=rotate:4"
+
 
 @dataclass(frozen=True)
 class ClientRuntime:
@@ -57,6 +59,8 @@ class ClientRuntime:
                 f"linear_probe_images: {self.settings.probed} is not allowed; must be at least "
                 f"{classes}, the number of classes"
             )
+        if self.method.requires.true_groups and not self.federation.groups:
+            raise InputError(NO_GROUPS)
         for model in self.models:
             if fault := not_finite(model.state_dict()):
                 raise InputError(f"weights, model: the initial weights cannot be used: {fault}")
@@ -98,6 +102,11 @@ class ClientRuntime:
         """
         own = (type(method).__module__.startswith("kinfed.methods.") for method in (self.method, self.method.unwrapped))
         return not all(own) or any(map(may_draw, [*self.models, *(source.model for source in self.sources)]))
+
+    @property
+    def true_groups(self) -> tuple[int, ...]:
+        """Group of each client that trains, under a planted shift; empty without one."""
+        return self.trained.groups[: len(self.trained)]
 
     @property
     def device(self) -> torch.device:
@@ -146,6 +155,7 @@ class ClientRuntime:
             sources=self.sources,
             clients=len(self.trained),
             public_images=self._public_images(),
+            true_groups=self.true_groups if self.method.requires.true_groups else (),
         )
 
     def _public_images(self) -> Samples | None:

@@ -356,6 +356,10 @@ class Config(BaseModel):
                 raise InputError(
                     f"sources: {name} needs a folder of source models; kinfed sources train makes one of data sets"
                 )
+            if needs.true_groups and self.shift is None and self.data not in self.objects:
+                raise InputError(
+                    f"shift: {name} is told the groups of a planted shift, and there are none; try shift=rotate:4"
+                )
             if self.rounds < needs.rounds:
                 raise InputError(f"rounds: {self.rounds} is too few; {name} needs {needs.rounds} or more")
             if self.models is not None and not method.mixes_architectures:

@@ -41,6 +41,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
         "rounds": len(lines),
         "supervised": runtime.method.supervised,
         "pooled": runtime.method.trains == "pooled",
+        "ceiling": runtime.method.ceiling,
         "tested": runtime.method.primary_label,
         "model": config.models or config.model or default_architecture(federation.dataset.shape),
         "data": {

@@ -1,6 +1,16 @@
 """Learning at one client: training in phases, features of frozen models, self-supervised learning, and evaluation."""
 
-from kinfed.learning.evaluation import NotFinite, class_overlap, correct, finite, over_clients, rank_correlation
+from kinfed.learning.evaluation import (
+    NotFinite,
+    adjusted_rand_index,
+    class_overlap,
+    correct,
+    finite,
+    losses,
+    over_clients,
+    pair_auc,
+    rank_correlation,
+)
 from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
 from kinfed.learning.phases import Batch, LocalTraining, Phase
 from kinfed.learning.representation import knn, linear_probe
@@ -20,6 +30,7 @@ __all__ = [
     "Phase",
     "Tally",
     "activations",
+    "adjusted_rand_index",
     "byol_loss",
     "check_viewable",
     "class_overlap",
@@ -32,7 +43,9 @@ __all__ = [
     "frozen_rows",
     "knn",
     "linear_probe",
+    "losses",
     "over_clients",
+    "pair_auc",
     "rank_correlation",
     "simsiam_loss",
     "spread",

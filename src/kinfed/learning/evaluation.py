@@ -12,12 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from kinfed.data.samples import Samples
 from kinfed.learning.frozen import features
 from kinfed.models import Model
 
-__all__ = ["NotFinite", "class_overlap", "correct", "finite", "over_clients", "rank_correlation"]
+__all__ = [
+    "NotFinite", "adjusted_rand_index", "class_overlap", "correct", "finite", "losses", "over_clients", "pair_auc",
+    "rank_correlation",
+]  # fmt: skip
 
 
 class NotFinite(ValueError):
@@ -62,6 +66,18 @@ def correct(model: Model, samples: Samples, among: Tensor | None = None) -> Tens
     if among is not None:
         logits = logits.masked_fill(~among, -torch.inf)
     return logits.argmax(dim=1) == samples.labels
+
+
+def losses(model: Model, samples: Samples) -> Tensor:
+    """Compute the cross-entropy of a model on each of n labelled samples, n in float64.
+
+    Args:
+        model: Model to test; it is left in evaluation mode.
+        samples: n samples on the model's device.
+    """
+    assert samples.labels is not None
+    logits = features(model, samples, "head")
+    return functional.cross_entropy(logits.double(), samples.labels, reduction="none")
 
 
 def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> dict[str, float | None]:
@@ -111,6 +127,53 @@ def class_overlap(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     directions = counts / np.linalg.norm(counts, axis=1, keepdims=True).clip(min=1)
     overlap: NDArray[np.float64] = directions @ directions.T
     return overlap
+
+
+def adjusted_rand_index(one: Sequence[int], other: Sequence[int]) -> float:
+    """Compute the agreement of two divisions of clients into groups (Hubert and Arabie 1985).
+
+    It counts the pairs of clients that both divisions put into one group, and is 1 for equal divisions and 0 on average
+    for unrelated ones; it can be below 0.
+
+    >>> adjusted_rand_index([0, 0, 1, 1], [5, 5, 3, 3])
+    1.0
+
+    Args:
+        one: Group of each client, N.
+        other: Group of each client in the other division, N.
+    """
+    _, rows = np.unique(one, return_inverse=True)
+    _, columns = np.unique(other, return_inverse=True)
+    table = np.zeros((rows.max(initial=0) + 1, columns.max(initial=0) + 1))
+    np.add.at(table, (rows, columns), 1)
+    pairs, of_one, of_other = (float((n * (n - 1) / 2).sum()) for n in (table, table.sum(axis=1), table.sum(axis=0)))
+    every = len(rows) * (len(rows) - 1) / 2
+    expected, most = of_one * of_other / every if every else 0.0, (of_one + of_other) / 2
+    return 1.0 if most == expected else (pairs - expected) / (most - expected)
+
+
+def pair_auc(similarity: NDArray[np.float64], groups: Sequence[int]) -> float | None:
+    """Compute how well a similarity tells pairs of clients of one group from other pairs: the area under the ROC curve.
+
+    >>> similarity = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.3], [0.1, 0.3, 1.0]])
+    >>> pair_auc(similarity, [0, 0, 1])
+    1.0
+
+    Args:
+        similarity: Similarities of the clients, N×N; NaN where unknown.
+        groups: Group of each client, N.
+
+    Returns:
+        The probability that a pair within a group is more similar than another pair, in [0, 1]; 0.5 by chance. None if
+        the known pairs are all within groups, or all of different ones.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    of = np.asarray(groups)
+    pairs = np.triu_indices(len(of), 1)
+    told, same = ((similarity + similarity.T) / 2)[pairs], (of[:, None] == of)[pairs]
+    known = np.isfinite(told)
+    return float(roc_auc_score(same[known], told[known])) if len({*same[known].tolist()}) == 2 else None
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:

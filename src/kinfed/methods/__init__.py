@@ -9,7 +9,6 @@ from typing import Any
 from kinfed.errors import InputError
 from kinfed.fields import field_types
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.fedvote import Vote, carries_vote
 from kinfed.methods.method import (
     Client,
     ClientId,
@@ -23,6 +22,7 @@ from kinfed.methods.method import (
     Serves,
 )
 from kinfed.methods.picture import Picture
+from kinfed.methods.wrapper import Wrapper
 from kinfed.registry import Registry
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Server",
     "ServerState",
     "Serves",
+    "Wrapper",
     "is_method",
     "make_method",
     "method_fields",
@@ -75,6 +76,10 @@ METHODS: Registry[type[Method]] = Registry(
         "fedema": "kinfed.methods.fedema:FedEMA",
         "hetero_ssfl": "kinfed.methods.hetero_ssfl:HeteroSSFL",
         "fedvote": "kinfed.methods.fedvote:Vote",
+        "fedkin": "kinfed.methods.fedkin:FedKin",
+        "cfl": "kinfed.methods.cfl:CFL",
+        "ifca": "kinfed.methods.ifca:IFCA",
+        "oracle_groups": "kinfed.methods.oracle_groups:OracleGroups",
         "local": "kinfed.methods.local:Local",
         "central": "kinfed.methods.central:Central",
         "local_ssl": "kinfed.methods.local_ssl:LocalSSL",
@@ -83,34 +88,34 @@ METHODS: Registry[type[Method]] = Registry(
     _fault,
 )
 
-WRAPPER = "fedvote"  # this name alone wraps FedAvg; fedvote+NAME wraps another method
+BASE = "base"  # the field of a wrapper that is no field of a config
 Find = Callable[[str], type[Method]]
 
 
 def is_method(name: str) -> bool:
     """Return True if a name is that of a method; every ``package.module:Name`` counts, even if it cannot be imported.
 
-    >>> is_method("fedprox"), is_method("fedvote+fedprox"), is_method("fedprofit")
+    >>> is_method("fedprox"), is_method("fedvote+fedprox"), is_method("fedvote+fedprofit")
     (True, True, False)
     """
-    return _inner(name) in METHODS
+    return all(part in METHODS for part in name.split("+", 1))
 
 
 def method_fields(name: str, find: Find = METHODS.find) -> dict[str, Any]:
-    """Return the fields of a method with their types, by name; for ``fedvote+NAME`` the fields of both.
+    """Return the fields of a method with their types, by name; for ``WRAPPER+NAME`` the fields of both.
 
     >>> [*method_fields("fedvote+fedprox")]
     ['mu', 'round', 'ballot', 'measure', 'taps', 'images', 'classifier', 'source']
 
     Args:
-        name: Name of a method, or ``fedvote+NAME``.
+        name: Name of a method, or ``WRAPPER+NAME``.
         find: Function that returns the class of a method for its name.
 
     Raises:
-        InputError: If there is no such method, or FedVote cannot wrap it.
+        InputError: If there is no such method, or the wrapper cannot wrap it.
     """
-    kind, wrapped = _kind(name, find), _wraps(name)
-    return field_types(kind) | ({n: t for n, t in field_types(Vote).items() if n != "base"} if wrapped else {})
+    wrapper, kind = _kinds(name, find)
+    return field_types(kind) | ({n: t for n, t in field_types(wrapper).items() if n != BASE} if wrapper else {})
 
 
 def make_method(name: str, fields: Mapping[str, Any] | None = None, find: Find = METHODS.find) -> Method:
@@ -122,30 +127,30 @@ def make_method(name: str, fields: Mapping[str, Any] | None = None, find: Find =
     FedProx(mu=1.0)
 
     Args:
-        name: Name of a method, or ``fedvote+NAME``.
-        fields: Values of fields by name, for ``fedvote+NAME`` those of both; the others get their defaults.
+        name: Name of a method, or ``WRAPPER+NAME``.
+        fields: Values of fields by name, for ``WRAPPER+NAME`` those of both; the others get their defaults.
         find: Function that returns the class of a method for its name.
 
     Raises:
         InputError: If there is no such method, a field without a default is missing, or fields exclude each other.
     """
-    kind, given = _kind(name, find), fields or {}
+    (wrapper, kind), given = _kinds(name, find), fields or {}
     for field in dataclasses.fields(kind):
         if dataclasses.MISSING is field.default is field.default_factory and field.name not in given:
             raise InputError(f"{field.name}: field required")
-    if not _wraps(name):
+    if wrapper is None:
         return kind(**given)
     of_base = {field.name for field in dataclasses.fields(kind)}
     base = kind(**{field: value for field, value in given.items() if field in of_base})
     assert isinstance(base, FedAvg)
-    return Vote(base, **{field: value for field, value in given.items() if field not in of_base})
+    return wrapper(base, **{field: value for field, value in given.items() if field not in of_base})
 
 
 def name_and_fields(method: Method, name_of: Callable[[type[Method]], str]) -> tuple[str, dict[str, Any]]:
     """Return the name and fields from which `make_method` makes an equal method.
 
     >>> method = make_method("fedvote+fedprox", {"round": 3, "source": "mnist"})
-    >>> name, fields = name_and_fields(method, lambda kind: kind.__name__.lower())
+    >>> name, fields = name_and_fields(method, METHODS.name_of)
     >>> name, fields["mu"], fields["round"]
     ('fedvote+fedprox', 0.1, 3)
 
@@ -153,31 +158,28 @@ def name_and_fields(method: Method, name_of: Callable[[type[Method]], str]) -> t
         method: Method to describe.
         name_of: Function that returns the name of a method's class.
     """
-    if type(method) is not Vote:
-        return name_of(type(method)), dataclasses.asdict(method)
+    name = name_of(type(method))
+    if not isinstance(method, Wrapper):
+        return name, dataclasses.asdict(method)
     base, of_base = name_and_fields(method.base, name_of)
-    own = {field.name: getattr(method, field.name) for field in dataclasses.fields(Vote) if field.name != "base"}
-    return WRAPPER if type(method.base) is FedAvg else f"{WRAPPER}+{base}", {**of_base, **own}
+    own = {field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.name != BASE}
+    return name if type(method.base) is FedAvg else f"{name}+{base}", {**of_base, **own}
 
 
-def _wraps(name: str) -> bool:
-    return name.partition("+")[0] == WRAPPER
-
-
-def _inner(name: str) -> str:
-    """Return the name of the method itself, without ``fedvote+``."""
-    wrapper, plus, base = name.partition("+")
-    return name if wrapper != WRAPPER else base if plus else "fedavg"
-
-
-def _kind(name: str, find: Find) -> type[Method]:
-    """Return the class of the method itself, without `Vote`.
+def _kinds(name: str, find: Find) -> tuple[type[Wrapper] | None, type[Method]]:
+    """Return the class of the wrapper, if the name has one, and that of the method itself.
 
     Raises:
-        InputError: If there is no such method, or FedVote cannot wrap it.
+        InputError: If there is no such method, or the wrapper cannot wrap it.
     """
-    kind = find(_inner(name))
-    if _wraps(name) and not carries_vote(kind):
-        able = ", ".join(n for n, kind in METHODS.items() if carries_vote(kind))
-        raise InputError(f"method: {name!r} is not allowed; the vote needs a method with a body at the server: {able}")
-    return kind
+    first, plus, inner = name.partition("+")
+    kind = find(first)
+    if not issubclass(kind, Wrapper):
+        if plus:
+            raise InputError(f"method: {name!r} is not allowed; {first} cannot be joined with another method")
+        return None, kind
+    base = find(inner) if plus else FedAvg
+    if not kind.wraps(base):
+        able = ", ".join(n for n, kind_of in METHODS.items() if kind.wraps(kind_of))
+        raise InputError(f"method: {name!r} is not allowed; {kind.needs()}: {able}")
+    return kind, base

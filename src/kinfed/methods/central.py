@@ -28,6 +28,7 @@ class Central(FedAvg):
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "pooled"
     primary_label: ClassVar[str] = "central"
+    ceiling: ClassVar[str] = "all data at one place"
     trial: ClassVar[Mapping[str, Any]] = {"lr_scale": 1.0}  # all samples of the short test run make only a few steps
 
     lr_scale: Annotated[float, Gt(0)] = 0.3

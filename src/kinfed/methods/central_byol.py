@@ -20,3 +20,4 @@ class CentralBYOL(FedBYOL):
 
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "pooled"
     primary_label: ClassVar[str] = "linear probe, central encoder"
+    ceiling: ClassVar[str] = "all data at one place"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -14,8 +13,7 @@ from annotated_types import Ge
 from kinfed.learning import Batch, Loss, Objective, cross_entropy
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientState, Message, unread
-from kinfed.models import Model, Tensors
-from kinfed.streams import seeded_globals
+from kinfed.models import Model, Tensors, reinitialised
 
 __all__ = ["ContrastiveBase"]
 
@@ -73,10 +71,4 @@ class ContrastiveBase(FedAvg):
 
 def _random(client: Client) -> Tensors:
     """Random tensors for the client's model, different for every client; permanently frozen layers do not change."""
-    model = copy.deepcopy(client.model).cpu()  # on the CPU, so that the random weights are the same on every device
-    with seeded_globals(client.stream("previous")):
-        for name, module in model.named_modules():
-            reset = getattr(module, "reset_parameters", None)
-            if callable(reset) and name not in model.frozen_layers:
-                reset()
-    return model.tensors()
+    return reinitialised(client.model, client.stream("previous")).tensors()

@@ -129,6 +129,17 @@ class FedAvg(Method):
             tensors={n: tensors[n].expand_as(own) if n in tensors else own for n, own in state.tensors.items()},
         )
 
+    def change(self, server: Server, state: ServerState, upload: Message) -> Tensors:
+        """Return the change of the shared parameters in a client's training, by name; buffers are left out.
+
+        Args:
+            server: Server in this round.
+            state: State of the server before the round, from which the client began.
+            upload: Upload of the client.
+        """
+        names = [name for name, _ in server.model.named_parameters() if name.startswith(self.shared)]
+        return {name: upload.tensors[name] - state.tensors[name] for name in names}
+
     def upload_like(self, server: Server) -> Tensors:
         """Tensors of the shared part of the model."""
         return select(server.model.named_tensors(), self.shared)

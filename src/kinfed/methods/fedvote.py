@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeGuard
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -35,34 +35,27 @@ from kinfed.methods.method import (
     ServerState,
     unread,
 )
-from kinfed.methods.picture import Picture
 from kinfed.methods.voting import Seen, ballot, bias, count, scores, seen
+from kinfed.methods.wrapper import Wrapper
 from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
 from kinfed.similarity import MEASURES
 
-__all__ = ["Vote", "ballots", "carries_vote", "fitting"]
+__all__ = ["Vote", "ballots", "fitting"]
 
 VOTED = "voted"  # name of the round of the transfer, in the state and the messages after it
 CHOICE = "choice."  # prefix of the names of a client's first, second, … choice
 _SILENCED = threading.Lock()  # warnings can only be silenced for the whole process, so one thread at a time does it
 
 
-# Declarations that `Vote` takes over from its base.
-DECLARED = (
-    "trains", "serves", "primary", "primary_label", "supervised", "adapts", "mixes_architectures", "unknown",
-    "trains_head_alone", "space",
-)  # fmt: skip
-
-
 @dataclass(frozen=True, kw_only=True)
-class Vote(Method):
+class Vote(Wrapper):
     """FedVote around a method: in one round clients vote for a source model, whose body replaces the server's.
 
     Each client compares its trained model with every source, on its own training images without labels, and sends the
     indices of the most similar sources. In all other rounds the base method works as it does alone.
 
     >>> Vote(FedAvg(), round=3).requires
-    Requirements(public_images=False, public_images_at_clients=False, source_models=True, rounds=3)
+    Requirements(public_images=False, public_images_at_clients=False, source_models=True, true_groups=False, rounds=3)
 
     Attributes:
         base: Method that the vote is added to; it must have a body at the server.
@@ -79,7 +72,6 @@ class Vote(Method):
 
     trial: ClassVar[Mapping[str, Any]] = {"round": 2, "ballot": 2}
 
-    base: FedAvg = field(default=FedAvg(), kw_only=False)
     round: Annotated[int, Ge(1)] = 5
     ballot: Annotated[int, Ge(1)] = 3
     measure: str = "sketched_cka"
@@ -93,18 +85,24 @@ class Vote(Method):
         """Fields without effect: those of the vote, if ``source`` is given."""
         by = "a vote; source names what is transferred without one"
         reads = dict.fromkeys(("ballot", "measure", "taps", "images"), (by, self.source is None))
-        return {**self.base.idle, **unread(reads)}
+        return {**super().idle, **unread(reads)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not carries_vote(type(self.base)):
-            raise InputError(f"base: {self.base!r} is not allowed; the vote needs a method with a body at the server")
-        for name in DECLARED:  # set on the object, since they differ from base to base
-            object.__setattr__(self, name, getattr(self.base, name))
         if MEASURES.find(self.measure).needs_labels:
             raise InputError(f"measure: {self.measure!r} is not allowed; it needs labels, which the vote does not use")
         if not all(own and theirs for own, theirs in self._pairs):
             raise InputError(f"taps: {self.taps!r} must have the form TAP,… or TAP=TAP OF THE SOURCES,…")
+
+    @classmethod
+    def wraps(cls, kind: type[Method]) -> bool:
+        """Return True if the methods of a class have a body at the server, which a source can replace."""
+        return issubclass(kind, FedAvg) and set(BODY) <= {*kind.shared}
+
+    @classmethod
+    def needs(cls) -> str:
+        """Return the reason for which other methods cannot be the base, in words."""
+        return "the vote needs a method with a body at the server"
 
     @property
     def _pairs(self) -> list[tuple[str, str]]:
@@ -115,18 +113,8 @@ class Vote(Method):
     @property
     def requires(self) -> Requirements:
         """Requirements of the base, source models, and enough rounds for the vote."""
-        base = self.base.requires
+        base = super().requires
         return replace(base, source_models=True, rounds=max(base.rounds, self.round))
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """Fields that the base reads."""
-        return self.base.reads
-
-    @property
-    def unwrapped(self) -> Method:
-        """Method that the vote is added to."""
-        return self.base.unwrapped
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
         """Raise InputError unless there is a source model, and the clients' models can be compared with all of them.
@@ -137,7 +125,7 @@ class Vote(Method):
         Raises:
             InputError: If a requirement does not hold; the message names the field or the source.
         """
-        self.base.check(models, sources, shape)
+        super().check(models, sources, shape)
         names = [source.name for source in sources]
         if not names:
             raise InputError("sources: there must be at least one source model")
@@ -198,7 +186,7 @@ class Vote(Method):
 
     def extra_download_bytes(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> int:
         """Return the extra bytes of the base method and, once per voting client, those of all source models."""
-        base = self.base.extra_download_bytes(server, state, uploads)
+        base = super().extra_download_bytes(server, state, uploads)
         tensors = (tensor for source in server.sources for tensor in source.model.state_dict().values())
         sources: int = sum(tensor.nbytes for tensor in tensors)
         return base + len(self._cast(server, state, uploads)) * sources
@@ -207,21 +195,17 @@ class Vote(Method):
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
         """Return the base's notes; in the round of the vote also ``ballots``: by client, indices of sources."""
-        base = self.base.notes(server, state, uploads, class_counts)
+        base = super().notes(server, state, uploads, class_counts)
         if state.numbers.get(VOTED) != server.round:
             return base
         cast = self._cast(server, state, uploads)
         return {**base, "ballots": {str(id): choices for id, choices in cast.items()}}
 
-    def pictures(self, state: ServerState) -> Mapping[str, Picture]:
-        """Pictures of the base."""
-        return self.base.pictures(state)
-
     def outcome(
         self, server: Server, lines: Sequence[Mapping[str, Any]], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
         """Return the base's entries for ``summary.json``, and as ``vote`` the result of the vote if there was one."""
-        base = self.base.outcome(server, lines, class_counts)
+        base = super().outcome(server, lines, class_counts)
         for line in lines:
             if "ballots" in line:
                 samples = class_counts.sum(axis=1).tolist()
@@ -261,27 +245,15 @@ class Vote(Method):
 
     # -- at the server ------------------------------------------------------------------------------------------------
 
-    def init(self, server: Server) -> ServerState:
-        """Initial state of the base."""
-        return self.base.init(server)
-
-    def upload_like(self, server: Server) -> Tensors:
-        """Tensors that the base uploads; a ballot adds only numbers."""
-        return self.base.upload_like(server)
-
-    def global_model(self, server: Server, state: ServerState) -> Tensors | None:
-        """Global model of the base."""
-        return self.base.global_model(server, state)
-
     def download(self, state: ServerState, client: ClientId) -> Message:
         """Message of the base, with the round of the transfer after it."""
-        message = self.base.download(state, client)
+        message = super().download(state, client)
         return replace(message, numbers={**message.numbers, **_voted(state)})
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Aggregate as the base does; in the round of the vote, then replace the server's layers by the winner's."""
         initial = server.model.tensors(HEAD)
-        aggregated = self.base.aggregate(server, state, uploads)
+        aggregated = super().aggregate(server, state, uploads)
         if not self.selects(state, server.round):
             return replace(aggregated, numbers={**aggregated.numbers, **_voted(state)})
         moved = self.base.transferred(aggregated, self._taken(server.model, self._chosen(server, uploads), initial))
@@ -315,7 +287,7 @@ class Vote(Method):
 
     def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train as the base does; in the round of the vote, add a ballot to the upload."""
-        upload, state = self.base.update(client, message, state)
+        upload, state = super().update(client, message, state)
         if self.source is None and self.selects(message, client.round):
             client.model.load(select(upload.tensors, BODY))
             with _SILENCED:
@@ -324,10 +296,6 @@ class Vote(Method):
             upload = replace(upload, numbers={**upload.numbers, **cast})
         return upload, state
 
-    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
-        """Models of the client as the base has them."""
-        return self.base.evaluated(client, message, state)
-
     def seen(self, client: Client) -> Seen:
         """Compute activations of the client's model and of the sources on the client's images."""
         samples = client.train if self.supervised else unnormalised(client.train)
@@ -335,11 +303,6 @@ class Vote(Method):
             rows = torch.randperm(len(samples), generator=client.stream("vote"))[: self.images]
             samples = samples.take(np.sort(rows.numpy()))
         return seen(client.model, client.sources, samples, self._pairs)
-
-
-def carries_vote(base: type[Method]) -> TypeGuard[type[FedAvg]]:
-    """Return True if the methods of a class have a body at the server, which a source can replace."""
-    return issubclass(base, FedAvg) and set(BODY) <= {*base.shared}
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kinfed.data.samples import Samples
 from kinfed.learning import LocalTraining
@@ -132,10 +133,12 @@ class Server(Site):
     Attributes:
         clients: Number N of clients.
         public_images: Public, unlabelled images that the server holds, on the model's device; None if it has none.
+        true_groups: Group of each client under a planted shift, N, if the method requires them; otherwise empty.
     """
 
     clients: int
     public_images: Samples | None
+    true_groups: Sequence[int] = ()
 
 
 def unread(reads: Mapping[str, tuple[str, bool]]) -> dict[str, str]:
@@ -155,18 +158,20 @@ class Requirements:
     """Requirements of a method on a run.
 
     >>> Requirements(public_images=True)
-    Requirements(public_images=True, public_images_at_clients=False, source_models=False, rounds=1)
+    Requirements(public_images=True, public_images_at_clients=False, source_models=False, true_groups=False, rounds=1)
 
     Attributes:
         public_images: True if the server must hold public images.
         public_images_at_clients: True if every client receives the server's public images.
         source_models: True if there must be source models.
+        true_groups: True if the method is told the groups of a planted shift, which no real federation knows.
         rounds: Least number of rounds.
     """
 
     public_images: bool = False
     public_images_at_clients: bool = False
     source_models: bool = False
+    true_groups: bool = False
     rounds: int = 1
 
 
@@ -196,6 +201,8 @@ class Method(ABC):
             `kinfed.testing` joins those of all base classes.
         space: Fields that are tuned by default beside the learning rate, with values in the form of ``kinfed tune
             --over``: ``0.01,0.1,1``, ``log:LOW:HIGH`` or ``uniform:LOW:HIGH``.
+        ceiling: What the method has that no federation has, in words, such as ``all data at one place``; its accuracy
+            is a ceiling, and never the best or the advised one. Empty for all other methods.
         unknown: Prefixes of tensor names in the server's state; in these tensors NaN means an unknown value.
     """
 
@@ -206,6 +213,7 @@ class Method(ABC):
     supervised: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = False
+    ceiling: ClassVar[str] = ""
     unknown: ClassVar[tuple[str, ...]] = ()
     trains_head_alone: ClassVar[bool] = False
     trial: ClassVar[Mapping[str, Any]] = {}
@@ -291,6 +299,24 @@ class Method(ABC):
         del server, state
         return None
 
+    def greeting(self, state: ServerState) -> Message | None:
+        """Return the message with which a new client trains once, to show to which group it belongs.
+
+        None if the method does not ask: new clients get the global model, or the mean of all clients' models.
+        """
+        del state
+        return None
+
+    def group_of_new(self, server: Server, state: ServerState, upload: Message) -> int:
+        """Return the group of a new client, one of `groups`; it is given the mean of this group's models.
+
+        Args:
+            server: Server after the last round.
+            state: State of the server.
+            upload: Upload of the client after training with the `greeting`; it has no numbers.
+        """
+        raise NotImplementedError
+
     def extra_download_bytes(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> int:
         """Return the bytes that clients receive in a round besides their messages and the server's images.
 
@@ -319,6 +345,14 @@ class Method(ABC):
         """
         del server, state, uploads, class_counts
         return {}
+
+    def groups(self, state: ServerState) -> Tensor | None:
+        """Return the group of each client that the method has formed, whole numbers, N; None if it forms none.
+
+        Reports show the groups, and with a planted shift their agreement with the true ones.
+        """
+        del state
+        return None
 
     def pictures(self, state: ServerState) -> Mapping[str, Picture]:
         """Return the matrices of the state that a report draws, by name."""

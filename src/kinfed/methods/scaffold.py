@@ -104,6 +104,11 @@ class SCAFFOLD(FedAvg):
         c = {name: c[name] + torch.stack([dc[name] for dc in dcs]).sum(dim=0) / server.clients for name in c}
         return ServerState({**x, **_named(CONTROL, c)})
 
+    def change(self, server: Server, state: ServerState, upload: Message) -> Tensors:
+        """Return the change Δy_i of the parameters."""
+        del server, state
+        return _under(CHANGE, upload.tensors)
+
     def upload_like(self, server: Server) -> Tensors:
         """Changes Δy_i and Δc_i of the parameters, and the buffers."""
         tensors, parameters = server.model.named_tensors(), dict(server.model.named_parameters())

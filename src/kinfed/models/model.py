@@ -5,6 +5,7 @@ A tap point is a named place in a model, usually the end of a layer, at which th
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,8 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.errors import InputError
+from kinfed.streams import seeded_globals
 
-__all__ = ["ALL", "BODY", "HEAD", "NOTHING", "BeforeReLU", "Model", "Part", "Parts", "Tensors", "select"]
+__all__ = [
+    "ALL", "BODY", "HEAD", "NOTHING", "BeforeReLU", "Model", "Part", "Parts", "Tensors", "reinitialised", "select",
+]  # fmt: skip
 
 Tensors = dict[str, Tensor]
 Part = tuple[str, ...]  # prefixes of tensor names
@@ -212,3 +216,21 @@ class Model(Parts):
         """
         following = dict(itertools.pairwise(self.stages)).get(tap, tap)
         return following if following.startswith("pool") else tap
+
+
+def reinitialised(model: Model, stream: torch.Generator) -> Model:
+    """Return a copy of a model with new random weights, on the CPU; permanently frozen layers do not change.
+
+    The weights are those of the modules' own ``reset_parameters``, and the same on every device.
+
+    Args:
+        model: Model to copy.
+        stream: Random stream of the weights.
+    """
+    model = copy.deepcopy(model).cpu()
+    with seeded_globals(stream):
+        for name, module in model.named_modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset) and name not in model.frozen_layers:
+                reset()
+    return model

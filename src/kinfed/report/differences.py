@@ -10,7 +10,7 @@ import pandas as pd
 
 from kinfed.errors import InputError
 from kinfed.report.folders import Run
-from kinfed.report.rows import in_rows, is_supervised, pooled_rows
+from kinfed.report.rows import ceilings, in_rows, is_supervised
 from kinfed.report.statistics import LEVEL, Measured, PairedDifference, compare, holm, wilcoxon
 from kinfed.report.table import COLUMNS, Cell, Table
 
@@ -58,16 +58,16 @@ def differences(runs: Sequence[Run], against: str | None = None) -> list[Differe
 
     Args:
         runs: Runs of the comparison.
-        against: Name of a row; the best one without pooled data if not given.
+        against: Name of a row; the best one that is no ceiling if not given.
 
     Returns:
-        A difference for each other row without pooled data, the best first.
+        A difference for each other row that is no ceiling, the best first.
 
     Raises:
         InputError: If there is no such row, or it has no accuracy.
     """
     told = compared(runs)
-    order = sorted((row for row in told if row not in pooled_rows(runs)), key=lambda row: (-told[row].mean, row))
+    order = sorted((row for row in told if row not in ceilings(runs)), key=lambda row: (-told[row].mean, row))
     if against is not None and against not in told:
         raise InputError(f"against: {against!r} is not allowed; rows with an accuracy: {', '.join(told) or 'none'}")
     to = against or next(iter(order), "")

@@ -1,10 +1,12 @@
-"""Pictures of kinship: the similarity of clients as a method measures it, compared with their class overlap.
+"""Pictures of kinship: the similarity of clients as a method measures it, beside their groups or common classes.
 
 Letters: ``N`` clients.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from kinfed.errors import plain
-from kinfed.learning import class_overlap, rank_correlation
+from kinfed.learning import class_overlap, pair_auc, rank_correlation
 from kinfed.report.folders import Run
 from kinfed.report.names import hypertext, labels
 from kinfed.report.picture import picture
@@ -23,6 +25,23 @@ __all__ = ["kin_order", "kinship", "save_kinship"]
 
 Matrix = NDArray[np.float64]
 SHOWN = 4  # largest number of rounds in the PNG
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What the similarity is compared with.
+
+    Attributes:
+        title: Title of the matrix.
+        matrix: 1 for clients of one group and 0 for others, or the overlap of their classes, N×N.
+        order: Order in which the clients are drawn.
+        truth: Group of each client under a planted shift, N; empty without one.
+    """
+
+    title: str
+    matrix: Matrix
+    order: list[int]
+    truth: Sequence[int] = ()
 
 
 def kin_order(similarity: Matrix) -> list[int]:
@@ -46,21 +65,21 @@ def kin_order(similarity: Matrix) -> list[int]:
 
 
 def kinship(run: Run, name: str) -> go.Figure:
-    """Draw the overlap of the clients' classes, and their similarity after a round that a slider selects.
+    """Draw the groups of the clients, and their similarity after a round that a slider selects.
 
-    Clients that share classes are adjacent. Hovering shows the classes.
+    Without groups, found or planted, the overlap of the clients' classes is drawn instead. Clients of one group, or
+    with common classes, are adjacent. Hovering shows groups and classes.
 
     Args:
         run: The run.
         name: Name of the picture with the similarity.
     """
-    overlap, rounds = _overlap(run), _rounds(run, name)
-    title = run.pictures[name].title
-    order = kin_order(overlap)
+    beside, rounds = _beside(run), _rounds(run, name)
+    title, order = run.pictures[name].title, beside.order
     names = [f"{i}" for i in order]
     held = [_held(run, i) for i in order]
-    text = [[f"classes {a} and {b}" for b in held] for a in held]
-    figure = make_subplots(cols=2, subplot_titles=("Shared classes", " "), horizontal_spacing=0.14)
+    text = [[f"{a} and {b}" for b in held] for a in held]
+    figure = make_subplots(cols=2, subplot_titles=(hypertext(beside.title), " "), horizontal_spacing=0.14)
 
     def add(matrix: Matrix, col: int, visible: bool) -> None:
         low, high = _spread(matrix)
@@ -79,12 +98,12 @@ def kinship(run: Run, name: str) -> go.Figure:
             col=col,
         )
 
-    add(overlap, 1, visible=True)
+    add(beside.matrix, 1, visible=True)
     left, right = figure.layout.annotations
     steps = []
     for round, matrix in rounds.items():
         add(matrix, 2, visible=round == [*rounds][-1])
-        right.text = _titled(hypertext(title), round, matrix, overlap)
+        right.text = _titled(hypertext(title), round, matrix, beside, "<br>")
         shown = [True, *(round == other for other in rounds)]
         titles = [left.to_plotly_json(), right.to_plotly_json()]
         steps.append({"label": f"{round}", "method": "update", "args": [{"visible": shown}, {"annotations": titles}]})
@@ -98,13 +117,12 @@ def kinship(run: Run, name: str) -> go.Figure:
 
 
 def save_kinship(run: Run, name: str, path: Path) -> None:
-    """Write the overlap of classes, and the similarity after some of the rounds and the last one, to a PNG."""
-    overlap, rounds = _overlap(run), _rounds(run, name)
-    title = plain(run.pictures[name].title)
-    order = kin_order(overlap)
+    """Write the groups or common classes, and the similarity after some of the rounds and the last one, to a PNG."""
+    beside, rounds = _beside(run), _rounds(run, name)
+    title, order = plain(run.pictures[name].title), beside.order
     chosen = [[*rounds][i] for i in np.unique(np.linspace(0, len(rounds) - 1, SHOWN).round().astype(int))]
-    panels = [("Shared classes", overlap, "Blues")]
-    panels += [(_titled(title, round, rounds[round], overlap, "\n"), rounds[round], "viridis") for round in chosen]
+    panels = [(beside.title, beside.matrix, "Blues")]
+    panels += [(_titled(title, round, rounds[round], beside, "\n"), rounds[round], "viridis") for round in chosen]
     with picture(path, 3.6 * len(panels), 3.9) as figure:
         for axes, (title, matrix, colours) in zip(
             figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
@@ -119,18 +137,30 @@ def save_kinship(run: Run, name: str, path: Path) -> None:
             figure.colorbar(image, ax=axes, shrink=0.75)
 
 
-def _overlap(run: Run) -> Matrix:
-    return class_overlap(np.array(run.federation["train"]))
+def _beside(run: Run) -> _Beside:
+    """Return what the similarity is compared with: the groups found, else the planted ones, else common classes."""
+    found, truth = run.lines[-1].get("groups"), run.federation.get("groups", ())
+    if found is None and not truth:
+        overlap = class_overlap(np.array(run.federation["train"]))
+        return _Beside("Shared classes", overlap, kin_order(overlap))
+    shown = np.array(truth if found is None else found)
+    order = sorted(range(len(shown)), key=lambda i: (truth[i] if truth else 0, shown[i], i))
+    title = "Planted groups" if found is None else "Groups found"
+    agreement = run.lines[-1].get("adjusted_rand_index")
+    told = "" if found is None or agreement is None else f" (adjusted Rand index {agreement:.2f})"
+    return _Beside(title + told, (shown[:, None] == shown).astype(np.float64), order, truth)
 
 
 def _rounds(run: Run, name: str) -> dict[int, Matrix]:
     return {round: pictures[name].matrix.numpy() for round, pictures in run.pictured.items() if name in pictures}
 
 
-def _titled(title: str, round: int, similarity: Matrix, overlap: Matrix, between: str = ", ") -> str:
-    correlation = rank_correlation(similarity, overlap)
-    told = "" if correlation is None else f"{between}rank correlation {correlation:.2f}"
-    return f"{title} after round {round}{told}"
+def _titled(title: str, round: int, similarity: Matrix, beside: _Beside, between: str) -> str:
+    if beside.truth:
+        told, value = "AUC of pairs", pair_auc(similarity, beside.truth)
+    else:
+        told, value = "rank correlation", rank_correlation(similarity, beside.matrix)
+    return f"{title} after round {round}" + ("" if value is None else f"{between}{told} {value:.2f}")
 
 
 def _spread(matrix: Matrix) -> tuple[float, float]:
@@ -141,7 +171,10 @@ def _spread(matrix: Matrix) -> tuple[float, float]:
 
 
 def _held(run: Run, client: int) -> str:
-    """Return the names of the classes of a client's training samples."""
+    """Return the groups of a client, if there are any, and the names of the classes of its training samples."""
     counts = run.federation["train"][client]
     named = labels(run.federation["classes"])
-    return hypertext("/".join(name for name, count in zip(named, counts, strict=True) if count))
+    classes = hypertext("/".join(name for name, count in zip(named, counts, strict=True) if count))
+    groups = {"group": run.lines[-1].get("groups"), "planted group": run.federation.get("groups")}
+    told = [f"{which} {of[client]}" for which, of in groups.items() if of]
+    return ", ".join([*told, f"classes {classes}"])

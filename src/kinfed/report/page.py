@@ -221,9 +221,11 @@ def _pictures(row: str, run: Run) -> Iterator[str]:
     seed = run.summary["seed"]
     for name, picture in run.pictures.items():
         if shows_kinship(run, picture):
+            grouped = "groups" in run.lines[-1] or "groups" in run.federation
+            other = "their groups" if grouped else "their shared classes (cosine of their class counts)"
             caption = (
-                f"The similarity of the clients as the method measures it (seed {seed}), beside their shared classes "
-                "(cosine of their class counts). Clients with shared classes are adjacent."
+                f"The similarity of the clients as the method measures it (seed {seed}), beside {other}. "
+                f"Clients {'of one group' if grouped else 'with shared classes'} are adjacent."
             )
             yield _section(f"Similarity of the clients: {row}", caption, kinship(run, name))
         else:

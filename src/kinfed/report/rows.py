@@ -9,12 +9,12 @@ from kinfed.labels import parse_label
 from kinfed.report.folders import Run
 
 __all__ = [
+    "ceilings",
     "config_of_all",
     "in_rows",
     "is_supervised",
     "learns_alone",
     "planned_rounds",
-    "pooled_rows",
     "seeds_of",
     "setting",
 ]
@@ -84,12 +84,18 @@ def learns_alone(row: str) -> bool:
     return parse_label(row.split(maxsplit=1)[0])[0] in ALONE
 
 
-def pooled_rows(runs: Sequence[Run]) -> set[str]:
-    """Return the rows of methods that need the data of all clients at one place, and so serve nobody."""
-    grouped = in_rows(runs)
-    return {
-        row for row, (run, *_) in grouped.items() if run.summary.get("pooled", parse_label(run.method)[0] in POOLED)
-    }
+def ceilings(runs: Sequence[Run]) -> dict[str, str]:
+    """Return the rows of methods that serve nobody, with what they have that no federation has, in words."""
+    told = {row: _ceiling(run) for row, (run, *_) in in_rows(runs).items()}
+    return {row: words for row, words in told.items() if words}
+
+
+def _ceiling(run: Run) -> str:
+    """Return what a method has that no federation has; empty if it has nothing of the kind."""
+    if "ceiling" in run.summary:
+        return str(run.summary["ceiling"])
+    pooled = run.summary.get("pooled", parse_label(run.method)[0] in POOLED)  # a run before there were other ceilings
+    return "all data at one place" if pooled else ""
 
 
 def planned_rounds(run: Run) -> int:
@@ -110,7 +116,7 @@ def setting(runs: Sequence[Run]) -> str:
     seeds = sorted({run.summary["seed"] for run in runs})
     spread = "; ± is the sample standard deviation over the seeds" if len(seeds) > 1 else ""
     several = len(in_rows(runs)) > 1
-    apart = ", pooled data apart" if pooled_rows(runs) else ""
+    apart = ", ceilings apart" if ceilings(runs) else ""
     best = "The best value of each column is marked, and all that do not differ from it significantly"
     marked = f" {best}{apart}." if several else ""
     shift = f", shift {data['shift']}" if data.get("shift") else ""

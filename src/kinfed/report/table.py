@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kinfed.errors import plain
 from kinfed.report.folders import Run
-from kinfed.report.rows import in_rows, pooled_rows, seeds_of
+from kinfed.report.rows import ceilings, in_rows, seeds_of
 from kinfed.report.statistics import Measured, alike
 
 __all__ = ["COLUMNS", "NEW_CLIENTS", "Cell", "Table", "table"]
@@ -127,7 +127,11 @@ NEW_COLUMNS = (
 
 SECOND = (
     ("model tested", "the model whose accuracy is measured"),
-    ("model given", "the method's global model, or the mean of its clients' models"),
+    (
+        "model given",
+        "the method's global model; or the mean of all its clients' models, or of those in the group (kin) "
+        "that the method finds for a new client",
+    ),
 )
 
 
@@ -221,7 +225,7 @@ def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
         shown = True
         headings.append(column.heading)
         meanings.append(column.meaning)
-        ranked = {row: measured for row, measured in told.items() if row not in pooled_rows(runs)}
+        ranked = {row: measured for row, measured in told.items() if row not in ceilings(runs)}
         best = alike(ranked) if column.accuracy and ranked else []
         for row, measured in found.items():
             cells[row].append(Cell("–") if measured is None else _number(measured, column, row in best))
@@ -236,5 +240,7 @@ def _number(measured: Measured, column: Column, best: bool) -> Cell:
 
 
 def _given(run: Run) -> str:
-    """Name the model that new clients are given: ``global``, or ``mean`` if the method has no global model."""
+    """Name the model that new clients are given: ``global``, ``mean`` without a global model, or ``kin``."""
+    if "new_groups" in run.lines[-1]:
+        return "kin"
     return "mean" if run.summary["metrics"]["global_acc"] is None else "global"

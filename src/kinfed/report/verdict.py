@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kinfed.report.differences import compared
 from kinfed.report.folders import Run
-from kinfed.report.rows import in_rows, is_supervised, learns_alone, pooled_rows
+from kinfed.report.rows import ceilings, in_rows, is_supervised, learns_alone
 from kinfed.report.statistics import (
     FEW_CLIENTS,
     MOST_SEEDS,
@@ -41,10 +41,10 @@ def verdict(runs: Sequence[Run]) -> str:
         runs: Runs of the comparison.
 
     Returns:
-        The text; empty if fewer than two methods without pooled data have this accuracy.
+        The text; empty if fewer than two methods that are no ceilings have this accuracy.
     """
     told = compared(runs)
-    ranked = {row: measured for row, measured in told.items() if row not in pooled_rows(runs)}
+    ranked = {row: measured for row, measured in told.items() if row not in ceilings(runs)}
     if len(ranked) < 2:
         return ""
     labelled = all(map(is_supervised, runs))
@@ -57,7 +57,7 @@ def verdict(runs: Sequence[Run]) -> str:
     federated = next((row for row in order if not learns_alone(row)), None)
     if alone and federated:
         said += against_alone(runs, ranked, federated, alone)
-    said += [f"With all data at one place, {row} has {told[row].mean:.3f}." for row in told if row in pooled_rows(runs)]
+    said += [f"With {words}, {row} has {told[row].mean:.3f}." for row, words in ceilings(runs).items() if row in told]
     return " ".join([*said, *limits([compare(ranked[first[0]], ranked[row]) for row in order if row != first[0]])])
 
 

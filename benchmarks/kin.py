@@ -1,0 +1,196 @@
+"""Where kin matter: fedkin beside its baselines, its ceiling and the controls of the similarity methods.
+
+``python benchmarks/kin.py [--only NAME]... [--seed S] [--seeds R] [--work DIR] [--out DIR]``
+
+In each federation, all methods are tuned alike on validation samples, and compared on R fresh seeds, each of which
+draws the clients anew (`kinfed.tune`). The controls run with the settings of the method that they belong to:
+
+* **erased**: FedSHIBU's own weights are kept, and the rest of a row is spread equally over the other clients.
+* **permuted**: the others' weights in a row, or the clients of the groups that fedkin finds, change places by chance.
+
+A JSON file for each federation goes to the folder of ``--out``; finished ones are not repeated, and a stopped one
+continues. The last lines are the tables. MNIST and CIFAR-10 are read from the folder of ``--data``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import kinfed
+from kinfed.files import write_whole
+from kinfed.methods import ClientId, Message, Server, ServerState
+from kinfed.methods.fedkin import FedKin
+from kinfed.methods.fedshibu import FedSHIBU
+from kinfed.methods.grouped import GROUP
+from kinfed.report.differences import compared
+from kinfed.report.folders import Run, read_runs
+from kinfed.report.rows import in_rows
+from kinfed.report.statistics import compare
+from kinfed.streams import torch_stream
+
+CEILING, HEAD_CEILING = "oracle_groups", "oracle_groups+fedper"
+METHODS = ["local", "fedavg", "fedper", "fedshibu", "cfl:after=5", "ifca", "fedkin", "fedkin+fedper"]
+
+COMMON: dict[str, Any] = {
+    "clients": 20, "partition": "iid", "rounds": 25, "local_epochs": 2, "batch_size": 20, "lr_schedule": "cosine",
+    "public": 64, "validation": 0.2, "ft_epochs": 0, "evaluate_every": 25,
+}  # fmt: skip
+MNIST = {"data": "mnist", "image_size": 14, "model": "tiny_cnn", "train_images": 20 * 50 + 64}
+CIFAR = {"data": "cifar10", "image_size": 16, "model": "tiny_cnn", "train_images": 20 * 250 + 64}
+DIGITS = {"data": "digits", "model": "tiny_cnn"}
+FEDERATIONS: dict[str, dict[str, Any]] = {
+    **{f"mnist {name}": {**MNIST, "shift": f"{name}:4"} for name in ("rotate", "permute_labels", "invert")},
+    "mnist alike": MNIST,
+    **{f"cifar10 {name}": {**CIFAR, "shift": f"{name}:4"} for name in ("rotate", "permute_labels", "colour")},
+    "cifar10 alike": CIFAR,
+    **{
+        f"{name} {shards} shards": {**data, "partition": "shards", "shards": shards}
+        for name, data in (("digits", DIGITS), ("mnist", MNIST), ("cifar10", CIFAR))
+        for shards in (2, 5)
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Erased(FedSHIBU):
+    """FedSHIBU whose clients keep the weight of their own body, and get all others alike."""
+
+    def row_weights(self, similarity: Tensor, counts: Tensor, representation: Tensor) -> Tensor:
+        """Spread the weights of the others equally."""
+        own = super().row_weights(similarity, counts, representation).diagonal()
+        rest = ((1 - own) / max(len(own) - 1, 1))[:, None].expand(len(own), len(own)).clone()
+        return rest.fill_diagonal_(0) + own.diag()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Permuted(FedSHIBU):
+    """FedSHIBU whose clients keep the weight of their own body, and get the others' weights in another order."""
+
+    def row_weights(self, similarity: Tensor, counts: Tensor, representation: Tensor) -> Tensor:
+        """Let the weights of the others change places in every row."""
+        weights = super().row_weights(similarity, counts, representation)
+        stream = torch_stream(len(weights), "permuted control")
+        for i, row in enumerate(weights):
+            others = torch.tensor([j for j in range(len(row)) if j != i])
+            row[others] = row[others[torch.randperm(len(others), generator=stream)]]
+        return weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class PermutedKin(FedKin):
+    """FedKin that puts other clients into the groups that it finds: their number and sizes are right, and no more."""
+
+    def regrouped(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensor:
+        """Let the clients change places when they are divided."""
+        groups = super().regrouped(server, state, uploads)
+        if torch.equal(groups, state.tensors[GROUP]):
+            return groups
+        return groups[torch.randperm(len(groups), generator=torch_stream(server.seed, "permuted control"))]
+
+
+CONTROLS = {"fedshibu": {"erased": Erased, "permuted": Permuted}, "fedkin": {"permuted": PermutedKin}}
+
+
+def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """Tune and compare all methods in one federation, run the controls, and return the result as JSON values."""
+    fields = {**COMMON, **FEDERATIONS[name], "seed": asked.seed}
+    if fields["data"] != "digits":
+        fields["data"] = str(asked.data / fields["data"])
+    methods = [*METHODS, CEILING, HEAD_CEILING] if "shift" in fields else METHODS
+    kinfed.tune(methods, out=work / "all", seeds=asked.seeds, quiet=True, **fields)
+    runs = read_runs([work / "all"])
+    rows = in_rows(runs)
+    told = compared(runs)
+    for base, controls in CONTROLS.items():
+        own = {name: value for name, value in rows[base][0].config.items() if name == "lr"}
+        for control, kind in controls.items():
+            out = work / f"{base}-{control}"
+            if (out / "comparison.toml").is_file():
+                kinfed.resume(out, quiet=True)
+            else:
+                later = {**fields, **own, "seed": rows[base][0].summary["seed"]}
+                kinfed.compare([kind()], out=out, seeds=asked.seeds, quiet=True, **later)
+            (row,) = [row for row in compared(read_runs([out])) if row != "local"]
+            told[f"{base}, {control}"] = compared(read_runs([out]))[row]
+            rows[f"{base}, {control}"] = in_rows(read_runs([out]))[row]
+    against = [row for row in (CEILING, HEAD_CEILING, "fedavg", "fedper", "local") if row in told]
+    return {
+        "federation": name,
+        "seeds": [*told["fedavg"].seeds],
+        "rows": {
+            row: {
+                "accuracy": round(of.mean, 4),
+                "by_seed": {str(seed): round(value, 4) for seed, value in of.by_seed.items()},
+                "settings": _settings(rows[row][0]),
+                "against": {other: _difference(of, told[other]) for other in against if other != row},
+                **_agreement(rows[row]),
+            }
+            for row, of in told.items()
+        },
+    }
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {"lr": run.config["lr"], **run.config.get(run.method, {})}
+
+
+def _difference(one: Any, other: Any) -> list[float] | None:
+    found = compare(one, other)
+    return None if found is None else [round(found.difference, 4), round(found.low, 4), round(found.high, 4)]
+
+
+def _agreement(group: list[Run]) -> dict[str, Any]:
+    """Return the numbers of groups of the seeds, and their agreement with the planted ones."""
+    last = [run.lines[-1] for run in group]
+    told = {
+        "groups": [len({*line["groups"]}) for line in last if "groups" in line],
+        "adjusted_rand_index": [line["adjusted_rand_index"] for line in last if "adjusted_rand_index" in line],
+        "pair_auc": [line["pair_auc"] for line in last if line.get("pair_auc") is not None],
+    }
+    return {name: [round(value, 3) for value in values] for name, values in told.items() if values}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Return the accuracies as a Markdown table, one row for each federation."""
+    rows = [*dict.fromkeys(row for result in results for row in result["rows"])]
+    lines = [f"| federation | {' | '.join(rows)} |", f"|{' --- |' * (len(rows) + 1)}"]
+    for result in results:
+        cells = [f"{result['rows'][row]['accuracy']:.3f}" if row in result["rows"] else "–" for row in rows]
+        lines.append(f"| {result['federation']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=[*FEDERATIONS], action="append", help="federation; repeatable [all]")
+    parser.add_argument("--seed", type=int, default=100, help="seed of the tuning; the fresh seeds follow it")
+    parser.add_argument("--seeds", type=int, default=3, help="fresh seeds of a comparison")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with mnist and cifar10")
+    parser.add_argument("--work", type=Path, default=Path("runs/kin"), help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/data"), help="folder of the summaries")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    results = []
+    for name in asked.only or FEDERATIONS:
+        called = f"kin-{name.replace(' ', '-')}-{asked.seed}"
+        file, work = asked.out / f"{called}.json", asked.work / called
+        if not file.is_file():
+            write_whole(file, json.dumps(measured(name, work, asked), indent=1) + "\n")
+            shutil.rmtree(work)
+        results.append(json.loads(file.read_text()))
+        print(f"{name}: measured", flush=True)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

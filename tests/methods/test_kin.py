@@ -1,0 +1,85 @@
+"""The tree of kin and the best clusters in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kinfed.learning import adjusted_rand_index
+from kinfed.methods.kin import best_cut, kin_tree
+
+Levels = NDArray[np.int64]
+
+
+def planted(sizes: list[int], apart: float = 3.0) -> tuple[NDArray[np.float64], list[int]]:
+    """Clients around the means of their groups; ``apart`` is the length of a mean, 1 that of a client's own part."""
+    stream, groups = np.random.default_rng(0), [group for group, size in enumerate(sizes) for _ in range(size)]
+    means = stream.normal(size=(len(sizes), 100)) / 10 * apart
+    return means[groups] + stream.normal(size=(len(groups), 100)) / 10, groups
+
+
+def test_every_cluster_is_within_one_of_the_level_before() -> None:
+    levels = kin_tree(planted([3, 4, 5, 8])[0], most=16)
+    assert [len({*level}) for level in levels.T.tolist()] == [1, 2, 3, 4, 6, 8, 11, 15, 16]
+    for coarse, fine in itertools.pairwise(levels.T.tolist()):
+        assert len({*zip(coarse, fine, strict=True)}) == len({*fine})
+
+
+@pytest.mark.parametrize("sizes", [[10, 10], [5, 5, 5, 5], [2, 4, 6, 8], [1, 1, 17]], ids=str)
+def test_planted_groups_are_a_level_of_the_tree(sizes: list[int]) -> None:
+    points, groups = planted(sizes)
+    levels = kin_tree(points, most=8)
+    assert max(adjusted_rand_index(level, groups) for level in levels.T.tolist()) == 1
+
+
+def test_the_tree_does_not_depend_on_the_place_or_direction_of_the_points() -> None:
+    points, _ = planted([5, 5, 5])
+    turn = np.linalg.qr(np.random.default_rng(2).normal(size=(100, 100)))[0]
+    assert np.array_equal(kin_tree(points @ turn + 7, 8), kin_tree(points, 8))
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_few_clients_have_a_tree(clients: int) -> None:
+    levels = kin_tree(np.arange(clients, dtype=np.float64)[:, None], most=16)
+    assert len({*levels[:, 0].tolist()}) == 1
+    assert len({*levels[:, -1].tolist()}) == clients
+
+
+def cuts(levels: Levels, members: list[int], level: int = 0) -> Iterator[list[tuple[list[int], int]]]:
+    """All ways to divide a cluster into clusters of the tree, each with its level."""
+    yield [(members, level)]
+    if level + 1 < levels.shape[1]:
+        parts: dict[int, list[int]] = {}
+        for i in members:
+            parts.setdefault(int(levels[i, level + 1]), []).append(i)
+        for chosen in itertools.product(*(cuts(levels, part, level + 1) for part in parts.values())):
+            yield [cluster for of_part in chosen for cluster in of_part]
+
+
+@given(st.integers(0, 10**6), st.integers(2, 7))
+def test_no_other_clusters_of_the_tree_cost_less(seed: int, clients: int) -> None:
+    stream = np.random.default_rng(seed)
+    levels = kin_tree(stream.normal(size=(clients, 3)), most=4)
+    costs = stream.uniform(size=levels.shape)
+    labels = best_cut(levels, costs)
+    least = min(sum(costs[own, level].sum() for own, level in cut) for cut in cuts(levels, [*range(clients)]))
+    found = [[i for i in range(clients) if labels[i] == label] for label in range(labels.max() + 1)]
+    own = [cut for cut in cuts(levels, [*range(clients)]) if sorted(own for own, _ in cut) == sorted(found)]
+    assert min(sum(costs[own, level].sum() for own, level in cut) for cut in own) == pytest.approx(least)
+
+
+def test_of_equal_costs_the_larger_cluster_stays() -> None:
+    levels = kin_tree(planted([2, 2])[0], most=4)
+    assert not best_cut(levels, np.ones(levels.shape)).any()
+
+
+def test_a_client_that_has_told_nothing_follows_the_others_of_its_cluster() -> None:
+    levels = np.array([[0, 0], [0, 0], [0, 1], [0, 1]])
+    costs = np.array([[5.0, 1.0], [np.nan, np.nan], [5.0, 4.0], [np.nan, np.nan]])
+    assert best_cut(levels, costs).tolist() == [0, 0, 1, 1]
