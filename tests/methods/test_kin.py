@@ -67,7 +67,7 @@ def test_no_other_clusters_of_the_tree_cost_less(seed: int, clients: int) -> Non
     stream = np.random.default_rng(seed)
     levels = kin_tree(stream.normal(size=(clients, 3)), most=4)
     costs = stream.uniform(size=levels.shape)
-    labels = best_cut(levels, costs)
+    labels = best_cut(levels, costs, sure=0)
     least = min(sum(costs[own, level].sum() for own, level in cut) for cut in cuts(levels, [*range(clients)]))
     found = [[i for i in range(clients) if labels[i] == label] for label in range(labels.max() + 1)]
     own = [cut for cut in cuts(levels, [*range(clients)]) if sorted(own for own, _ in cut) == sorted(found)]
@@ -77,6 +77,20 @@ def test_no_other_clusters_of_the_tree_cost_less(seed: int, clients: int) -> Non
 def test_of_equal_costs_the_larger_cluster_stays() -> None:
     levels = kin_tree(planted([2, 2])[0], most=4)
     assert not best_cut(levels, np.ones(levels.shape)).any()
+
+
+def test_a_gain_within_the_error_is_no_reason_to_divide() -> None:
+    levels = np.array([[0, 0], [0, 0], [0, 1], [0, 1]])
+    costs = np.array([[5.0, 4.0], [5.0, 6.0], [5.0, 4.0], [5.0, 5.5]])  # gains 1, -1, 1, -0.5
+    assert not best_cut(levels, costs).any()
+    assert best_cut(levels, costs, sure=0).any()
+
+
+def test_one_stranger_among_many_is_let_go() -> None:
+    """Its gain alone is one standard error; that of the others, who are rid of it, is more."""
+    levels = np.array([[0, 0]] * 19 + [[0, 1]])
+    costs = np.array([[1.0, 0.99]] * 19 + [[5.0, 1.0]])
+    assert best_cut(levels, costs).tolist() == [0] * 19 + [1]
 
 
 def test_a_client_that_has_told_nothing_follows_the_others_of_its_cluster() -> None:

@@ -31,7 +31,8 @@ from kinfed.streams import torch_stream
 
 __all__ = ["FedKin"]
 
-SUM, ROUNDS, COMMON, SCALES = "kin.sum", "kin.rounds", "kin.common", "kin.scales"  # tensors of the server's state
+SUM, ROUNDS, POINTS = "kin.sum", "kin.rounds", "kin.points"  # tensors of the server's state
+COMMON, SCALES = "kin.common", "kin.scales"
 LEVELS, COSTS = "kin.levels", "kin.costs"  # further ones, while the clients are asked
 PHASE, ATTEMPTS = "kin.phase", "kin.attempts"  # numbers of the server's state
 GATHERING, ASKING, SETTLED = 0.0, 1.0, 2.0  # phases
@@ -92,6 +93,7 @@ class FedKin(Grouped):
         known = {
             SUM: torch.zeros(server.clients, width, dtype=torch.float64),
             ROUNDS: torch.zeros(server.clients, dtype=torch.int64),
+            POINTS: torch.zeros(server.clients, width, dtype=torch.float64),
             COMMON: torch.zeros(width, dtype=torch.float64),
             SCALES: torch.ones(len(sizes), dtype=torch.float64),
         }
@@ -130,14 +132,14 @@ class FedKin(Grouped):
         tensors count alike, whatever their sizes and the clients' step lengths. A newcomer is compared with the mean of
         the last round in which all clients had common weights.
         """
-        sums, rounds, common, scales = (state.tensors[name].clone() for name in (SUM, ROUNDS, COMMON, SCALES))
-        groups = state.tensors[GROUP]
+        sums, rounds, points = (state.tensors[name].clone() for name in (SUM, ROUNDS, POINTS))
+        common, scales, groups = (state.tensors[name] for name in (COMMON, SCALES, GROUP))
         for group in groups[[*uploads]].unique().tolist():
             ids, start = [id for id in uploads if groups[id] == group], of_group(state, group)
             if not group and (groups.any() or state.numbers[PHASE] == SETTLED):
                 for id in ids:
                     sums[id] = self._hashed(server, self._units(server, start, uploads[id]), scales) - common
-                    rounds[id] = 1
+                    rounds[id], points[id] = 1, sums[id]
             elif state.numbers[PHASE] == GATHERING and len(ids) > 1:
                 mean, of_group_scales = self._mean_and_scales(server, start, [uploads[id] for id in ids])
                 centre = self._hashed(server, mean, of_group_scales)
@@ -146,8 +148,8 @@ class FedKin(Grouped):
                     sums[id] += self._hashed(server, units, of_group_scales) - centre
                     rounds[id] += 1
                 if not group:
-                    common, scales = centre, of_group_scales
-        return {SUM: sums, ROUNDS: rounds, COMMON: common, SCALES: scales}
+                    common, scales, points = centre, of_group_scales, sums / rounds.clamp(min=1)[:, None]
+        return {SUM: sums, ROUNDS: rounds, POINTS: points, COMMON: common, SCALES: scales}
 
     def _mean_and_scales(
         self, server: Server, start: ServerState, uploads: Sequence[Message]
@@ -180,7 +182,7 @@ class FedKin(Grouped):
         elif means := self._means(state):
             for id in uploads:
                 if not groups[id]:
-                    groups[id] = _nearest(self._points(state)[id], means)
+                    groups[id] = _nearest(state.tensors[POINTS][id], means)
         return groups
 
     def _tree(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensors:
@@ -188,7 +190,8 @@ class FedKin(Grouped):
 
         Level 0 is the whole group of the client. A client that has yet to take part has -1.
         """
-        groups, points, rounds = state.tensors[GROUP], self._points(state), state.tensors[ROUNDS]
+        groups, rounds = state.tensors[GROUP], state.tensors[ROUNDS]
+        points = state.tensors[SUM] / rounds.clamp(min=1)[:, None]
         trees = {}
         for group in groups.unique().tolist():
             members = (groups == group) & (rounds > 0) if group or not groups.any() else torch.zeros_like(groups) > 0
@@ -225,7 +228,7 @@ class FedKin(Grouped):
 
     def _of_others(self, state: ServerState, client: ClientId) -> Tensors:
         """Return the models of the groups that are nearest to a client, besides its own."""
-        means, point = self._means(state), self._points(state)[client]
+        means, point = self._means(state), state.tensors[POINTS][client]
         if means.pop(int(state.tensors[GROUP][client]), None) is None:
             return {}
         near = sorted(means, key=lambda group: _distance(point, means[group]))[:NEAREST]
@@ -252,10 +255,10 @@ class FedKin(Grouped):
         return _nearest(point, means) if means else 0
 
     def pictures(self, state: ServerState) -> Mapping[str, Picture]:
-        """Return the cosines of the clients' summed deviations, N×N; NaN for clients of which nothing is known."""
-        points = functional.normalize(self._points(state))
+        """Return the cosines of the clients' deviations while all had common weights, N×N; NaN for unknown ones."""
+        points = functional.normalize(state.tensors[POINTS])
         cosines = points @ points.T
-        unknown = state.tensors[SUM].norm(dim=1) == 0
+        unknown = state.tensors[POINTS].norm(dim=1) == 0
         cosines[unknown] = cosines[:, unknown] = torch.nan
         return {"kin": Picture(cosines, "Similarity of the clients' updates", "clients", "clients", similarity=True)}
 
@@ -273,12 +276,9 @@ class FedKin(Grouped):
         """Return True if there is no time in the first half of the run to ask again after this round."""
         return 2 * (server.round + self.first) >= server.rounds
 
-    def _points(self, state: ServerState) -> Tensor:
-        return state.tensors[SUM] / state.tensors[ROUNDS].clamp(min=1)[:, None]
-
     def _means(self, state: ServerState) -> dict[int, Tensor]:
         """Return the mean deviation of each group but that of the clients that have yet to take part."""
-        groups, points = state.tensors[GROUP], self._points(state)
+        groups, points = state.tensors[GROUP], state.tensors[POINTS]
         return {group: points[groups == group].mean(dim=0) for group in groups[groups > 0].unique().tolist()}
 
     def _sizes(self, server: Server) -> dict[str, int]:
@@ -380,11 +380,13 @@ def _joining(groups: Tensor, uploads: Mapping[ClientId, Message]) -> dict[int, i
     answers = {group: [of.numbers for id, of in uploads.items() if groups[id] == group] for group in sizes}
 
     def gain(group: int, other: int | str) -> float:
-        """Return by how much the group's clients lose less with another model; 0 if most have not told it."""
+        """Return by how much the group's clients lose less with another model; 0 if that is not sure, or not told."""
         names = f"{LOSS}.0", f"{LOSS}.{GROUP}{other}"
-        known = [told for told in answers[group] if all(name in told for name in names)]
-        more = 2 * len(known) > len(answers[group])
-        return math.fsum(told[names[0]] - told[names[1]] for told in known) if more else 0.0
+        less = [told[names[0]] - told[names[1]] for told in answers[group] if all(name in told for name in names)]
+        if not less or 2 * len(less) <= len(answers[group]):
+            return 0.0
+        error = np.std(less, ddof=1) * math.sqrt(len(less)) if len(less) > 1 else 0.0
+        return max(math.fsum(less) - SURE * float(error), 0.0)
 
     common = max(sizes, default=0) + 1
     joining = dict.fromkeys((group for group in sizes if gain(group, EVERYBODY) > 0), common)

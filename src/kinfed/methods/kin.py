@@ -38,32 +38,38 @@ def kin_tree(points: NDArray[np.float64], most: int) -> NDArray[np.int64]:
     return np.stack([fcluster(merged, count, "maxclust") for count in counts], axis=1).astype(np.int64)
 
 
-def best_cut(levels: NDArray[np.int64], costs: NDArray[np.float64]) -> NDArray[np.int64]:
+def best_cut(levels: NDArray[np.int64], costs: NDArray[np.float64], sure: float = 1.0) -> NDArray[np.int64]:
     """Choose the clusters of a tree in which the clients have the least cost in total.
 
-    A cluster stays whole if its clients' costs at its level are no higher in total than in the best clusters within it.
+    A cluster is divided if its clients' costs in the best clusters within it are lower in total than at its own level,
+    by more than some standard errors. (For one client that gains alone among many, the gain is about one.)
 
     >>> levels = np.array([[0, 0], [0, 0], [0, 1], [0, 1]])
-    >>> best_cut(levels, np.array([[5.0, 1.0], [5.0, 1.0], [5.0, 9.0], [5.0, 4.0]])).tolist()
+    >>> best_cut(levels, np.array([[5.0, 1.0], [5.0, 1.0], [5.0, 4.0], [5.0, 4.5]])).tolist()
     [0, 0, 1, 1]
 
     Args:
         levels: Cluster of each client at each level, N×L, one at the first level.
         costs: Cost of each client at each level, N×L; NaN for a client that has told none, which follows the others.
+        sure: Number of standard errors, over the clients, ≥ 0; 0 for the least cost.
 
     Returns:
         Number of each client's cluster, from 0 in the order of their first clients.
     """
-    told = np.nan_to_num(costs)
+    told = ~np.isnan(costs[:, 0])
 
-    def best(members: NDArray[np.int64], level: int) -> tuple[float, list[NDArray[np.int64]]]:
-        whole = float(told[members, level].sum())
+    def best(members: NDArray[np.int64], level: int) -> tuple[NDArray[np.float64], list[NDArray[np.int64]]]:
+        """Return the cost of each member in the best clusters, and these."""
+        whole = costs[members, level]
         if level + 1 == levels.shape[1]:
             return whole, [members]
-        finer = levels[members, level + 1]
-        parts = [best(members[finer == cluster], level + 1) for cluster in dict.fromkeys(finer.tolist())]
-        divided = sum(cost for cost, _ in parts)
-        return (divided, [own for _, within in parts for own in within]) if divided < whole else (whole, [members])
+        divided, clusters, finer = whole.copy(), [], levels[members, level + 1]
+        for cluster in dict.fromkeys(finer.tolist()):
+            divided[finer == cluster], within = best(members[finer == cluster], level + 1)
+            clusters += within
+        gains = (whole - divided)[told[members]]
+        error = gains.std(ddof=1) * np.sqrt(len(gains)) if len(gains) > 1 else 0.0
+        return (divided, clusters) if gains.sum() > sure * error else (whole, [members])
 
     _, clusters = best(np.arange(len(levels)), 0)
     labels = np.empty(len(levels), dtype=np.int64)
