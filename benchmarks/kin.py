@@ -1,6 +1,6 @@
 """Where kin matter: fedkin beside its baselines, its ceiling and the controls of the similarity methods.
 
-``python benchmarks/kin.py [--only NAME]... [--seed S] [--seeds R] [--work DIR] [--out DIR]``
+``python benchmarks/kin.py [--only FEDERATION]... [--method NAME]... [--controls] [--seed S] [--seeds R] [--out DIR]``
 
 In each federation, all methods are tuned alike on validation samples, and compared on R fresh seeds, each of which
 draws the clients anew (`kinfed.tune`). The controls run with the settings of the method that they belong to:
@@ -39,6 +39,7 @@ from kinfed.streams import torch_stream
 
 CEILING, HEAD_CEILING = "oracle_groups", "oracle_groups+fedper"
 METHODS = ["local", "fedavg", "fedper", "fedshibu", "cfl:after=5", "ifca", "fedkin", "fedkin+fedper"]
+ALL = [*METHODS, CEILING, HEAD_CEILING]
 
 COMMON: dict[str, Any] = {
     "clients": 20, "partition": "iid", "rounds": 25, "local_epochs": 2, "batch_size": 20, "lr_schedule": "cosine",
@@ -105,20 +106,20 @@ def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]
     fields = {**COMMON, **FEDERATIONS[name], "seed": asked.seed}
     if fields["data"] != "digits":
         fields["data"] = str(asked.data / fields["data"])
-    methods = [*METHODS, CEILING, HEAD_CEILING] if "shift" in fields else METHODS
+    methods = [of for of in asked.method or ALL if "shift" in fields or of not in (CEILING, HEAD_CEILING)]
     kinfed.tune(methods, out=work / "all", seeds=asked.seeds, quiet=True, **fields)
     runs = read_runs([work / "all"])
     rows = in_rows(runs)
     told = compared(runs)
-    for base, controls in CONTROLS.items():
-        own = {name: value for name, value in rows[base][0].config.items() if name == "lr"}
+    for base, controls in CONTROLS.items() if asked.controls else ():
+        own = {"lr": _settings(rows[base][0])["lr"]}
         for control, kind in controls.items():
             out = work / f"{base}-{control}"
             if (out / "comparison.toml").is_file():
                 kinfed.resume(out, quiet=True)
             else:
                 later = {**fields, **own, "seed": rows[base][0].summary["seed"]}
-                kinfed.compare([kind()], out=out, seeds=asked.seeds, quiet=True, **later)
+                kinfed.compare([kind], out=out, seeds=asked.seeds, quiet=True, **later)
             (row,) = [row for row in compared(read_runs([out])) if row != "local"]
             told[f"{base}, {control}"] = compared(read_runs([out]))[row]
             rows[f"{base}, {control}"] = in_rows(read_runs([out]))[row]
@@ -173,6 +174,8 @@ def main() -> None:
     """Measure what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[*FEDERATIONS], action="append", help="federation; repeatable [all]")
+    parser.add_argument("--method", choices=ALL, action="append", help="method; repeatable [all]")
+    parser.add_argument("--controls", action="store_true", help="run the controls as well; they need all methods")
     parser.add_argument("--seed", type=int, default=100, help="seed of the tuning; the fresh seeds follow it")
     parser.add_argument("--seeds", type=int, default=3, help="fresh seeds of a comparison")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with mnist and cifar10")

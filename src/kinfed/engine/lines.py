@@ -9,7 +9,7 @@ from typing import Any
 
 from kinfed.errors import RunFailed
 
-__all__ = ["Line", "checked_notes", "is_note", "is_of_evaluation"]
+__all__ = ["AGREEMENT", "Line", "checked_notes", "is_note", "is_of_evaluation"]
 
 Line = dict[str, Any]
 
@@ -17,7 +17,8 @@ OF_TRAINING = {
     "round", "lr", "clients", "refused", "train_loss", "train_cross_entropy", "train_term", "skipped_samples",
     "zero_step_clients", "down_bytes", "up_bytes",
 }  # fmt: skip
-OF_GROUPS = {"groups", "new_groups", "adjusted_rand_index", "pair_auc"}
+AGREEMENT = {"adjusted_rand_index", "pair_auc"}  # of groups or similarities with planted groups
+OF_GROUPS = {"groups", "new_groups", *AGREEMENT}
 OF_EVALUATION = {"global_acc", "untested", "client_acc"}
 ACCURACY = re.compile(r"_acc_(weighted|mean|std|worst_tenth)$")
 

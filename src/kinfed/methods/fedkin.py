@@ -260,7 +260,7 @@ class FedKin(Grouped):
         cosines = points @ points.T
         unknown = state.tensors[POINTS].norm(dim=1) == 0
         cosines[unknown] = cosines[:, unknown] = torch.nan
-        return {"kin": Picture(cosines, "Similarity of the clients' updates", "clients", "clients", similarity=True)}
+        return {"kin": Picture(cosines, "Similarity of updates", "clients", "clients", similarity=True)}
 
     def _latest(self, server: Server) -> int:
         """Return the round after which the clients are divided at the latest."""

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from kinfed.engine.lines import is_note
+from kinfed.engine.lines import AGREEMENT, Line, is_note
 from kinfed.report.folders import Run
 from kinfed.report.names import hypertext
 from kinfed.report.style import styled
@@ -65,18 +65,26 @@ def note_table(group: Sequence[Run]) -> Table:
 
 
 def _numbers(group: Sequence[Run]) -> dict[str, list[Curve]]:
-    """Return the rounds and values of each note that is a number, for each run, by name of the note."""
+    """Return the rounds and values of each note that is a number, for each run, by name of the note.
+
+    The number of the groups that a method has formed, and their agreement with planted ones, count as notes.
+    """
+    lines = [[_with_number_of_groups(line) for line in run.lines] for run in group]
     names = dict.fromkeys(
         name
-        for run in group
-        for line in run.lines
+        for of_run in lines
+        for line in of_run
         for name, value in line.items()
-        if is_note(name) and _is_number(value)
+        if (is_note(name) or name in AGREEMENT) and _is_number(value)
     )
     return {
-        name: [[(line["round"], line[name]) for line in run.lines if _is_number(line.get(name))] for run in group]
+        name: [[(line["round"], line[name]) for line in of_run if _is_number(line.get(name))] for of_run in lines]
         for name in names
     }
+
+
+def _with_number_of_groups(line: Line) -> Line:
+    return {**line, "number_of_groups": len({*line["groups"]})} if "groups" in line else line
 
 
 def _is_number(value: Any) -> bool:
