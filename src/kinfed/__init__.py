@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kinfed.learning import LocalTraining
     from kinfed.methods.central import Central
     from kinfed.methods.central_byol import CentralBYOL
+    from kinfed.methods.cfl import CFL
     from kinfed.methods.ditto import Ditto
     from kinfed.methods.fedavg import FedAvg
     from kinfed.methods.fedavg_crsm import FedAvgCRSM
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from kinfed.methods.fedcka import FedCKA
     from kinfed.methods.fedcrc import FedCRC
     from kinfed.methods.fedema import FedEMA
+    from kinfed.methods.fedkin import FedKin
     from kinfed.methods.fedper import FedPer
     from kinfed.methods.fedproto import FedProto
     from kinfed.methods.fedprox import FedProx
@@ -37,10 +39,12 @@ if TYPE_CHECKING:
     from kinfed.methods.fedu import FedU
     from kinfed.methods.fedvote import Vote
     from kinfed.methods.hetero_ssfl import HeteroSSFL
+    from kinfed.methods.ifca import IFCA
     from kinfed.methods.lg_fedavg import LGFedAvg
     from kinfed.methods.local import Local
     from kinfed.methods.local_ssl import LocalSSL
     from kinfed.methods.moon import MOON
+    from kinfed.methods.oracle_groups import OracleGroups
     from kinfed.methods.scaffold import SCAFFOLD
 
 _WHERE = {
@@ -79,6 +83,7 @@ _WHERE = {
     "LocalTraining": "kinfed.learning",
     "Central": "kinfed.methods.central",
     "CentralBYOL": "kinfed.methods.central_byol",
+    "CFL": "kinfed.methods.cfl",
     "Ditto": "kinfed.methods.ditto",
     "FedAvg": "kinfed.methods.fedavg",
     "FedAvgCRSM": "kinfed.methods.fedavg_crsm",
@@ -87,6 +92,7 @@ _WHERE = {
     "FedCKA": "kinfed.methods.fedcka",
     "FedCRC": "kinfed.methods.fedcrc",
     "FedEMA": "kinfed.methods.fedema",
+    "FedKin": "kinfed.methods.fedkin",
     "FedPer": "kinfed.methods.fedper",
     "FedProto": "kinfed.methods.fedproto",
     "FedProx": "kinfed.methods.fedprox",
@@ -94,16 +100,20 @@ _WHERE = {
     "FedSHIBU": "kinfed.methods.fedshibu",
     "FedSimSiam": "kinfed.methods.fedsimsiam",
     "FedU": "kinfed.methods.fedu",
+    "Vote": "kinfed.methods.fedvote",
     "HeteroSSFL": "kinfed.methods.hetero_ssfl",
+    "IFCA": "kinfed.methods.ifca",
     "LGFedAvg": "kinfed.methods.lg_fedavg",
     "Local": "kinfed.methods.local",
     "LocalSSL": "kinfed.methods.local_ssl",
     "MOON": "kinfed.methods.moon",
+    "OracleGroups": "kinfed.methods.oracle_groups",
     "SCAFFOLD": "kinfed.methods.scaffold",
-    "Vote": "kinfed.methods.fedvote",
 }
 
 __all__ = [
+    "CFL",
+    "IFCA",
     "IID",
     "MOON",
     "SCAFFOLD",
@@ -121,6 +131,7 @@ __all__ = [
     "FedCKA",
     "FedCRC",
     "FedEMA",
+    "FedKin",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -135,6 +146,7 @@ __all__ = [
     "Local",
     "LocalSSL",
     "LocalTraining",
+    "OracleGroups",
     "Partitioner",
     "ProcessExecutor",
     "Quantity",

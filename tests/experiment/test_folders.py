@@ -265,6 +265,7 @@ def test_more_rounds_end_with_the_bits_of_a_straight_run(compared: Path, straigh
     assert files(compared) == files(straight)
 
 
+@pytest.mark.slow
 def test_more_rounds_of_one_run_and_without_checkpoints_each_round(out: Path, tmp_path: Path) -> None:
     fields = {**SMALL, "checkpoint_every": 10, "ft_epochs": 1, "participation": 0.5}
     kinfed.run("fedshibu", out=out, **fields)
@@ -273,6 +274,7 @@ def test_more_rounds_of_one_run_and_without_checkpoints_each_round(out: Path, tm
     assert files(out) == files(tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_more_rounds_of_a_run_that_is_not_finished(compared: Path, straight: Path) -> None:
     one = compared / "fedper-seed0"
     (one / "summary.json").unlink()

@@ -77,6 +77,7 @@ def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_table_is_run_and_the_papers_numbers_stand_beside_ours(out: Path) -> None:
     path = kinfed.reproduce("a-table1", out=out, quiet=True)
     summaries = json.loads((out / "α=1" / "comparison.json").read_text())

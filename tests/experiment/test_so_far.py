@@ -59,6 +59,7 @@ def test_what_is_told_of_a_run_that_stopped_is_what_a_run_of_those_rounds_would_
     assert so_far.lines == whole.lines
 
 
+@pytest.mark.slow
 def test_a_line_that_is_being_written_is_left_out_only_while_the_run_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     stopped(out, 3)
@@ -84,6 +85,7 @@ def test_before_any_round_was_tested_there_is_nothing_to_show(tmp_path: Path) ->
         read_runs([tmp_path / "run"])
 
 
+@pytest.mark.slow
 def test_a_finished_run_has_one_summary(tmp_path: Path) -> None:
     out = tmp_path / "run"
     stopped(out, 3)

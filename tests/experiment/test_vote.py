@@ -436,6 +436,7 @@ def test_with_workers_the_same_bits(pool: Path, tmp_path: Path) -> None:
         assert (tmp_path / "0" / file).read_bytes() == (tmp_path / "2" / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_config_of_a_run_leaves_out_the_source_that_nobody_asked_for(pool: Path, compared: Path) -> None:
     texts = {name: (compared / f"{name}-seed0" / "config.toml").read_text() for name in ("fedvote", "fedvote+fedprox")}
     assert "\nsource = " not in texts["fedvote"]

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from kinfed.methods import METHODS, Method
+from kinfed.methods.fedkin import FedKin
+from kinfed.methods.grouped import Grouped
 from kinfed.testing import CHECKS, Check, check_learns, check_uneven_clients, uneven_round
 from tests.builders import small
 
@@ -15,7 +17,8 @@ STEPS = {"init", "update", "aggregate", "evaluated"}
 
 def is_quick(kind: type[Method]) -> bool:
     """Return True for methods with labels that have steps of their own: the others take long, or only declare parts."""
-    return kind.supervised and bool(STEPS & vars(kind).keys())
+    only_groups = issubclass(kind, Grouped) and kind is not FedKin
+    return kind.supervised and not only_groups and bool(STEPS & vars(kind).keys())
 
 
 NAMES = [name if is_quick(kind) else pytest.param(name, marks=pytest.mark.slow) for name, kind in METHODS.items()]

@@ -69,7 +69,10 @@ def within_groups(
 
 @pytest.mark.parametrize(
     ("wrapper", "base"),
-    [*itertools.product(["cfl", "ifca"], ["fedavg", "fedper", "scaffold"]), *(("fedkin", base) for base in WRAPPABLE)],
+    [
+        *itertools.product(["cfl", "ifca", "fedkin"], ["fedavg", "fedper", "scaffold"]),
+        *(pytest.param("fedkin", base, marks=pytest.mark.slow) for base in WRAPPABLE),
+    ],
 )
 def test_with_one_group_it_is_the_base_bit_for_bit(wrapper: str, base: str, tmp_path: Path) -> None:
     alone = run(build_runtime(base, rounds=2), tmp_path / "alone")

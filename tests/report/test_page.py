@@ -44,6 +44,7 @@ def test_the_page_says_what_was_run_and_holds_the_complete_config(page: Path) ->
     assert text.count("<details>") == 6
 
 
+@pytest.mark.slow
 def test_new_clients_are_told_of_where_there_are_any(page: Path, tmp_path: Path) -> None:
     assert "New clients" not in page.read_text()
     result = kinfed.run("fedper", out=tmp_path / "o", clients=10, new_clients=2, rounds=1, quiet=True)
@@ -89,6 +90,7 @@ def test_in_a_browser_every_figure_is_drawn_without_an_error(page: Path, tmp_pat
     assert dom.count('class="trace bars"') == 5
 
 
+@pytest.mark.slow
 def test_the_picture_is_a_picture(page: Path) -> None:
     with Image.open(page.with_suffix(".png")) as picture:
         assert picture.size[0] > 1000

@@ -72,6 +72,7 @@ def made(run: Run, method: str, *, supervised: bool, own: float, probed: float |
     return replace(run, summary=run.summary | {"method": method, "supervised": supervised, "metrics": metrics})
 
 
+@pytest.mark.slow
 def test_what_owes_to_everybody_s_labels_is_not_ranked_against_what_does_not(runs: list[Run]) -> None:
     fedbyol = made(runs[0], "fedbyol", supervised=False, own=0.9, probed=0.6)
     alone = made(runs[0], "local_ssl", supervised=False, own=0.8, probed=0.5)
@@ -86,6 +87,7 @@ def test_what_owes_to_everybody_s_labels_is_not_ranked_against_what_does_not(run
     assert verdict([worse, alone]).startswith("Training alone has the best representations (0.500 with a linear probe)")
 
 
+@pytest.mark.slow
 def test_means_by_architecture_stand_in_the_summary(runs: list[Run]) -> None:  # the question of the paper's table 4
     for run in runs:
         metrics, told = run.summary["metrics"], run.lines[-1]["client_acc"]
@@ -94,6 +96,7 @@ def test_means_by_architecture_stand_in_the_summary(runs: list[Run]) -> None:  #
             assert metrics[f"{kind}_acc_mean_of_mlp"] == pytest.approx(np.mean(told[kind][2:]))
 
 
+@pytest.mark.slow
 def test_neighbours_are_the_curve_where_there_is_no_accuracy_between_rounds(runs: list[Run]) -> None:
     figure = curves(runs)
     for run, trace in zip(runs, figure.data[:2], strict=True):
@@ -101,6 +104,7 @@ def test_neighbours_are_the_curve_where_there_is_no_accuracy_between_rounds(runs
     assert "nearest neighbours" in figure.layout.annotations[0].text
 
 
+@pytest.mark.slow
 def test_what_the_last_batch_leaves_out_is_not_laid_to_batchnorm(runs: list[Run]) -> None:
     told = [line for line in notes(runs) if "left out" in line]
     assert len(told) == 2
@@ -123,11 +127,13 @@ def test_a_collapsed_network_is_named_at_the_end(tmp_path: Path, monkeypatch: py
     assert "fedsimsiam, seed 0: the networks of clients 0, 1, 2, 3, 4 collapsed" in said
 
 
+@pytest.mark.slow
 def test_nobody_is_said_to_have_collapsed_who_has_not(runs: list[Run]) -> None:
     assert all(run.summary["collapsed"] == [] for run in runs)
     assert not any("collapsed" in line for line in notes(runs))
 
 
+@pytest.mark.slow
 def test_a_client_s_encoder_predicts_as_it_was_tested(path: Path) -> None:
     run = path / "hetero_ssfl-seed0"
     fed = federation_of(Config.checked(read_toml(run / "config.toml")))

@@ -57,19 +57,23 @@ class FedKin(Grouped):
        last round within every cluster of this tree of kin.
     3. In the next round each client tells how well the mean of its cluster at each level, from all clients down to a
        few, fits the samples that it held back. The groups are the clusters with the least loss (`best_cut`). It may be
-       one of all clients. From now on all samples are used.
+       one of all clients.
+    4. The same is done again within the groups, up to the middle of the run. Clients are now also asked about the
+       models of other groups, and about the mean of all: they may move, and groups may join one another, or all be one
+       again. After that, all samples are used.
 
-    Until then, models are the base's with fewer samples. A client that takes part for the first time after that begins
-    from the last common model, and joins the group that its update is nearest to.
+    A client that takes part for the first time after a division begins from the last common model, and joins the group
+    that its update is nearest to.
 
     >>> FedKin(first=5).primary
     'group'
 
     Attributes:
-        first: Number of rounds in which a client has taken part, on average, before the clients are asked; they are
-            asked after a third of all rounds at the latest, but never before round ``first``.
-        hold: Share of its samples that a client holds back until then.
-        most: Largest number of groups; the server keeps so many models while clients are asked.
+        first: Number of rounds in which a client has taken part, on average, before the clients are asked, and between
+            two questions; the first one is after a third of all rounds at the latest, but never before round ``first``.
+        hold: Share of its samples that a client holds back until the last question.
+        most: Largest number of groups into which a group is divided at a time; the server keeps so many models of each
+            group while clients are asked.
         sketch: Number d of values to which an update is hashed, ≥ 16; updates with fewer weights are exact.
     """
 
