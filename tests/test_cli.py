@@ -111,6 +111,7 @@ def test_every_field_of_the_config_is_an_option(kinfed, command: str) -> None:  
         assert re.search(rf"--{name.replace('_', '-')}\b", out)
 
 
+@pytest.mark.slow
 def test_the_command_line_overrules_the_file(kinfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # case 110
     (tmp_path / "experiment.toml").write_text(
         "methods = ['fedavg', 'fedprox']\nlr = 0.1\nrounds = 2\nclients = 10\nft_epochs = 1\n"
@@ -173,6 +174,7 @@ def test_a_run_in_which_all_clients_fail_ends_with_the_reason_and_leaves_no_proc
     assert multiprocessing.active_children() == before
 
 
+@pytest.mark.slow
 def test_without_out_a_new_folder_is_made_every_time(kinfed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     assert kinfed("run", "local", "--rounds", "1", "--clients", "10")[0] == 0
     (made,) = (tmp_path / "runs").iterdir()

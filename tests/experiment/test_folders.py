@@ -297,6 +297,7 @@ def test_more_rounds_are_refused_where_the_learning_rate_follows_from_their_numb
     assert files(out) == before
 
 
+@pytest.mark.slow
 def test_a_kill_while_rounds_are_added_is_made_good_by_the_same_command(
     compared: Path, straight: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_the_experiment_on_digits(tmp_path: Path) -> None:
         kinfed.reproduce("sftl-table1", out=tmp_path, quiet=True, seeds=2, **fields | {"batch_size": 16})
 
 
+@pytest.mark.slow
 def test_sources_and_clients_have_no_image_in_common(tmp_path: Path) -> None:
     fields = {"data": "digits", "model": "tiny_cnn", "clients": 5, "rounds": 1, "local_epochs": 1, "evaluate_every": 1}
     kinfed.reproduce("sftl-table1", out=tmp_path, quiet=True, seeds=1, **fields)

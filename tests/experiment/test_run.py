@@ -75,6 +75,7 @@ def test_the_summary_tells_the_last_round_and_the_best_beside_it(out: Path) -> N
     assert metrics["initial_acc_weighted"] == metrics["personal_acc_weighted"] != metrics["fine_tuned_acc_weighted"]
 
 
+@pytest.mark.slow
 def test_the_summary_tells_who_was_never_drawn_and_the_means_without_them(tmp_path: Path) -> None:  # case 336
     fields = {"clients": 10, "rounds": 2, "participation": 0.1, "ft_epochs": 0, "quiet": True}
     (run,) = read_runs([kinfed.run("fedper", out=tmp_path / "fedper", **fields).path])
@@ -213,6 +214,7 @@ def test_a_folder_that_exists_is_left_alone_unless_told_otherwise(out: Path) -> 
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_overwriting_with_what_does_not_fit_the_data_leaves_the_old_run(out: Path) -> None:
     kinfed.run("fedavg", out=out, **SMALL)
     before = files(out)
@@ -289,6 +291,7 @@ def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:  # case 96
     assert not same(anew, first)
 
 
+@pytest.mark.slow
 def test_the_models_that_clients_sent_last_are_saved_if_asked_for(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

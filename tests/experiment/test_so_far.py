@@ -45,6 +45,7 @@ def test_a_page_of_a_run_that_is_going_shows_the_rounds_that_are_done_and_says_s
     assert f"of its {ROUNDS} rounds" in pages[0]
 
 
+@pytest.mark.slow
 def test_what_is_told_of_a_run_that_stopped_is_what_a_run_of_those_rounds_would_tell(tmp_path: Path) -> None:
     stopped(tmp_path / "stopped", 3, lr_schedule="constant", ft_epochs=0)
     kinfed.run("fedavg", clients=5, rounds=3, lr_schedule="constant", ft_epochs=0, out=tmp_path / "three", quiet=True)

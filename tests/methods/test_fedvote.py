@@ -93,6 +93,7 @@ def test_methods_without_a_body_at_the_server_cannot() -> None:
     assert "fedvote" not in CARRIERS
 
 
+@pytest.mark.slow
 def test_a_vote_that_is_never_held_is_its_base_method(tmp_path: Path) -> None:
     for base in ("fedavg", "scaffold", "fedshibu"):
         never = replace(small(f"fedvote+{base}" if base != "fedavg" else "fedvote"), round=9)  # type: ignore[call-arg]

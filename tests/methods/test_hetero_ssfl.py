@@ -269,6 +269,7 @@ def test_with_normalised_grams_nobody_counts_for_more(sizes: dict[str, int]) -> 
 # -- reductions and options -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ssl", ["byol", "simsiam"])
 def test_without_the_term_it_is_local_ssl_bit_for_bit(ssl: str, tmp_path: Path) -> None:
     ours, local = (

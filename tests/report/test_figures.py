@@ -32,6 +32,7 @@ def test_seeds_are_averaged_in_the_rounds_in_which_all_of_them_were_measured() -
     assert mean_series([often, measured()], "acc")[0] == []
 
 
+@pytest.mark.slow
 def test_a_run_of_which_no_client_could_be_tested_has_a_picture(tmp_path: Path) -> None:  # case 115
     (run,) = read_runs([kinfed.run("fedper", out=tmp_path / "o", clients=10, rounds=1, quiet=True).path])
     run.lines[-1]["client_acc"] = {"personal": [None] * 10}

@@ -60,6 +60,7 @@ def test_new_clients_are_told_of_where_there_are_any(page: Path, tmp_path: Path)
         assert part in text
 
 
+@pytest.mark.slow
 def test_names_are_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     kinfed.run("local", out=folder, clients=10, rounds=1, quiet=True)

@@ -112,6 +112,7 @@ def test_what_the_last_batch_leaves_out_is_not_laid_to_batchnorm(runs: list[Run]
     assert not any("guessing" in line for line in notes(runs))  # log 10 is no bound on their losses
 
 
+@pytest.mark.slow
 def test_a_collapsed_network_is_named_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # case 80
     def constant(self: Any, x: torch.Tensor) -> torch.Tensor:
         return 0 * self.projector(self.body(x)) + 1
@@ -147,6 +148,7 @@ def test_a_client_s_encoder_predicts_as_it_was_tested(path: Path) -> None:
         assert correct(predictor.model, unnormalised(test)).double().mean().item() == pytest.approx(told[id])
 
 
+@pytest.mark.slow
 def test_a_body_alone_is_refused_by_load(tmp_path: Path) -> None:
     run = kinfed.run(
         "fedbyol", out=tmp_path / "out", settings={"fedbyol": NARROW}, model="tiny_cnn", linear_probe=False, **SMALL
