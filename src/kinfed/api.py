@@ -91,7 +91,7 @@ class Result:
         The columns are ``method``, ``against``, ``difference`` (mean less that of ``against``), ``low`` and ``high``
         (its 95 % interval), ``p`` and ``wilcoxon`` (p-values by Student's t and over the clients, with Holm's
         correction), ``over`` (the draws that the interval allows for), ``seeds``, ``clients`` and ``samples`` (numbers
-        of them). Values are NaN without a common seed. Rows with pooled data are left out.
+        of them). Values are NaN without a common seed. Ceilings are left out.
 
         Args:
             against: Name of a row; the best one that is no ceiling if not given.

@@ -233,3 +233,17 @@ def test_clients_without_groups_stay_together(tmp_path: Path) -> None:
     training = LocalTraining(lr=0.1, batch_size=16)
     line = run(build_runtime("fedkin", fed, rounds=16, training=training), tmp_path / "out").lines[-1]
     assert {*line["groups"]} == {0}
+
+
+def test_a_group_that_is_divided_shares_no_number_with_groups_that_become_one() -> None:
+    """Group 1 is cut in two in the same round in which groups 2 and 3 become one."""
+    method = FedKin()
+    server, state = started(method)
+    groups, levels = torch.tensor([1, 1, 2, 3]), torch.tensor([[1, 1], [1, 2], [1, 1], [1, 1]])
+    tensors = {**state.tensors, GROUP: groups, "kin.levels": levels}
+    tensors["kin.costs"] = torch.tensor([[5.0, 1.0], [5.0, 1.0], [3.0, 3.0], [3.0, 3.0]], dtype=torch.float64)
+    told = {f"{LOSS}.0": 3.0, f"{LOSS}.groupall": 1.0}
+    uploads = {0: Message(), 1: Message(), 2: Message(numbers=told), 3: Message(numbers=told)}
+    after = method.regrouped(server, ServerState(tensors, {**state.numbers, PHASE: ASKING}), uploads).tolist()
+    assert after[2] == after[3]
+    assert len({*after}) == 3

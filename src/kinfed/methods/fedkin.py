@@ -171,10 +171,9 @@ class FedKin(Grouped):
         if phase == ASKING and self._is_enough(server, state):
             levels, costs = state.tensors[LEVELS], state.tensors[COSTS]
             joining = _joining(groups, uploads)
-            for group in groups.unique().tolist():
-                if group in joining:
-                    groups[groups == group] = joining[group]
-                    continue
+            for group, other in joining.items():
+                groups[state.tensors[GROUP] == group] = other
+            for group in sorted({*state.tensors[GROUP].tolist()} - joining.keys()):
                 members = (state.tensors[GROUP] == group) & (levels[:, 0] >= 0)
                 kin = best_cut(levels[members].numpy(), costs[members].numpy()) if members.any() else np.zeros(1)
                 if kin.any():
@@ -232,13 +231,13 @@ class FedKin(Grouped):
 
     def _of_others(self, state: ServerState, client: ClientId) -> Tensors:
         """Return the models of the groups that are nearest to a client, besides its own."""
-        means, point = self._means(state), state.tensors[POINTS][client]
-        if means.pop(int(state.tensors[GROUP][client]), None) is None:
+        means, groups, point = self._means(state), state.tensors[GROUP], state.tensors[POINTS][client]
+        own = int(groups[client])
+        if own not in means:
             return {}
-        near = sorted(means, key=lambda group: _distance(point, means[group]))[:NEAREST]
+        near = sorted(means.keys() - {own}, key=lambda group: (_distance(point, means[group]), group))[:NEAREST]
         others = {f"{GROUP}{group}.{n}": of for group in near for n, of in of_group(state, group).tensors.items()}
-        groups = state.tensors[GROUP]
-        everybody = mean_state(state, {group: int((groups == group).sum()) for group in self._means(state)})
+        everybody = mean_state(state, {group: int((groups == group).sum()) for group in means})
         return {**others, **{f"{GROUP}{EVERYBODY}.{name}": of for name, of in everybody.tensors.items()}}
 
     def _is_enough(self, server: Server, state: ServerState) -> bool:

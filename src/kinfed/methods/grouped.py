@@ -118,7 +118,7 @@ class Grouped(Wrapper):
 def of_group(state: NamedTensors, group: int) -> ServerState:
     """Return the base's state of one group, from the state of all or from a message with it."""
     prefix = f"{GROUP}{group}."
-    tensors = {name.removeprefix(prefix): of for name, of in state.tensors.items() if name.startswith(prefix)}
+    tensors = {name.removeprefix(prefix): of for name, of in select(state.tensors, (prefix,)).items()}
     numbers = {name.removeprefix(prefix): of for name, of in state.numbers.items() if name.startswith(prefix)}
     return ServerState(tensors, numbers)
 
