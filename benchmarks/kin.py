@@ -1,6 +1,6 @@
 """Where kin matter: fedkin beside its baselines, its ceiling and the controls of the similarity methods.
 
-``python benchmarks/kin.py [--only FEDERATION]... [--method NAME]... [--controls] [--seed S] [--seeds R] [--out DIR]``
+``python benchmarks/kin.py [--only FEDERATION]... [--part PART]... [--controls] [--seed S] [--seeds R] [--out DIR]``
 
 In each federation, all methods are tuned alike on validation samples, and compared on R fresh seeds, each of which
 draws the clients anew (`kinfed.tune`). The controls run with the settings of the method that they belong to:
@@ -8,15 +8,15 @@ draws the clients anew (`kinfed.tune`). The controls run with the settings of th
 * **erased**: FedSHIBU's own weights are kept, and the rest of a row is spread equally over the other clients.
 * **permuted**: the others' weights in a row, or the clients of the groups that fedkin finds, change places by chance.
 
-A JSON file for each federation goes to the folder of ``--out``; finished ones are not repeated, and a stopped one
-continues. The last lines are the tables. MNIST and CIFAR-10 are read from the folder of ``--data``.
+The methods are tuned in parts, so that fedkin can be measured again without the others. The results of all parts that
+are there go to a JSON file for each federation in the folder of ``--out``. What is finished is not repeated, and what
+was stopped continues. The last lines are the table. MNIST and CIFAR-10 are read from the folder of ``--data``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,15 +38,18 @@ from kinfed.report.statistics import compare
 from kinfed.streams import torch_stream
 
 CEILING, HEAD_CEILING = "oracle_groups", "oracle_groups+fedper"
-METHODS = ["local", "fedavg", "fedper", "fedshibu", "cfl:after=5", "ifca", "fedkin", "fedkin+fedper"]
-ALL = [*METHODS, CEILING, HEAD_CEILING]
+PARTS = {
+    "others": ["local", "fedavg", "fedper", "cfl:after=5", CEILING],
+    "more": ["fedshibu", "ifca", HEAD_CEILING],
+    "fedkin": ["fedkin", "fedkin+fedper"],
+}
 
 COMMON: dict[str, Any] = {
     "clients": 20, "partition": "iid", "rounds": 25, "local_epochs": 2, "batch_size": 20, "lr_schedule": "cosine",
     "public": 64, "validation": 0.2, "ft_epochs": 0, "evaluate_every": 25,
 }  # fmt: skip
 MNIST = {"data": "mnist", "image_size": 14, "model": "tiny_cnn", "train_images": 20 * 50 + 64}
-CIFAR = {"data": "cifar10", "image_size": 16, "model": "tiny_cnn", "train_images": 20 * 250 + 64}
+CIFAR = {"data": "cifar10", "image_size": 16, "model": "tiny_cnn", "train_images": 20 * 250 + 64, "local_epochs": 1}
 DIGITS = {"data": "digits", "model": "tiny_cnn"}
 FEDERATIONS: dict[str, dict[str, Any]] = {
     **{f"mnist {name}": {**MNIST, "shift": f"{name}:4"} for name in ("rotate", "permute_labels", "invert")},
@@ -102,15 +105,19 @@ CONTROLS = {"fedshibu": {"erased": Erased, "permuted": Permuted}, "fedkin": {"pe
 
 
 def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """Tune and compare all methods in one federation, run the controls, and return the result as JSON values."""
+    """Tune and compare the methods of a federation, run the controls, and return all that is there as JSON values."""
     fields = {**COMMON, **FEDERATIONS[name], "seed": asked.seed}
     if fields["data"] != "digits":
         fields["data"] = str(asked.data / fields["data"])
-    methods = [of for of in asked.method or ALL if "shift" in fields or of not in (CEILING, HEAD_CEILING)]
-    kinfed.tune(methods, out=work / "all", seeds=asked.seeds, quiet=True, **fields)
-    runs = read_runs([work / "all"])
-    rows = in_rows(runs)
-    told = compared(runs)
+    for part in asked.part or PARTS:
+        methods = [of for of in PARTS[part] if "shift" in fields or of not in (CEILING, HEAD_CEILING)]
+        if part != "others":  # training alone is there, and need not be tuned again
+            (alone, *_) = in_rows(read_runs([work / "others"]))["local"]
+            methods = [*methods, f"local:lr={alone.config['lr']}"]
+        kinfed.tune(methods, out=work / part, seeds=asked.seeds, quiet=True, **fields)
+    runs = read_runs([work / part for part in PARTS if (work / part).is_dir()])
+    rows = {row: of for row, of in in_rows(runs).items() if not row.startswith("local:")}
+    told = {row: of for row, of in compared(runs).items() if row in rows}
     for base, controls in CONTROLS.items() if asked.controls else ():
         own = {"lr": _settings(rows[base][0])["lr"]}
         for control, kind in controls.items():
@@ -126,7 +133,7 @@ def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]
     against = [row for row in (CEILING, HEAD_CEILING, "fedavg", "fedper", "local") if row in told]
     return {
         "federation": name,
-        "seeds": [*told["fedavg"].seeds],
+        "seeds": [*told["local"].seeds],
         "rows": {
             row: {
                 "accuracy": round(of.mean, 4),
@@ -174,8 +181,8 @@ def main() -> None:
     """Measure what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[*FEDERATIONS], action="append", help="federation; repeatable [all]")
-    parser.add_argument("--method", choices=ALL, action="append", help="method; repeatable [all]")
-    parser.add_argument("--controls", action="store_true", help="run the controls as well; they need all methods")
+    parser.add_argument("--part", choices=[*PARTS], action="append", help="methods to tune; repeatable [all]")
+    parser.add_argument("--controls", action="store_true", help="run the controls as well")
     parser.add_argument("--seed", type=int, default=100, help="seed of the tuning; the fresh seeds follow it")
     parser.add_argument("--seeds", type=int, default=3, help="fresh seeds of a comparison")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with mnist and cifar10")
@@ -186,11 +193,8 @@ def main() -> None:
     results = []
     for name in asked.only or FEDERATIONS:
         called = f"kin-{name.replace(' ', '-')}-{asked.seed}"
-        file, work = asked.out / f"{called}.json", asked.work / called
-        if not file.is_file():
-            write_whole(file, json.dumps(measured(name, work, asked), indent=1) + "\n")
-            shutil.rmtree(work)
-        results.append(json.loads(file.read_text()))
+        results.append(measured(name, asked.work / called, asked))
+        write_whole(asked.out / f"{called}.json", json.dumps(results[-1], indent=1) + "\n")
         print(f"{name}: measured", flush=True)
     print(table(results))
 

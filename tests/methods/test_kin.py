@@ -95,5 +95,5 @@ def test_one_stranger_among_many_is_let_go() -> None:
 
 def test_a_client_that_has_told_nothing_follows_the_others_of_its_cluster() -> None:
     levels = np.array([[0, 0], [0, 0], [0, 1], [0, 1]])
-    costs = np.array([[5.0, 1.0], [np.nan, np.nan], [5.0, 4.0], [np.nan, np.nan]])
+    costs = np.array([[5.0, 1.0], [-1.0, -1.0], [5.0, 4.0], [-1.0, -1.0]])
     assert best_cut(levels, costs).tolist() == [0, 0, 1, 1]

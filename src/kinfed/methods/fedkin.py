@@ -45,6 +45,7 @@ EVERYBODY = "all"  # in place of a group's number: the mean of all groups' model
 NEAREST = 3  # other groups that a client is asked about
 SURE = 2.0  # standard errors by which another group's model must be better
 TINY = 1e-12
+UNTOLD = -1.0  # loss of a client that has yet to answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,6 @@ class FedKin(Grouped):
         sketch: Number d of values to which an update is hashed, ≥ 16; updates with fewer weights are exact.
     """
 
-    unknown: ClassVar[tuple[str, ...]] = (COSTS,)
     trial: ClassVar[Mapping[str, Any]] = {"first": 1}
 
     first: Annotated[int, Ge(1)] = 3
@@ -213,7 +213,7 @@ class FedKin(Grouped):
                     samples = sum(upload.numbers["samples"] for upload in theirs.values())
                     tensors |= {f"{LEAF}{group}-{leaf}.{name}": of for name, of in mean.tensors.items()}
                     tensors[f"{LEAF}{group}-{leaf}.{SAMPLES}"] = torch.tensor(samples, dtype=torch.float64)
-        return {**tensors, LEVELS: levels, COSTS: torch.full(levels.shape, torch.nan, dtype=torch.float64)}
+        return {**tensors, LEVELS: levels, COSTS: torch.full(levels.shape, UNTOLD, dtype=torch.float64)}
 
     def _of_levels(self, state: ServerState, client: ClientId) -> Tensors:
         """Return the mean of a client's cluster at each level that has another one than the level before."""
@@ -243,7 +243,7 @@ class FedKin(Grouped):
     def _is_enough(self, server: Server, state: ServerState) -> bool:
         """Return True if half of the clients have answered, or there is no more time to ask."""
         known = state.tensors[LEVELS][:, 0] >= 0
-        answered = ~state.tensors[COSTS][:, 0].isnan()
+        answered = state.tensors[COSTS][:, 0] != UNTOLD
         return bool(2 * answered.sum() >= known.sum()) or server.round >= 2 * server.rounds // 3
 
     def greeting(self, state: ServerState) -> Message:

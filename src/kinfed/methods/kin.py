@@ -50,13 +50,14 @@ def best_cut(levels: NDArray[np.int64], costs: NDArray[np.float64], sure: float 
 
     Args:
         levels: Cluster of each client at each level, N×L, one at the first level.
-        costs: Cost of each client at each level, N×L; NaN for a client that has told none, which follows the others.
+        costs: Cost of each client at each level, N×L; below 0 for a client that has told none, which
+            follows the others.
         sure: Number of standard errors, over the clients, ≥ 0; 0 for the least cost.
 
     Returns:
         Number of each client's cluster, from 0 in the order of their first clients.
     """
-    told = ~np.isnan(costs[:, 0])
+    told = costs[:, 0] >= 0
 
     def best(members: NDArray[np.int64], level: int) -> tuple[NDArray[np.float64], list[NDArray[np.int64]]]:
         """Return the cost of each member in the best clusters, and these."""
