@@ -27,7 +27,7 @@ from torch import Tensor
 
 import kinfed
 from kinfed.files import write_whole
-from kinfed.methods import ClientId, Message, Server, ServerState
+from kinfed.methods import ClientId, Message, Method, Server, ServerState
 from kinfed.methods.fedkin import FedKin
 from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.methods.grouped import GROUP
@@ -48,8 +48,14 @@ COMMON: dict[str, Any] = {
     "clients": 20, "partition": "iid", "rounds": 25, "local_epochs": 2, "batch_size": 20, "lr_schedule": "cosine",
     "public": 64, "validation": 0.2, "ft_epochs": 0, "evaluate_every": 25,
 }  # fmt: skip
-MNIST = {"data": "mnist", "image_size": 14, "model": "tiny_cnn", "train_images": 20 * 50 + 64}
-CIFAR = {"data": "cifar10", "image_size": 16, "model": "tiny_cnn", "train_images": 20 * 250 + 64, "local_epochs": 1}
+MNIST: dict[str, Any] = {"data": "mnist", "image_size": 14, "model": "tiny_cnn", "train_images": 20 * 50 + 64}
+CIFAR: dict[str, Any] = {
+    "data": "cifar10",
+    "image_size": 16,
+    "model": "tiny_cnn",
+    "train_images": 20 * 250 + 64,
+    "local_epochs": 1,
+}
 DIGITS = {"data": "digits", "model": "tiny_cnn"}
 FEDERATIONS: dict[str, dict[str, Any]] = {
     **{f"mnist {name}": {**MNIST, "shift": f"{name}:4"} for name in ("rotate", "permute_labels", "invert")},
@@ -101,7 +107,10 @@ class PermutedKin(FedKin):
         return groups[torch.randperm(len(groups), generator=torch_stream(server.seed, "permuted control"))]
 
 
-CONTROLS = {"fedshibu": {"erased": Erased, "permuted": Permuted}, "fedkin": {"permuted": PermutedKin}}
+CONTROLS: dict[str, dict[str, type[Method]]] = {
+    "fedshibu": {"erased": Erased, "permuted": Permuted},
+    "fedkin": {"permuted": PermutedKin},
+}
 
 
 def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from torch import Tensor
 
 from kinfed.data import load, make_federation, with_shift
 from kinfed.learning import LocalTraining
-from kinfed.methods import ClientState, Message, ServerState, fedkin
-from kinfed.methods.fedkin import ASKING, COMMON, HOLD, LOSS, MOVE, PHASE, ROUNDS, SETTLED, SUM, FedKin
+from kinfed.methods import ClientState, Message, ServerState, fedkin, kin_questions
+from kinfed.methods.fedkin import ASKING, COMMON, PHASE, ROUNDS, SETTLED, SUM, WATCH, FedKin
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.grouped import GROUP, of_group
+from kinfed.methods.kin_questions import LOSS, MOVE, SQUARE, Candidate, joining, question, read_losses
+from kinfed.methods.scaffold import SCAFFOLD
 from kinfed.streams import torch_stream
 from tests.builders import build_runtime, close, federation, run
 from tests.methods.test_grouped import within_groups
@@ -24,24 +27,13 @@ from tests.methods.test_grouped import within_groups
 GROUPS = [0, 1, 1, 0]
 
 
-def held_back(id: int, count: int) -> list[int]:
-    """The rows that a client holds back: a fifth, drawn once."""
-    return torch.randperm(count, generator=torch_stream(0, "held out", id))[: math.ceil(0.2 * count)].tolist()
-
-
 @pytest.mark.independent("fedkin")
 def test_groups_go_on_alone_from_the_common_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FedAvg without what is held back; in round 2 the clients answer; then FedAvg in the groups on all samples."""
-    monkeypatch.setattr(fedkin, "best_cut", lambda levels, costs: np.array(GROUPS))
+    """In round 2 the clients answer: FedAvg before, FedAvg in the groups after that."""
+    monkeypatch.setattr(fedkin, "best_cut", lambda levels, *told, sure=0.0: np.array(GROUPS) * (levels.shape[1] > 1))
     outcome = run(build_runtime(FedKin(first=1), rounds=4, fine_tuning=None), tmp_path / "out")
     assert [line["groups"] for line in outcome.lines] == [[0, 0, 0, 0], [1, 2, 2, 1], [1, 2, 2, 1], [1, 2, 2, 1]]
-    fed = federation()
-
-    def used(id: int, round: int) -> list[int]:
-        rows = range(len(fed.train(id)))
-        return [row for row in rows if round > 2 or row not in held_back(id, len(rows))]
-
-    for group, weights in within_groups(fed, GROUPS, rounds=4, common=1, used=used).items():
+    for group, weights in within_groups(federation(), GROUPS, rounds=4, common=1).items():
         assert close(of_group(outcome.state, group + 1).tensors, weights)
 
 
@@ -51,13 +43,20 @@ def started(method: FedKin, rounds: int = 400) -> tuple[Any, ServerState]:
     return runtime.server(1), method.init(runtime.server(0))
 
 
-def uploads_of(start: dict[str, Tensor], changes: list[Tensor], **numbers: list[float]) -> dict[int, Message]:
+def answers(losses: dict[str, float], samples: int = 10) -> dict[str, float]:
+    """What a client tells of models by name, if all its held-out samples have the same loss."""
+    told = {f"{LOSS}{name}": loss for name, loss in losses.items()}
+    pairs = itertools.combinations(losses, 2)
+    return told | {f"{SQUARE}{a}-{b}": (losses[a] - losses[b]) ** 2 / samples for a, b in pairs}
+
+
+def uploads_of(start: dict[str, Tensor], changes: list[Tensor], **numbers: float) -> dict[int, Message]:
     """Uploads of clients 0, 1, …, which changed the weights in given ways."""
     sizes = [tensor.numel() for tensor in start.values()]
     return {
         id: Message(
             {n: t + part.view_as(t) for (n, t), part in zip(start.items(), change.split(sizes), strict=True)},
-            {"samples": 10, "steps": 1, **{name.replace("_", "."): of[id] for name, of in numbers.items()}},
+            {"samples": 10, "steps": 1, **numbers},
         )
         for id, change in enumerate(changes)
     }
@@ -117,15 +116,13 @@ def asked() -> tuple[FedKin, Any, ServerState, list[Tensor]]:
     changes = [one, one * 1.1, other]
     state = method.aggregate(server, state, uploads_of(start, changes))
     assert state.numbers[PHASE] == ASKING
-    told = {"kin_loss_0": [2.0] * 3, "kin_loss_1": [1.0] * 3, "kin_loss_2": [2.0] * 3}
-    uploads = uploads_of(of_group(state, 0).tensors, changes, **told)
+    uploads = uploads_of(of_group(state, 0).tensors, changes, **answers({"0": 2.0, "1": 1.0, "2": 2.0}))
     return method, server, method.aggregate(server, state, uploads), changes
 
 
 def test_clients_that_do_better_apart_form_groups() -> None:
     *_, state, _ = asked()
     assert state.tensors[GROUP].tolist() == [1, 1, 2, 0]
-    assert not any(name.startswith("leaf") for name in state.tensors)
 
 
 def test_a_client_gets_a_model_for_each_level_only_when_it_is_asked() -> None:
@@ -137,13 +134,15 @@ def test_a_client_gets_a_model_for_each_level_only_when_it_is_asked() -> None:
     uploads = uploads_of(start, changes)
     state = method.aggregate(server, state, uploads)
     message = method.download(state, 0)
-    named = {name.partition(".")[0] for name in message.tensors}
-    assert named == {"body", "head", *(name for name in named if name.startswith("level"))}
-    assert close({n.removeprefix("level0."): t for n, t in message.tensors.items() if "level0" in n},
-                 of_group(state, 0).tensors)  # the mean of all  # fmt: skip
-    finest = max(name for name in named if name.startswith("level"))
-    assert close({n.removeprefix(f"{finest}."): t for n, t in message.tensors.items() if f"{finest}." in n},
-                 uploads[0].tensors)  # fmt: skip
+    asked = {name.removeprefix("kin.model.").partition(".")[0] for name in message.tensors if "kin.model" in name}
+    assert asked == {name.removeprefix("kin.share.") for name in message.numbers if "kin.share" in name}
+    model = kin_questions.under("kin.model.0.", message.tensors)
+    assert close(model, of_group(state, 0).tensors)  # the mean of all
+    assert message.numbers["kin.share.0"] == 1 / 4
+    finest = max(asked)
+    assert close(kin_questions.under(f"kin.model.{finest}.", message.tensors), uploads[0].tensors)
+    assert message.numbers[f"kin.share.{finest}"] == 1
+    assert close(kin_questions.under("kin.start.", message.tensors), start)
 
 
 def test_a_newcomer_joins_the_nearest_group_after_one_update_from_the_common_model() -> None:
@@ -157,16 +156,72 @@ def test_a_newcomer_joins_the_nearest_group_after_one_update_from_the_common_mod
     assert close(of_group(joined, 2).tensors, of_group(state, 2).tensors)  # its first update has another start
 
 
-def test_what_is_held_back_is_not_trained_on(tmp_path: Path) -> None:
-    runtime = build_runtime(FedKin(), rounds=400)
+def test_a_client_takes_its_own_part_out_of_a_mean_before_it_tests_it() -> None:
+    """What it tells is the loss of the mean of the others; if there are none, that of where all began."""
+    method, client = FedKin(), build_runtime("fedavg").client(0, 1)
+    start = client.model.tensors()
+    own, one, other = ({n: t + torch.randn_like(t) for n, t in start.items()} for _ in range(3))
+    mean = {n: 0.5 * own[n] + 0.2 * one[n] + 0.3 * other[n] for n in start}
+    others = {n: 0.4 * one[n] + 0.6 * other[n] for n in start}
+    state = ClientState({f"kin.trained.{name}": tensor for name, tensor in own.items()})
+    asked = {
+        "0": Candidate(mean, 0.5),
+        "1": Candidate(others, 0.0),
+        "2": Candidate(own, 1.0),
+        "3": Candidate(start, 0.0),
+    }
+    message = question(start, asked)
+    told = kin_questions.answers(method.base, client, Message({**message.tensors, **start}, message.numbers), state)
+    sums = [told[f"{LOSS}{which}"] for which in asked]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-4)
+    assert sums[2] == sums[3]
+    assert told[f"{SQUARE}2-3"] == 0 < told[f"{SQUARE}0-2"]
+    assert close(client.model.tensors(), start)
+    assert not kin_questions.answers(
+        method.base, client, Message({**message.tensors, **start}, message.numbers), ClientState()
+    )
+
+
+def test_what_a_model_believes_of_the_frequencies_of_classes_is_left_out() -> None:
+    """Another bias of the head changes the loss as it is, but not what a client tells."""
+    client = build_runtime("fedavg").client(0, 1)
+    start = client.model.tensors()
+    other = {**start, "head.bias": start["head.bias"] + torch.linspace(0, 0.2, 10)}
+    message = question(start, {"0": Candidate(start, 0.0), "1": Candidate(other, 0.0)})
+    told = kin_questions.answers(
+        FedKin().base, client, Message({**message.tensors, **start}, message.numbers), ClientState()
+    )
+    assert told[f"{LOSS}0"] == pytest.approx(told[f"{LOSS}1"], rel=1e-3)
+
+
+def test_a_client_with_a_loss_that_is_not_finite_tells_nothing() -> None:
+    client = build_runtime("fedavg").client(0, 1)
+    start = client.model.tensors()
+    broken = {name: tensor * torch.nan for name, tensor in start.items()}
+    message = question(start, {"0": Candidate(start, 0.0), "1": Candidate(broken, 0.0)})
+    sent = Message({**message.tensors, **start}, message.numbers)
+    assert not kin_questions.answers(FedKin().base, client, sent, ClientState())
+
+
+def test_a_level_without_a_model_has_the_losses_of_the_level_before() -> None:
+    sums, squares = read_losses(answers({"0": 3.0, "2": 1.0}), levels=4)  # type: ignore[misc]
+    assert sums.tolist() == [3, 3, 1, 1]
+    assert squares[0].tolist() == pytest.approx([0, 0, 0.4, 0.4])
+    for spoilt in ({LOSS + "0": -1.0}, {f"{SQUARE}0-2": -1.0}):
+        assert read_losses({**answers({"0": 3.0, "2": 1.0}), **spoilt}, levels=4) is None
+    assert read_losses(answers({"1": 3.0, "2": 1.0}), levels=4) is None
+
+
+def test_a_client_keeps_what_it_trained_only_while_it_may_be_asked() -> None:
+    runtime = build_runtime(FedKin(SCAFFOLD()), rounds=400)
     method, client = runtime.method, runtime.client(0, 1)
     message = method.download(method.init(runtime.server(0)), 0)
-    upload, _ = method.update(client, message, ClientState())
-    assert message.numbers[HOLD] == 1
-    trained = len(client.train) - math.ceil(0.2 * len(client.train))
-    assert upload.numbers["samples"] == len(client.train)  # its weight
-    assert upload.numbers["steps"] == math.ceil(trained / 16)
-    assert set(method._held(client).tolist()) == {*held_back(0, len(client.train))}  # type: ignore[attr-defined]
+    upload, state = method.update(client, message, ClientState())
+    trained = {name: tensor for name, tensor in state.tensors.items() if name.startswith("kin.trained.")}
+    change = {name: upload.tensors[f"change.{name}"] for name, _ in client.model.named_parameters()}
+    assert close({f"kin.trained.{n}": message.tensors[n] + of for n, of in change.items()}, trained)
+    _, state = method.update(client, Message(message.tensors, {**message.numbers, WATCH: 0.0}), state)
+    assert not any(name.startswith("kin.") for name in state.tensors)
 
 
 @pytest.mark.parametrize(
@@ -185,23 +240,24 @@ def test_groups_join_where_their_clients_do_better(
     groups = torch.tensor([1, 1, 2, 2])
     uploads = {}
     for id in range(4):
-        told = {f"{LOSS}.0": own[id]}
+        told = {"0": own[id]}
         for other, losses in others.items():
             if other == "all" or other != str(int(groups[id])):
-                told[f"{LOSS}.group{other}"] = losses[id % len(losses)]
-        uploads[id] = Message(numbers=told)
-    assert fedkin._joining(groups, uploads) == expected
+                told["all" if other == "all" else f"group{other}"] = losses[id % len(losses)]
+        uploads[id] = Message(numbers=answers(told))
+    assert joining(groups, uploads) == expected
 
 
 def test_a_move_to_a_group_that_is_not_there_is_left_out() -> None:
     method, server, state, changes = asked()
     start = of_group(state, 1).tensors
     state = ServerState(state.tensors, {**state.numbers, PHASE: ASKING})
-    levels = {"kin.levels": torch.zeros(4, 1, dtype=torch.int64), "kin.costs": torch.zeros(4, 1, dtype=torch.float64)}
+    none = {"kin.losses": torch.zeros(4, 1).double(), "kin.squares": torch.zeros(4, 1, 1).double()}
+    levels = {"kin.levels": torch.zeros(4, 1, dtype=torch.int64), **none}
     state = ServerState({**state.tensors, **levels}, state.numbers)
     for to, expected in ((2.0, [2, 1, 2, 0]), (7.0, [1, 1, 2, 0]), (0.0, [1, 1, 2, 0]), (1.5, [1, 1, 2, 0])):
         (upload,) = uploads_of(start, [changes[0]]).values()
-        moving = Message(upload.tensors, {**upload.numbers, MOVE: to, f"{LOSS}.0": 1.0})
+        moving = Message(upload.tensors, {**upload.numbers, MOVE: to, f"{LOSS}0": 1.0})
         assert method.aggregate(server, state, {0: moving}).tensors[GROUP].tolist() == expected
 
 
@@ -241,8 +297,9 @@ def test_a_group_that_is_divided_shares_no_number_with_groups_that_become_one() 
     server, state = started(method)
     groups, levels = torch.tensor([1, 1, 2, 3]), torch.tensor([[1, 1], [1, 2], [1, 1], [1, 1]])
     tensors = {**state.tensors, GROUP: groups, "kin.levels": levels}
-    tensors["kin.costs"] = torch.tensor([[5.0, 1.0], [5.0, 1.0], [3.0, 3.0], [3.0, 3.0]], dtype=torch.float64)
-    told = {f"{LOSS}.0": 3.0, f"{LOSS}.groupall": 1.0}
+    tensors["kin.losses"] = torch.tensor([[5.0, 1.0], [5.0, 1.0], [3.0, 3.0], [3.0, 3.0]], dtype=torch.float64)
+    tensors["kin.squares"] = (tensors["kin.losses"][:, :, None] - tensors["kin.losses"][:, None]).square() / 10
+    told = answers({"0": 3.0, "all": 1.0})
     uploads = {0: Message(), 1: Message(), 2: Message(numbers=told), 3: Message(numbers=told)}
     after = method.regrouped(server, ServerState(tensors, {**state.numbers, PHASE: ASKING}), uploads).tolist()
     assert after[2] == after[3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,17 +36,16 @@ def within_groups(
     groups: Sequence[int],
     rounds: int = 3,
     common: int = 0,
-    used: Callable[[int, int], list[int]] | None = None,
 ) -> dict[int, Tensors]:
     """FedAvg in each group by an implementation of its own: torch and state dicts, with kinfed's data and streams.
 
-    In the first ``common`` rounds, all clients are one group. ``used`` gives a client's rows in a round.
+    In the first ``common`` rounds, all clients are one group.
     """
     models = {group: build("tiny_cnn", (1, 8, 8), 10, 0).state_dict() for group in groups}
     for round, group in itertools.product(range(1, rounds + 1), [*models]):
         weights = models[group]
         members = [id for id in range(len(fed)) if round <= common or groups[id] == group]
-        samples = {id: fed.train(id).take(used(id, round)) if used else fed.train(id) for id in members}
+        samples = {id: fed.train(id) for id in members}
         total: Tensors = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in weights.items()}
         for id in members:
             model = build("tiny_cnn", (1, 8, 8), 10, 99)

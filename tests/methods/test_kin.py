@@ -51,6 +51,11 @@ def test_few_clients_have_a_tree(clients: int) -> None:
     assert len({*levels[:, -1].tolist()}) == clients
 
 
+def of_equal_samples(losses: NDArray[np.float64], samples: int = 100) -> NDArray[np.float64]:
+    """Squared standard errors of a client with n samples whose differences are as large as their deviation."""
+    return (losses[:, :, None] - losses[:, None, :]) ** 2 / samples
+
+
 def cuts(levels: Levels, members: list[int], level: int = 0) -> Iterator[list[tuple[list[int], int]]]:
     """All ways to divide a cluster into clusters of the tree, each with its level."""
     yield [(members, level)]
@@ -67,7 +72,7 @@ def test_no_other_clusters_of_the_tree_cost_less(seed: int, clients: int) -> Non
     stream = np.random.default_rng(seed)
     levels = kin_tree(stream.normal(size=(clients, 3)), most=4)
     costs = stream.uniform(size=levels.shape)
-    labels = best_cut(levels, costs, sure=0)
+    labels = best_cut(levels, costs, of_equal_samples(costs), sure=0)
     least = min(sum(costs[own, level].sum() for own, level in cut) for cut in cuts(levels, [*range(clients)]))
     found = [[i for i in range(clients) if labels[i] == label] for label in range(labels.max() + 1)]
     own = [cut for cut in cuts(levels, [*range(clients)]) if sorted(own for own, _ in cut) == sorted(found)]
@@ -76,24 +81,26 @@ def test_no_other_clusters_of_the_tree_cost_less(seed: int, clients: int) -> Non
 
 def test_of_equal_costs_the_larger_cluster_stays() -> None:
     levels = kin_tree(planted([2, 2])[0], most=4)
-    assert not best_cut(levels, np.ones(levels.shape)).any()
+    costs = np.ones(levels.shape)
+    assert not best_cut(levels, costs, of_equal_samples(costs)).any()
 
 
 def test_a_gain_within_the_error_is_no_reason_to_divide() -> None:
     levels = np.array([[0, 0], [0, 0], [0, 1], [0, 1]])
     costs = np.array([[5.0, 4.0], [5.0, 6.0], [5.0, 4.0], [5.0, 5.5]])  # gains 1, -1, 1, -0.5
-    assert not best_cut(levels, costs).any()
-    assert best_cut(levels, costs, sure=0).any()
+    assert not best_cut(levels, costs, of_equal_samples(costs, 1)).any()
+    assert best_cut(levels, costs, of_equal_samples(costs, 1), sure=0).any()
 
 
-def test_one_stranger_among_many_is_let_go() -> None:
-    """Its gain alone is one standard error; that of the others, who are rid of it, is more."""
+@pytest.mark.parametrize(("samples", "expected"), [(9, 0), (10, 1)])
+def test_one_stranger_among_many_is_let_go_by_three_standard_errors(samples: int, expected: int) -> None:
+    """Its gain is √n standard errors, however many clients gain nothing."""
     levels = np.array([[0, 0]] * 19 + [[0, 1]])
-    costs = np.array([[1.0, 0.99]] * 19 + [[5.0, 1.0]])
-    assert best_cut(levels, costs).tolist() == [0] * 19 + [1]
+    costs = np.array([[1.0, 1.0]] * 19 + [[5.0, 1.0]])
+    assert best_cut(levels, costs, of_equal_samples(costs, samples)).tolist() == [0] * 19 + [expected]
 
 
 def test_a_client_that_has_told_nothing_follows_the_others_of_its_cluster() -> None:
     levels = np.array([[0, 0], [0, 0], [0, 1], [0, 1]])
     costs = np.array([[5.0, 1.0], [-1.0, -1.0], [5.0, 4.0], [-1.0, -1.0]])
-    assert best_cut(levels, costs).tolist() == [0, 0, 1, 1]
+    assert best_cut(levels, costs, of_equal_samples(costs)).tolist() == [0, 0, 1, 1]

@@ -68,16 +68,26 @@ def correct(model: Model, samples: Samples, among: Tensor | None = None) -> Tens
     return logits.argmax(dim=1) == samples.labels
 
 
-def losses(model: Model, samples: Samples) -> Tensor:
+RAREST = 1e-9  # smallest frequency of a class that a model is taken to believe in
+
+
+def losses(model: Model, samples: Samples, frequencies: Tensor | None = None) -> Tensor:
     """Compute the cross-entropy of a model on each of n labelled samples, n in float64.
 
     Args:
         model: Model to test; it is left in evaluation mode.
         samples: n samples on the model's device.
+        frequencies: Frequency of each class where the samples are from, K, all > 0: the probability of each class is
+            multiplied by its frequency over the model's mean probability on the samples, as in Saerens, Latinne and
+            Decaestecker 2002 (https://doi.org/10.1162/089976602753284446). What the model believes of the frequencies
+            of classes is then left out of the loss. None for the model as it is.
     """
     assert samples.labels is not None
-    logits = features(model, samples, "head")
-    return functional.cross_entropy(logits.double(), samples.labels, reduction="none")
+    logits = features(model, samples, "head").double()
+    if frequencies is not None:
+        believed = logits.softmax(dim=1).mean(dim=0).clamp(min=RAREST)
+        logits = logits.log_softmax(dim=1) + (frequencies / believed).log()
+    return functional.cross_entropy(logits, samples.labels, reduction="none")
 
 
 def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> dict[str, float | None]:

@@ -12,7 +12,17 @@ from typing import ClassVar
 from kinfed.errors import InputError
 from kinfed.learning import AfterStep, BeforeStep, Objective, Phase, cross_entropy, train
 from kinfed.methods.aggregation import weighted_mean
-from kinfed.methods.method import Client, ClientId, ClientState, Message, Method, Server, ServerState
+from kinfed.methods.method import (
+    Client,
+    ClientId,
+    ClientState,
+    Message,
+    Method,
+    NamedTensors,
+    Server,
+    ServerState,
+    Site,
+)
 from kinfed.models import ALL, NOTHING, Model, Part, Source, Tensors, select
 
 __all__ = ["FedAvg"]
@@ -129,16 +139,16 @@ class FedAvg(Method):
             tensors={n: tensors[n].expand_as(own) if n in tensors else own for n, own in state.tensors.items()},
         )
 
-    def change(self, server: Server, state: ServerState, upload: Message) -> Tensors:
+    def change(self, site: Site, start: NamedTensors, upload: Message) -> Tensors:
         """Return the change of the shared parameters in a client's training, by name; buffers are left out.
 
         Args:
-            server: Server in this round.
-            state: State of the server before the round, from which the client began.
+            site: Server or client in this round.
+            start: State of the server before the round, or the message with which the client began.
             upload: Upload of the client.
         """
-        names = [name for name, _ in server.model.named_parameters() if name.startswith(self.shared)]
-        return {name: upload.tensors[name] - state.tensors[name] for name in names}
+        names = [name for name, _ in site.model.named_parameters() if name.startswith(self.shared)]
+        return {name: upload.tensors[name] - start.tensors[name] for name in names}
 
     def upload_like(self, server: Server) -> Tensors:
         """Tensors of the shared part of the model."""

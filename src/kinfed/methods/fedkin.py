@@ -14,16 +14,27 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from annotated_types import Ge, Gt, Le
-from numpy.typing import NDArray
+from annotated_types import Ge
 from torch import Tensor
 from torch.nn import functional
 
-from kinfed.data.samples import Samples
-from kinfed.learning import losses
 from kinfed.methods.aggregation import mean_of
-from kinfed.methods.grouped import GROUP, Grouped, mean_state, of_group
+from kinfed.methods.grouped import GROUP, Grouped, of_group
 from kinfed.methods.kin import best_cut, kin_tree
+from kinfed.methods.kin_questions import (
+    EVERYBODY,
+    MOVE,
+    Candidate,
+    answers,
+    joining,
+    question,
+    read_losses,
+    trained,
+    under,
+    with_trained,
+    without_question,
+    without_trained,
+)
 from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState
 from kinfed.methods.picture import Picture
 from kinfed.models import HEAD, Tensors, select
@@ -33,19 +44,17 @@ __all__ = ["FedKin"]
 
 SUM, ROUNDS, POINTS = "kin.sum", "kin.rounds", "kin.points"  # tensors of the server's state
 COMMON, SCALES = "kin.common", "kin.scales"
-LEVELS, COSTS = "kin.levels", "kin.costs"  # further ones, while the clients are asked
-PHASE, ATTEMPTS = "kin.phase", "kin.attempts"  # numbers of the server's state
+LEVELS, LOSSES, SQUARES = "kin.levels", "kin.losses", "kin.squares"  # further ones, while the clients are asked
+BEGAN, WEIGHTS = "kin.began", "kin.weights"
+LEAF, START = "kin.leaf", "kin.start"  # prefixes of theirs: mean models of the finest clusters; where groups began
+OF_QUESTION = (LEVELS, LOSSES, SQUARES, BEGAN, WEIGHTS, LEAF, START)
+PHASE, ASKED, DUE = "kin.phase", "kin.asked", "kin.due"  # numbers of the server's state
 GATHERING, ASKING, SETTLED = 0.0, 1.0, 2.0  # phases
-LEAF, LEVEL = "leaf", "level"  # prefixes of the models of the tree: in the state by leaf, in messages by level
-HOLD = "kin.hold"  # number of a message: 1 if samples are held back
-LOSS = "kin.loss"  # prefix of numbers of an upload: the sum of held-out losses with the model of a level
-SAMPLES = "samples"
-MOVE = "kin.move"  # number of an upload: the group that the client moves to
-EVERYBODY = "all"  # in place of a group's number: the mean of all groups' models
+WATCH = "kin.watch"  # number of a message: 1 if the client shall keep what it trained, since it may be asked
+QUESTIONS = 5  # at most, until the clients are divided
 NEAREST = 3  # other groups that a client is asked about
-SURE = 2.0  # standard errors by which another group's model must be better
-TINY = 1e-12
 UNTOLD = -1.0  # loss of a client that has yet to answer
+TINY = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +62,15 @@ class FedKin(Grouped):
     """FedAvg until the clients tell that they do better among kin, then FedAvg in each group of kin.
 
     1. Clients with similar data change common weights alike. Over the first rounds, the server adds up how the updates
-       of each client differ from the mean. Every client holds some of its samples back.
-    2. The server clusters the clients by these sums, ever more finely (`kin_tree`), and averages the updates of the
-       last round within every cluster of this tree of kin.
-    3. In the next round each client tells how well the mean of its cluster at each level, from all clients down to a
-       few, fits the samples that it held back. The groups are the clusters with the least loss (`best_cut`). It may be
-       one of all clients.
-    4. The same is done again within the groups, up to the middle of the run. Clients are now also asked about the
-       models of other groups, and about the mean of all: they may move, and groups may join one another, or all be one
-       again. After that, all samples are used.
+       of each client differ from the mean.
+    2. The server clusters the clients by these sums, ever more finely (`kin_tree`), and averages the models of the last
+       round within every cluster of this tree of kin.
+    3. In the next round each client takes its own part out of the mean of its cluster, at each level from all clients
+       down to itself alone, and tells how well the rest fits its samples (`kin_questions.answers`). The groups are the
+       clusters with the least loss (`best_cut`). It may be one of all clients; then they are asked again in the next
+       rounds, unless all do worse in any smaller cluster.
+    4. Some rounds after a division, the clients are asked once more, about the models of other groups and about the
+       mean of all: they may move, and groups may join one another, or all be one again.
 
     A client that takes part for the first time after a division begins from the last common model, and joins the group
     that its update is nearest to.
@@ -70,18 +79,16 @@ class FedKin(Grouped):
     'group'
 
     Attributes:
-        first: Number of rounds in which a client has taken part, on average, before the clients are asked, and between
-            two questions; the first one is after a third of all rounds at the latest, but never before round ``first``.
-        hold: Share of its samples that a client holds back until the last question.
-        most: Largest number of groups into which a group is divided at a time; the server keeps so many models of each
-            group while clients are asked.
+        first: Number of rounds in which a client has taken part, on average, before the clients are asked, and again
+            from a division to the last question. The first one is after a third of all rounds at the latest, but never
+            before round ``first``, nor in runs with fewer than ``first`` + 2 rounds.
+        most: Largest number of groups; the server keeps so many models while clients are asked.
         sketch: Number d of values to which an update is hashed, ≥ 16; updates with fewer weights are exact.
     """
 
     trial: ClassVar[Mapping[str, Any]] = {"first": 1}
 
-    first: Annotated[int, Ge(1)] = 3
-    hold: Annotated[float, Gt(0), Le(0.5)] = 0.2
+    first: Annotated[int, Ge(1)] = 5
     most: Annotated[int, Ge(2)] = 16
     sketch: Annotated[int, Ge(16)] = 4096
 
@@ -90,7 +97,7 @@ class FedKin(Grouped):
     def init(self, server: Server) -> ServerState:
         """Initial state: one group, in which nothing is known of the clients.
 
-        With one client, or too few rounds to ask, there is never another group, and nothing is held back.
+        With one client, or too few rounds to ask, there is never another group.
         """
         state, sizes = super().init(server), self._sizes(server)
         width = min(self.sketch, sum(sizes.values()))
@@ -102,31 +109,36 @@ class FedKin(Grouped):
             SCALES: torch.ones(len(sizes), dtype=torch.float64),
         }
         phase = GATHERING if server.clients > 1 and self._latest(server) + 1 < server.rounds else SETTLED
-        return ServerState({**state.tensors, **known}, {**state.numbers, PHASE: phase, ATTEMPTS: 0.0})
+        numbers = {PHASE: phase, ASKED: 0.0, DUE: float(self.first)}
+        return ServerState({**state.tensors, **known}, {**state.numbers, **numbers})
 
     def download(self, state: ServerState, client: ClientId) -> Message:
-        """Message of the base with the model of the client's group; when it is asked, with a model for each level."""
+        """Message of the base with the model of the client's group; when it is asked, with a question."""
         own, phase = super().download(state, client), state.numbers[PHASE]
-        models = {**self._of_levels(state, client), **self._of_others(state, client)} if phase == ASKING else {}
-        return Message({**own.tensors, **models}, {**own.numbers, HOLD: float(phase != SETTLED)})
+        asked = Message()
+        if phase == ASKING and state.tensors[LEVELS][client, 0] >= 0:
+            start = under(f"{START}{int(state.tensors[BEGAN][client])}.", state.tensors)
+            asked = question(start, self._candidates(state, client))
+        numbers = {**own.numbers, **asked.numbers, WATCH: float(phase != SETTLED)}
+        return Message({**own.tensors, **asked.tensors}, numbers)
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Add up what the updates tell of the clients, form groups when it is time, and aggregate in each one."""
         told = ServerState({**state.tensors, **self.learned(server, state, uploads)}, state.numbers)
-        if state.numbers[PHASE] == ASKING:
-            told = _with_answers(told, uploads)
+        phase, asked, due = (state.numbers[name] for name in (PHASE, ASKED, DUE))
+        told = _with_answers(told, uploads) if phase == ASKING else told
         after = super().aggregate(server, told, uploads)
-        tensors = {**select(told.tensors, ("kin.", f"{GROUP}0.", LEAF)), **after.tensors}
-        phase, attempts = state.numbers[PHASE], state.numbers[ATTEMPTS]
-        if phase == GATHERING and self._is_time(server, told):
-            phase, tensors = ASKING, {**tensors, **self._tree(server, told, uploads)}
-        elif phase == ASKING and self._is_enough(server, told):
-            attempts += 1
-            phase = SETTLED if self._is_last(server) else GATHERING
-            tensors = {name: of for name, of in tensors.items() if not name.startswith((LEAF, LEVELS, COSTS))}
-        elif phase == GATHERING and 2 * server.round >= server.rounds:
-            phase = SETTLED
-        return ServerState(tensors, {**after.numbers, PHASE: phase, ATTEMPTS: attempts})
+        tensors = {**select(told.tensors, ("kin.", f"{GROUP}0.")), **after.tensors}
+        answered = phase == ASKING and self._is_enough(server, told)
+        if answered:
+            changed = not torch.equal(after.tensors[GROUP], state.tensors[GROUP])
+            asked, due = asked + 1, due + (self.first if changed else 1)
+            again = changed or (_may_divide(told) and asked < QUESTIONS)
+            phase = GATHERING if again and not state.tensors[GROUP].any() else SETTLED
+            tensors = {name: of for name, of in tensors.items() if not name.startswith(OF_QUESTION)}
+        if phase == GATHERING and self._is_time(server, told, due):
+            phase, tensors = ASKING, {**tensors, **self._tree(server, told, after.tensors[GROUP], uploads)}
+        return ServerState(tensors, {**after.numbers, PHASE: phase, ASKED: asked, DUE: due})
 
     def learned(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensors:
         """Return the sums of the clients' deviations, with what is needed to compare a newcomer.
@@ -144,7 +156,7 @@ class FedKin(Grouped):
                 for id in ids:
                     sums[id] = self._hashed(server, self._units(server, start, uploads[id]), scales) - common
                     rounds[id], points[id] = 1, sums[id]
-            elif state.numbers[PHASE] == GATHERING and len(ids) > 1:
+            elif state.numbers[PHASE] != SETTLED and len(ids) > 1:
                 mean, of_group_scales = self._mean_and_scales(server, start, [uploads[id] for id in ids])
                 centre = self._hashed(server, mean, of_group_scales)
                 for id in ids:
@@ -169,15 +181,15 @@ class FedKin(Grouped):
         """Form the groups in which the clients do best once enough have answered; after that, admit newcomers."""
         groups, phase = state.tensors[GROUP].clone(), state.numbers[PHASE]
         if phase == ASKING and self._is_enough(server, state):
-            levels, costs = state.tensors[LEVELS], state.tensors[COSTS]
-            joining = _joining(groups, uploads)
-            for group, other in joining.items():
+            levels, losses, squares = (state.tensors[name].numpy() for name in (LEVELS, LOSSES, SQUARES))
+            joins = joining(groups, uploads)
+            for group, other in joins.items():
                 groups[state.tensors[GROUP] == group] = other
-            for group in sorted({*state.tensors[GROUP].tolist()} - joining.keys()):
-                members = (state.tensors[GROUP] == group) & (levels[:, 0] >= 0)
-                kin = best_cut(levels[members].numpy(), costs[members].numpy()) if members.any() else np.zeros(1)
+            for group in sorted({*state.tensors[GROUP].tolist()} - joins.keys()):
+                members = (state.tensors[GROUP].numpy() == group) & (levels[:, 0] >= 0)
+                kin = best_cut(levels[members], losses[members], squares[members])
                 if kin.any():
-                    groups[members] = int(groups.max()) + 1 + torch.from_numpy(kin)
+                    groups[torch.from_numpy(members)] = int(groups.max()) + 1 + torch.from_numpy(kin)
             there = {*groups.unique().tolist()} - {0}
             for id, upload in uploads.items():
                 if upload.numbers.get(MOVE) in there:
@@ -188,62 +200,78 @@ class FedKin(Grouped):
                     groups[id] = _nearest(state.tensors[POINTS][id], means)
         return groups
 
-    def _tree(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensors:
-        """Return the clusters of each client at each level, and for each of the finest ones its mean of this round.
+    def _tree(self, server: Server, state: ServerState, groups: Tensor, uploads: Mapping[ClientId, Message]) -> Tensors:
+        """Return the clusters of each client at each level, and the mean models of the finest ones in this round.
 
-        Level 0 is the whole group of the client. A client that has yet to take part has -1.
+        Level 0 is the whole group of the client; once there are groups, they are not divided again, and it is the only
+        level. A client that has yet to take part has -1.
+
+        Args:
+            server: Server in this round.
+            state: State before the round, with what was learned in it.
+            groups: Group of each client after the round, N.
+            uploads: Usable uploads by client.
         """
-        groups, rounds = state.tensors[GROUP], state.tensors[ROUNDS]
+        began, rounds = state.tensors[GROUP], state.tensors[ROUNDS]
         points = state.tensors[SUM] / rounds.clamp(min=1)[:, None]
-        trees = {}
-        for group in groups.unique().tolist():
-            members = (groups == group) & (rounds > 0) if group or not groups.any() else torch.zeros_like(groups) > 0
-            if members.any():
-                trees[group] = members, torch.from_numpy(kin_tree(points[members].numpy(), self.most))
+        known = (rounds > 0) & ((began > 0) | ~began.any())  # a newcomer's update began elsewhere
+        trees, most = {}, 1 if groups.any() else self.most
+        for group in groups[known].unique().tolist():
+            members = known & (groups == group)
+            trees[group] = members, torch.from_numpy(kin_tree(points[members].numpy(), most))
         levels = torch.full((server.clients, max(tree.shape[1] for _, tree in trees.values())), -1)
+        weights = torch.zeros(server.clients, dtype=torch.float64)
         tensors: Tensors = {}
+        starts = {group: of_group(state, group) for group in began[known].unique().tolist()}
         for group, (members, tree) in trees.items():
             finest = tree[:, -1:].expand(-1, levels.shape[1] - tree.shape[1])
             levels[members] = torch.cat([tree, finest], dim=1)
+            theirs = {id: upload for id, upload in uploads.items() if members[id]}
+            for id, upload in theirs.items():
+                weights[id] = upload.numbers["samples"]
             for leaf in tree[:, -1].unique().tolist():
-                theirs = {id: of for id, of in uploads.items() if members[id] and levels[id, -1] == leaf}
-                if theirs:
-                    alone = replace(server, clients=len(theirs))
-                    mean = self.base.download(self.base.aggregate(alone, of_group(state, group), theirs), 0)
-                    samples = sum(upload.numbers["samples"] for upload in theirs.values())
-                    tensors |= {f"{LEAF}{group}-{leaf}.{name}": of for name, of in mean.tensors.items()}
-                    tensors[f"{LEAF}{group}-{leaf}.{SAMPLES}"] = torch.tensor(samples, dtype=torch.float64)
-        return {**tensors, LEVELS: levels, COSTS: torch.full(levels.shape, UNTOLD, dtype=torch.float64)}
+                ids = [id for id in theirs if levels[id, -1] == leaf]
+                shares = (weights[ids] / weights[ids].sum()).tolist()
+                mean = mean_of(shares, (trained(server, self.base, starts[int(began[id])], uploads[id]) for id in ids))
+                tensors |= {f"{LEAF}{group}-{leaf}.{name}": tensor for name, tensor in mean.items()}
+        names = [name for name, _ in server.model.named_parameters() if name.startswith(self.base.shared)]
+        for group, start in starts.items():
+            tensors |= {f"{START}{group}.{name}": start.tensors[name] for name in names}
+        untold = torch.full(levels.shape, UNTOLD, dtype=torch.float64)
+        answers = {LOSSES: untold, SQUARES: torch.zeros_like(untold[:, :, None] * untold[0])}
+        return {**tensors, **answers, LEVELS: levels, BEGAN: began, WEIGHTS: weights}
 
-    def _of_levels(self, state: ServerState, client: ClientId) -> Tensors:
-        """Return the mean of a client's cluster at each level that has another one than the level before."""
+    def _candidates(self, state: ServerState, client: ClientId) -> dict[str, Candidate]:
+        """Return the models about which a client is asked, by name.
+
+        These are those of its cluster at each level that has another one than the level before, those of the groups
+        that are nearest, and that of all clients if there are several groups. Whether it does better alone is asked at
+        first only: later, its own samples are learned by heart, and any mean of others fits them worse.
+        """
         levels, groups, last = state.tensors[LEVELS], state.tensors[GROUP], None
-        models: Tensors = {}
-        for level in range(levels.shape[1]) if levels[client, 0] >= 0 else ():
-            members = (levels[:, level] == levels[client, level]) & (groups == groups[client])
-            leaves = [_leaf(state, int(groups[client]), leaf) for leaf in levels[members, -1].unique().tolist()]
-            there = [leaf for leaf in leaves if leaf]
-            samples = [leaf.pop(SAMPLES).item() for leaf in there]
-            if there and last != (last := members.nonzero().flatten().tolist()):
-                mean = mean_of([size / sum(samples) for size in samples], there)
-                models |= {f"{LEVEL}{level}.{name}": tensor for name, tensor in mean.items()}
-        return models
-
-    def _of_others(self, state: ServerState, client: ClientId) -> Tensors:
-        """Return the models of the groups that are nearest to a client, besides its own."""
-        means, groups, point = self._means(state), state.tensors[GROUP], state.tensors[POINTS][client]
-        own = int(groups[client])
-        if own not in means:
-            return {}
-        near = sorted(means.keys() - {own}, key=lambda group: (_distance(point, means[group]), group))[:NEAREST]
-        others = {f"{GROUP}{group}.{n}": of for group in near for n, of in of_group(state, group).tensors.items()}
-        everybody = mean_state(state, {group: int((groups == group).sum()) for group in means})
-        return {**others, **{f"{GROUP}{EVERYBODY}.{name}": of for name, of in everybody.tensors.items()}}
+        own, known, means = int(groups[client]), levels[:, 0] >= 0, self._means(state)
+        clusters = {}
+        for level in range(levels.shape[1]):
+            members = known & (levels[:, level] == levels[client, level]) & (groups == own)
+            if last is None or not torch.equal(members, last):
+                clusters[str(level)] = last = members
+        if own in means:
+            point = state.tensors[POINTS][client]
+            near = sorted(means.keys() - {own}, key=lambda group: (_distance(point, means[group]), group))[:NEAREST]
+            clusters |= {f"{GROUP}{group}": known & (groups == group) for group in near}
+            clusters |= {EVERYBODY: known} if near else {}
+        candidates: dict[str, Candidate] = {}
+        for which, members in clusters.items():
+            if (weight := state.tensors[WEIGHTS][members].sum().item()) > 0:
+                share = state.tensors[WEIGHTS][client].item() / weight if members[client] else 0.0
+                if share < 1 or not state.numbers[ASKED] or not candidates:
+                    candidates[which] = Candidate(_mean(state, members), share)
+        return candidates
 
     def _is_enough(self, server: Server, state: ServerState) -> bool:
         """Return True if half of the clients have answered, or there is no more time to ask."""
         known = state.tensors[LEVELS][:, 0] >= 0
-        answered = state.tensors[COSTS][:, 0] != UNTOLD
+        answered = state.tensors[LOSSES][:, 0] != UNTOLD
         return bool(2 * answered.sum() >= known.sum()) or server.round >= 2 * server.rounds // 3
 
     def greeting(self, state: ServerState) -> Message:
@@ -269,15 +297,9 @@ class FedKin(Grouped):
         """Return the round after which the clients are divided at the latest."""
         return max(self.first, math.ceil(server.rounds / 3))
 
-    def _is_time(self, server: Server, state: ServerState) -> bool:
-        attempts = state.numbers[ATTEMPTS]
-        often = state.tensors[ROUNDS].double().mean() >= self.first * (attempts + 1)
-        known = bool(state.tensors[ROUNDS].any())
-        return known and (bool(often) or (not attempts and server.round >= self._latest(server)))
-
-    def _is_last(self, server: Server) -> bool:
-        """Return True if there is no time in the first half of the run to ask again after this round."""
-        return 2 * (server.round + self.first) >= server.rounds
+    def _is_time(self, server: Server, state: ServerState, due: float) -> bool:
+        rounds, late = state.tensors[ROUNDS], not state.numbers[ASKED] and server.round >= self._latest(server)
+        return bool(rounds.any()) and (rounds.double().mean().item() >= due or late)
 
     def _means(self, state: ServerState) -> dict[int, Tensor]:
         """Return the mean deviation of each group but that of the clients that have yet to take part."""
@@ -306,109 +328,40 @@ class FedKin(Grouped):
     # -- at the client -------------------------------------------------------------------------------------------------
 
     def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
-        """Train as the base does, until the groups are formed without what is held back; answer if asked."""
-        own, held = _own(message), self._held(client) if message.numbers.get(HOLD) else ()
-        answers: dict[str, float] = {}
-        samples = len(client.train)  # the client's weight, also while it holds some back
-        if len(held):
-            answers = self._answers(client, message, state, client.train.take(held))
-            client = replace(client, train=client.train.take(np.setdiff1d(np.arange(len(client.train)), held)))
-        upload, state = self.base.update(client, own, state)
-        return replace(upload, numbers={**upload.numbers, **answers, "samples": samples}), state
+        """Train as the base does; answer if asked, and keep what was trained while there may be a question."""
+        told, own = answers(self.base, client, message, state), without_question(message)
+        upload, after = self.base.update(client, own, without_trained(state))
+        upload = replace(upload, numbers={**upload.numbers, **told})
+        return upload, with_trained(after, trained(client, self.base, own, upload)) if message.numbers[WATCH] else after
 
     def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         """Models of the client with the model of its group."""
-        return super().evaluated(client, _own(message), state)
-
-    def _held(self, client: Client) -> NDArray[np.int64]:
-        """Return the rows of the training samples that a client holds back, the same in every round; none of one."""
-        size = min(math.ceil(self.hold * len(client.train)), len(client.train) - 1)
-        rows = torch.randperm(len(client.train), generator=torch_stream(client.seed, "held out", client.id))
-        return np.sort(rows[:size].numpy())
-
-    def _answers(self, client: Client, message: Message, state: ClientState, held: Samples) -> dict[str, float]:
-        """Return the sum of the held-out losses with the model of each level, and the group to which the client moves.
-
-        It moves if another group's model is better than the mean of its own by more than two standard errors.
-        """
-        named = dict.fromkeys(name.partition(".")[0] for name in select(message.tensors, (LEVEL, GROUP)))
-        initial, private = client.model.tensors(), select(state.tensors, self.base.private)
-        told = {}
-        for which in named:
-            model = {n.removeprefix(f"{which}."): of for n, of in select(message.tensors, (f"{which}.",)).items()}
-            client.model.load({**private, **select(model, self.base.shared)})
-            told[which] = losses(client.model, held)
-        client.model.load(initial)
-        answers = {f"{LOSS}.{which.removeprefix(LEVEL)}": of.sum().item() for which, of in told.items()}
-        others = [which for which in told if which.startswith(GROUP) and which != f"{GROUP}{EVERYBODY}"]
-        if others and f"{LEVEL}0" in told and len(held) > 1:
-            best = min(others, key=lambda which: told[which].sum().item())
-            less = told[f"{LEVEL}0"] - told[best]
-            if less.mean() > SURE * less.std() / math.sqrt(len(held)):
-                answers[MOVE] = float(best.removeprefix(GROUP))
-        return answers
+        return super().evaluated(client, without_question(message), without_trained(state))
 
 
-def _own(message: Message) -> Message:
-    """Return the message of the base, without the models of levels."""
-    tensors = {name: tensor for name, tensor in message.tensors.items() if not name.startswith((LEVEL, GROUP))}
-    return Message(tensors, {name: number for name, number in message.numbers.items() if name != HOLD})
+def _mean(state: ServerState, members: Tensor) -> Tensors:
+    """Return the mean model of some clients, N of True or False, from those of the finest clusters."""
+    groups, finest, weights = state.tensors[GROUP], state.tensors[LEVELS][:, -1], state.tensors[WEIGHTS]
+    theirs = {(int(groups[id]), int(finest[id])) for id in members.nonzero().flatten().tolist() if weights[id] > 0}
+    leaves = sorted(theirs)
+    sizes = torch.stack([weights[(groups == group) & (finest == leaf)].sum() for group, leaf in leaves])
+    return mean_of((sizes / sizes.sum()).tolist(), [under(f"{LEAF}{g}-{leaf}.", state.tensors) for g, leaf in leaves])
 
 
 def _with_answers(state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-    """Return the state with the clients' answers; at a level without a model of its own it is that of the level before.
-
-    An answer with a number that is not finite, or below 0, is left out.
-    """
-    costs = state.tensors[COSTS].clone()
+    """Return the state with the losses that clients tell."""
+    sums, squares = state.tensors[LOSSES].clone(), state.tensors[SQUARES].clone()
     for id, upload in uploads.items():
-        told = [upload.numbers.get(f"{LOSS}.{level}") for level in range(costs.shape[1])]
-        if told[0] is not None and all(loss is None or 0 <= loss < math.inf for loss in told):
-            for level, loss in enumerate(told):
-                costs[id, level] = costs[id, level - 1] if loss is None else loss
-    return replace(state, tensors={**state.tensors, COSTS: costs})
+        if (told := read_losses(upload.numbers, sums.shape[1])) is not None:
+            sums[id], squares[id] = told
+    return replace(state, tensors={**state.tensors, LOSSES: sums, SQUARES: squares})
 
 
-def _joining(groups: Tensor, uploads: Mapping[ClientId, Message]) -> dict[int, int]:
-    """Return the groups that join another one, and which, by the losses on what their clients hold back.
-
-    Groups that do better with the mean of all groups' models become one, with a new number. Others join the group whose
-    model fits their clients better than their own; of two that would join each other, the larger one stays.
-
-    Args:
-        groups: Group of each client, N.
-        uploads: Usable uploads by client, with answers.
-    """
-    sizes = {group: int((groups == group).sum()) for group in groups.unique().tolist() if group}
-    answers = {group: [of.numbers for id, of in uploads.items() if groups[id] == group] for group in sizes}
-
-    def gain(group: int, other: int | str) -> float:
-        """Return by how much the group's clients lose less with another model; 0 if that is not sure, or not told."""
-        names = f"{LOSS}.0", f"{LOSS}.{GROUP}{other}"
-        less = [told[names[0]] - told[names[1]] for told in answers[group] if all(name in told for name in names)]
-        if not less or 2 * len(less) <= len(answers[group]):
-            return 0.0
-        error = np.std(less, ddof=1) * math.sqrt(len(less)) if len(less) > 1 else 0.0
-        return max(math.fsum(less) - SURE * float(error), 0.0)
-
-    common = max(sizes, default=0) + 1
-    joining = dict.fromkeys((group for group in sizes if gain(group, EVERYBODY) > 0), common)
-    if len(joining) < 2:
-        joining = {}
-    for group in sorted(sizes, key=lambda group: sizes[group]):
-        if group in joining or group in joining.values():
-            continue
-        less = {other: gain(group, other) for other in sizes.keys() - {group} - joining.keys()}
-        best = max(less, key=lambda other: (less[other], -other), default=None)
-        if best is not None and less[best] > 0:
-            joining[group] = best
-    return joining
-
-
-def _leaf(state: ServerState, group: int, leaf: int) -> Tensors:
-    """Return the mean of a finest cluster of a group, with its number of samples; empty without one."""
-    prefix = f"{LEAF}{group}-{leaf}."
-    return {name.removeprefix(prefix): tensor for name, tensor in select(state.tensors, (prefix,)).items()}
+def _may_divide(state: ServerState) -> bool:
+    """Return True if clients have a lower loss in smaller clusters, however little."""
+    groups, levels, sums, squares = (state.tensors[name].numpy() for name in (GROUP, LEVELS, LOSSES, SQUARES))
+    of_groups = [(groups == group) & (levels[:, 0] >= 0) for group in np.unique(groups)]
+    return any(best_cut(levels[of], sums[of], squares[of], sure=0).any() for of in of_groups)
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

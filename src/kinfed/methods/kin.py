@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 __all__ = ["best_cut", "kin_tree"]
 
+SURE = 3.0  # standard errors by which a loss must be lower
 STEP = 1.4  # ratio of the numbers of clusters of neighbouring levels
 
 
@@ -38,41 +39,45 @@ def kin_tree(points: NDArray[np.float64], most: int) -> NDArray[np.int64]:
     return np.stack([fcluster(merged, count, "maxclust") for count in counts], axis=1).astype(np.int64)
 
 
-def best_cut(levels: NDArray[np.int64], costs: NDArray[np.float64], sure: float = 1.0) -> NDArray[np.int64]:
-    """Choose the clusters of a tree in which the clients have the least cost in total.
+def best_cut(
+    levels: NDArray[np.int64], losses: NDArray[np.float64], squares: NDArray[np.float64], sure: float = SURE
+) -> NDArray[np.int64]:
+    """Choose the clusters of a tree in which the clients have the least loss in total.
 
-    A cluster is divided if its clients' costs in the best clusters within it are lower in total than at its own level,
-    by more than some standard errors. (For one client that gains alone among many, the gain is about one.)
+    A cluster is divided if its clients' samples have a lower loss in the best clusters within it than at its own level:
+    the sum of the differences d over the samples must be above ``sure`` · √(Σ d²), which is so many standard errors
+    where there is no difference.
 
-    >>> levels = np.array([[0, 0], [0, 0], [0, 1], [0, 1]])
-    >>> best_cut(levels, np.array([[5.0, 1.0], [5.0, 1.0], [5.0, 4.0], [5.0, 4.5]])).tolist()
-    [0, 0, 1, 1]
+    >>> levels, losses = np.array([[0, 0], [0, 1]]), np.array([[5.0, 1.0], [5.0, 4.0]])
+    >>> of_all = (losses[:, :, None] - losses[:, None]) ** 2 / 10  # each client has ten samples, with equal losses
+    >>> best_cut(levels, losses, of_all).tolist()
+    [0, 1]
 
     Args:
         levels: Cluster of each client at each level, N×L, one at the first level.
-        costs: Cost of each client at each level, N×L; below 0 for a client that has told none, which
-            follows the others.
-        sure: Number of standard errors, over the clients, ≥ 0; 0 for the least cost.
+        losses: Sum of the losses of each client's samples at each level, N×L. A client whose losses are the same at all
+            levels follows the others.
+        squares: Sums over the same samples of the squared differences of the losses at two levels, N×L×L.
+        sure: Number of standard errors, ≥ 0; 0 for the least loss.
 
     Returns:
         Number of each client's cluster, from 0 in the order of their first clients.
     """
-    told = costs[:, 0] >= 0
 
-    def best(members: NDArray[np.int64], level: int) -> tuple[NDArray[np.float64], list[NDArray[np.int64]]]:
-        """Return the cost of each member in the best clusters, and these."""
-        whole = costs[members, level]
+    def best(members: NDArray[np.int64], level: int) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
+        """Return the best clusters of some clients, and the level of each client's cluster."""
+        whole = np.full(len(members), level)
         if level + 1 == levels.shape[1]:
             return whole, [members]
-        divided, clusters, finer = whole.copy(), [], levels[members, level + 1]
+        finer, chosen, clusters = levels[members, level + 1], whole.copy(), []
         for cluster in dict.fromkeys(finer.tolist()):
-            divided[finer == cluster], within = best(members[finer == cluster], level + 1)
+            chosen[finer == cluster], within = best(members[finer == cluster], level + 1)
             clusters += within
-        gains = (whole - divided)[told[members]]
-        error = gains.std(ddof=1) * np.sqrt(len(gains)) if len(gains) > 1 else 0.0
-        return (divided, clusters) if gains.sum() > sure * error else (whole, [members])
+        gain = (losses[members, level] - losses[members, chosen]).sum()
+        error = np.sqrt(squares[members, level, chosen].sum())
+        return (chosen, clusters) if gain > sure * error else (whole, [members])
 
-    _, clusters = best(np.arange(len(levels)), 0)
+    _, clusters = best(np.arange(len(levels)), 0) if len(levels) else ((), [])
     labels = np.empty(len(levels), dtype=np.int64)
     for number, members in enumerate(sorted(clusters, key=lambda members: members[0])):
         labels[members] = number

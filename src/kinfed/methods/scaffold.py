@@ -14,7 +14,17 @@ from annotated_types import Gt
 
 from kinfed.methods.aggregation import weighted_mean
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState, unread
+from kinfed.methods.method import (
+    Client,
+    ClientId,
+    ClientState,
+    Message,
+    NamedTensors,
+    Server,
+    ServerState,
+    Site,
+    unread,
+)
 from kinfed.models import ALL, Tensors, select
 
 __all__ = ["SCAFFOLD"]
@@ -104,9 +114,9 @@ class SCAFFOLD(FedAvg):
         c = {name: c[name] + torch.stack([dc[name] for dc in dcs]).sum(dim=0) / server.clients for name in c}
         return ServerState({**x, **_named(CONTROL, c)})
 
-    def change(self, server: Server, state: ServerState, upload: Message) -> Tensors:
+    def change(self, site: Site, start: NamedTensors, upload: Message) -> Tensors:
         """Return the change Δy_i of the parameters."""
-        del server, state
+        del site, start
         return _under(CHANGE, upload.tensors)
 
     def upload_like(self, server: Server) -> Tensors:
