@@ -174,7 +174,8 @@ class FedKin(Grouped):
         mean: Tensors = {}
         for upload in uploads:
             for name, unit in self._units(server, start, upload).items():
-                mean[name] = mean.get(name, torch.zeros_like(unit)) + unit / len(uploads)
+                part = unit.div_(len(uploads))
+                mean[name] = mean[name].add_(part) if name in mean else part
         return mean, torch.stack([1 - of.square().sum() for of in mean.values()]).clamp(min=TINY).sqrt()
 
     def regrouped(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensor:
@@ -319,11 +320,17 @@ class FedKin(Grouped):
 
     def _hashed(self, server: Server, tensors: Tensors, scales: Tensor) -> Tensor:
         """Divide tensors by their scales, and hash their concatenation to d values by a count sketch."""
-        joined = torch.cat([tensor / scale for tensor, scale in zip(tensors.values(), scales, strict=True)])
-        if len(joined) <= self.sketch:
-            return joined
-        places, signs = _places_and_signs(server.seed, len(joined), self.sketch)
-        return torch.zeros(self.sketch, dtype=torch.float64).index_add_(0, places, signs * joined)
+        parts = [tensor / scale for tensor, scale in zip(tensors.values(), scales, strict=True)]
+        entries = sum(map(len, parts))
+        if entries <= self.sketch:
+            return torch.cat(parts)
+        places, signs = _places_and_signs(server.seed, entries, self.sketch)
+        hashed, begin = torch.zeros(self.sketch, dtype=torch.float64), 0
+        for part in parts:  # one after the other: a copy of all of them takes more time than the sums
+            end = begin + len(part)
+            hashed.index_add_(0, places[begin:end], part.mul_(signs[begin:end]))
+            begin = end
+        return hashed
 
     # -- at the client -------------------------------------------------------------------------------------------------
 
