@@ -58,7 +58,7 @@ def main() -> None:
     ids = [*range(0, asked.clients, asked.clients // asked.sampled)][: asked.sampled]
     uploads = uploads_of(start.tensors, ids, asked.distinct)
     print(f"{asked.model}: {megabytes(start.tensors):.0f} MB; {asked.sampled} of {asked.clients} clients in a round")
-    quiet = ServerState(state.tensors, {**state.numbers, "kin.due": 1e9})
+    quiet = ServerState(state.tensors, {**state.numbers, "kin.phase": 0.0})
     times: dict[str, list[float]] = {"FedAvg": [], "fedkin, adding up": [], "fedkin, with a tree": []}
     runs: dict[str, Callable[[], ServerState]] = {
         "FedAvg": lambda: base.aggregate(server(1), start, uploads),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,14 @@ from torch import Tensor
 
 from kinfed.data import load, make_federation, with_shift
 from kinfed.learning import LocalTraining
-from kinfed.methods import ClientState, Message, ServerState, fedkin, kin_questions
+from kinfed.methods import Client, ClientState, Message, ServerState, fedkin, kin_questions
+from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedkin import ASKING, COMMON, PHASE, ROUNDS, SETTLED, SUM, WATCH, FedKin
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.grouped import GROUP, of_group
-from kinfed.methods.kin_questions import LOSS, MOVE, SQUARE, Candidate, joining, question, read_losses
+from kinfed.methods.kin_questions import APART, ERROR, LOSS, Candidate, question, read_answer
 from kinfed.methods.scaffold import SCAFFOLD
+from kinfed.models import Tensors
 from kinfed.streams import torch_stream
 from tests.builders import build_runtime, close, federation, run
 from tests.methods.test_grouped import within_groups
@@ -30,7 +31,7 @@ GROUPS = [0, 1, 1, 0]
 @pytest.mark.independent("fedkin")
 def test_groups_go_on_alone_from_the_common_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In round 2 the clients answer: FedAvg before, FedAvg in the groups after that."""
-    monkeypatch.setattr(fedkin, "best_cut", lambda levels, *told, sure=0.0: np.array(GROUPS) * (levels.shape[1] > 1))
+    monkeypatch.setattr(fedkin, "best_cut", lambda *told: np.array(GROUPS))
     outcome = run(build_runtime(FedKin(first=1), rounds=4, fine_tuning=None), tmp_path / "out")
     assert [line["groups"] for line in outcome.lines] == [[0, 0, 0, 0], [1, 2, 2, 1], [1, 2, 2, 1], [1, 2, 2, 1]]
     for group, weights in within_groups(federation(), GROUPS, rounds=4, common=1).items():
@@ -43,11 +44,11 @@ def started(method: FedKin, rounds: int = 400) -> tuple[Any, ServerState]:
     return runtime.server(1), method.init(runtime.server(0))
 
 
-def answers(losses: dict[str, float], samples: int = 10) -> dict[str, float]:
-    """What a client tells of models by name, if all its held-out samples have the same loss."""
-    told = {f"{LOSS}{name}": loss for name, loss in losses.items()}
-    pairs = itertools.combinations(losses, 2)
-    return told | {f"{SQUARE}{a}-{b}": (losses[a] - losses[b]) ** 2 / samples for a, b in pairs}
+def answers(losses: list[float | None], apart: float = 1.0) -> dict[str, float]:
+    """What a client tells at some levels."""
+    known = {level: loss for level, loss in enumerate(losses) if loss is not None}
+    told = {LOSS: known, APART: dict.fromkeys(known, apart), ERROR: dict.fromkeys(known, 0.01)}
+    return {f"{prefix}{level}": value for prefix, of in told.items() for level, value in of.items()}
 
 
 def uploads_of(start: dict[str, Tensor], changes: list[Tensor], **numbers: float) -> dict[int, Message]:
@@ -116,7 +117,7 @@ def asked() -> tuple[FedKin, Any, ServerState, list[Tensor]]:
     changes = [one, one * 1.1, other]
     state = method.aggregate(server, state, uploads_of(start, changes))
     assert state.numbers[PHASE] == ASKING
-    uploads = uploads_of(of_group(state, 0).tensors, changes, **answers({"0": 2.0, "1": 1.0, "2": 2.0}))
+    uploads = uploads_of(of_group(state, 0).tensors, changes, **answers([2.0, 1.0, 2.0]))
     return method, server, method.aggregate(server, state, uploads), changes
 
 
@@ -134,15 +135,28 @@ def test_a_client_gets_a_model_for_each_level_only_when_it_is_asked() -> None:
     uploads = uploads_of(start, changes)
     state = method.aggregate(server, state, uploads)
     message = method.download(state, 0)
-    asked = {name.removeprefix("kin.model.").partition(".")[0] for name in message.tensors if "kin.model" in name}
-    assert asked == {name.removeprefix("kin.share.") for name in message.numbers if "kin.share" in name}
-    model = kin_questions.under("kin.model.0.", message.tensors)
-    assert close(model, of_group(state, 0).tensors)  # the mean of all
+    asked = {int(name.removeprefix("kin.share.")) for name in message.numbers if "kin.share" in name}
+    assert close(kin_questions.under("kin.own0.", message.tensors), of_group(state, 0).tensors)  # the mean of all
     assert message.numbers["kin.share.0"] == 1 / 4
-    finest = max(asked)
-    assert close(kin_questions.under(f"kin.model.{finest}.", message.tensors), uploads[0].tensors)
-    assert message.numbers[f"kin.share.{finest}"] == 1
+    alone = max(asked)  # nothing is left of a cluster of one client without itself: where all began
+    assert not kin_questions.under(f"kin.own{alone}.", message.tensors)
+    assert message.numbers[f"kin.share.{alone}"] == 0
     assert close(kin_questions.under("kin.start.", message.tensors), start)
+    for level in asked - {0}:
+        assert len(kin_questions.under(f"kin.rest{level}.", message.tensors)) in (0, len(start))
+
+
+def test_a_client_is_asked_about_those_from_whom_its_cluster_is_divided() -> None:
+    method = FedKin(first=1)
+    server, state = started(method)
+    start = of_group(state, 0).tensors
+    one, other = drawn(start, 2)
+    uploads = uploads_of(start, [one, one * 1.1, other, other * 1.1])
+    state = method.aggregate(server, state, uploads)
+    message = method.download(state, 0)
+    for which, ids in (("own", (0, 1)), ("rest", (2, 3))):
+        mean = {n: (uploads[ids[0]].tensors[n] + uploads[ids[1]].tensors[n]) / 2 for n in start}
+        assert close(kin_questions.under(f"kin.{which}1.", message.tensors), mean)
 
 
 def test_a_newcomer_joins_the_nearest_group_after_one_update_from_the_common_model() -> None:
@@ -156,30 +170,32 @@ def test_a_newcomer_joins_the_nearest_group_after_one_update_from_the_common_mod
     assert close(of_group(joined, 2).tensors, of_group(state, 2).tensors)  # its first update has another start
 
 
+def asked_of(client: Client, start: Tensors, candidates: dict[int, Candidate], state: ClientState) -> dict[str, float]:
+    message = question(start, candidates)
+    return kin_questions.answers(FedAvg(), client, Message({**message.tensors, **start}, message.numbers), state)
+
+
 def test_a_client_takes_its_own_part_out_of_a_mean_before_it_tests_it() -> None:
     """What it tells is the loss of the mean of the others; if there are none, that of where all began."""
-    method, client = FedKin(), build_runtime("fedavg").client(0, 1)
+    client = build_runtime("fedavg").client(0, 1)
     start = client.model.tensors()
-    own, one, other = ({n: t + torch.randn_like(t) for n, t in start.items()} for _ in range(3))
+    stream = torch_stream(0, "test")
+    own, one, other = (
+        {n: t + 0.1 * torch.randn(t.shape, generator=stream) for n, t in start.items()} for _ in range(3)
+    )
     mean = {n: 0.5 * own[n] + 0.2 * one[n] + 0.3 * other[n] for n in start}
     others = {n: 0.4 * one[n] + 0.6 * other[n] for n in start}
     state = ClientState({f"kin.trained.{name}": tensor for name, tensor in own.items()})
-    asked = {
-        "0": Candidate(mean, 0.5),
-        "1": Candidate(others, 0.0),
-        "2": Candidate(own, 1.0),
-        "3": Candidate(start, 0.0),
-    }
-    message = question(start, asked)
-    told = kin_questions.answers(method.base, client, Message({**message.tensors, **start}, message.numbers), state)
-    sums = [told[f"{LOSS}{which}"] for which in asked]
-    assert sums[0] == pytest.approx(sums[1], rel=1e-4)
-    assert sums[2] == sums[3]
-    assert told[f"{SQUARE}2-3"] == 0 < told[f"{SQUARE}0-2"]
-    assert close(client.model.tensors(), start)
-    assert not kin_questions.answers(
-        method.base, client, Message({**message.tensors, **start}, message.numbers), ClientState()
+    asked = {0: Candidate(mean, 0.5, None), 1: Candidate(others, 0.0, one), 2: Candidate(None, 0.0, start)}
+    told = asked_of(client, start, asked, state)
+    assert told[f"{LOSS}0"] == pytest.approx(told[f"{LOSS}1"], rel=1e-4)
+    assert told[f"{APART}2"] == told[f"{ERROR}2"] == 0
+    (of_one,) = (
+        loss for name, loss in asked_of(client, start, {0: Candidate(one, 0.0, None)}, state).items() if LOSS in name
     )
+    assert told[f"{APART}1"] == pytest.approx((of_one - told[f"{LOSS}1"]) / len(client.train))
+    assert close(client.model.tensors(), start)
+    assert not asked_of(client, start, asked, ClientState())  # it does not know its own part
 
 
 def test_what_a_model_believes_of_the_frequencies_of_classes_is_left_out() -> None:
@@ -187,29 +203,29 @@ def test_what_a_model_believes_of_the_frequencies_of_classes_is_left_out() -> No
     client = build_runtime("fedavg").client(0, 1)
     start = client.model.tensors()
     other = {**start, "head.bias": start["head.bias"] + torch.linspace(0, 0.2, 10)}
-    message = question(start, {"0": Candidate(start, 0.0), "1": Candidate(other, 0.0)})
-    told = kin_questions.answers(
-        FedKin().base, client, Message({**message.tensors, **start}, message.numbers), ClientState()
-    )
+    told = asked_of(client, start, {0: Candidate(start, 0.0, None), 1: Candidate(other, 0.0, start)}, ClientState())
     assert told[f"{LOSS}0"] == pytest.approx(told[f"{LOSS}1"], rel=1e-3)
+    assert abs(told[f"{APART}1"]) < 1e-3
 
 
 def test_a_client_with_a_loss_that_is_not_finite_tells_nothing() -> None:
     client = build_runtime("fedavg").client(0, 1)
     start = client.model.tensors()
     broken = {name: tensor * torch.nan for name, tensor in start.items()}
-    message = question(start, {"0": Candidate(start, 0.0), "1": Candidate(broken, 0.0)})
-    sent = Message({**message.tensors, **start}, message.numbers)
-    assert not kin_questions.answers(FedKin().base, client, sent, ClientState())
+    assert not asked_of(client, start, {0: Candidate(start, 0.0, None), 1: Candidate(broken, 0.0, None)}, ClientState())
 
 
-def test_a_level_without_a_model_has_the_losses_of_the_level_before() -> None:
-    sums, squares = read_losses(answers({"0": 3.0, "2": 1.0}), levels=4)  # type: ignore[misc]
-    assert sums.tolist() == [3, 3, 1, 1]
-    assert squares[0].tolist() == pytest.approx([0, 0, 0.4, 0.4])
-    for spoilt in ({LOSS + "0": -1.0}, {f"{SQUARE}0-2": -1.0}):
-        assert read_losses({**answers({"0": 3.0, "2": 1.0}), **spoilt}, levels=4) is None
-    assert read_losses(answers({"1": 3.0, "2": 1.0}), levels=4) is None
+def test_a_level_without_a_model_has_the_loss_of_the_level_before_and_no_preference() -> None:
+    told = read_answer(answers([3.0, None, 1.0, None]), levels=4)
+    assert told is not None
+    assert told.tolist() == [[3, 3, 1, 1], [1, 0, 1, 0], [0.01, 0, 0.01, 0]]
+
+
+@pytest.mark.parametrize("name", [f"{LOSS}0", f"{ERROR}2"])
+def test_an_answer_with_a_missing_or_negative_number_is_none(name: str) -> None:
+    whole = answers([3.0, None, 1.0])
+    assert read_answer({**whole, name: -1.0}, levels=3) is None
+    assert read_answer({of: number for of, number in whole.items() if of != name}, levels=3) is None
 
 
 def test_a_client_keeps_what_it_trained_only_while_it_may_be_asked() -> None:
@@ -222,43 +238,6 @@ def test_a_client_keeps_what_it_trained_only_while_it_may_be_asked() -> None:
     assert close({f"kin.trained.{n}": message.tensors[n] + of for n, of in change.items()}, trained)
     _, state = method.update(client, Message(message.tensors, {**message.numbers, WATCH: 0.0}), state)
     assert not any(name.startswith("kin.") for name in state.tensors)
-
-
-@pytest.mark.parametrize(
-    ("own", "others", "expected"),
-    [
-        ([3.0] * 4, {"2": [1.0, 1.0], "1": [4.0, 4.0]}, {1: 2}),  # the first group's clients do better in the second
-        ([3.0] * 4, {"2": [4.0, 4.0], "1": [4.0, 4.0]}, {}),
-        ([3.0] * 4, {"2": [1.0, 1.0], "1": [1.0, 1.0]}, {1: 2}),  # of two that would join, one stays
-        ([3.0] * 4, {"2": [1.0, 1.0], "1": [1.0, 1.0], "all": [2.0] * 4}, {1: 3, 2: 3}),  # all together again
-    ],
-    ids=["join", "stay", "not both", "everybody"],
-)
-def test_groups_join_where_their_clients_do_better(
-    own: list[float], others: dict[str, list[float]], expected: dict[int, int]
-) -> None:
-    groups = torch.tensor([1, 1, 2, 2])
-    uploads = {}
-    for id in range(4):
-        told = {"0": own[id]}
-        for other, losses in others.items():
-            if other == "all" or other != str(int(groups[id])):
-                told["all" if other == "all" else f"group{other}"] = losses[id % len(losses)]
-        uploads[id] = Message(numbers=answers(told))
-    assert joining(groups, uploads) == expected
-
-
-def test_a_move_to_a_group_that_is_not_there_is_left_out() -> None:
-    method, server, state, changes = asked()
-    start = of_group(state, 1).tensors
-    state = ServerState(state.tensors, {**state.numbers, PHASE: ASKING})
-    none = {"kin.losses": torch.zeros(4, 1).double(), "kin.squares": torch.zeros(4, 1, 1).double()}
-    levels = {"kin.levels": torch.zeros(4, 1, dtype=torch.int64), **none}
-    state = ServerState({**state.tensors, **levels}, state.numbers)
-    for to, expected in ((2.0, [2, 1, 2, 0]), (7.0, [1, 1, 2, 0]), (0.0, [1, 1, 2, 0]), (1.5, [1, 1, 2, 0])):
-        (upload,) = uploads_of(start, [changes[0]]).values()
-        moving = Message(upload.tensors, {**upload.numbers, MOVE: to, f"{LOSS}0": 1.0})
-        assert method.aggregate(server, state, {0: moving}).tensors[GROUP].tolist() == expected
 
 
 def test_a_personal_head_is_no_part_of_what_is_compared() -> None:
@@ -289,18 +268,3 @@ def test_clients_without_groups_stay_together(tmp_path: Path) -> None:
     training = LocalTraining(lr=0.1, batch_size=16)
     line = run(build_runtime("fedkin", fed, rounds=16, training=training), tmp_path / "out").lines[-1]
     assert {*line["groups"]} == {0}
-
-
-def test_a_group_that_is_divided_shares_no_number_with_groups_that_become_one() -> None:
-    """Group 1 is cut in two in the same round in which groups 2 and 3 become one."""
-    method = FedKin()
-    server, state = started(method)
-    groups, levels = torch.tensor([1, 1, 2, 3]), torch.tensor([[1, 1], [1, 2], [1, 1], [1, 1]])
-    tensors = {**state.tensors, GROUP: groups, "kin.levels": levels}
-    tensors["kin.losses"] = torch.tensor([[5.0, 1.0], [5.0, 1.0], [3.0, 3.0], [3.0, 3.0]], dtype=torch.float64)
-    tensors["kin.squares"] = (tensors["kin.losses"][:, :, None] - tensors["kin.losses"][:, None]).square() / 10
-    told = answers({"0": 3.0, "all": 1.0})
-    uploads = {0: Message(), 1: Message(), 2: Message(numbers=told), 3: Message(numbers=told)}
-    after = method.regrouped(server, ServerState(tensors, {**state.numbers, PHASE: ASKING}), uploads).tolist()
-    assert after[2] == after[3]
-    assert len({*after}) == 3

@@ -51,11 +51,6 @@ def test_few_clients_have_a_tree(clients: int) -> None:
     assert len({*levels[:, -1].tolist()}) == clients
 
 
-def of_equal_samples(losses: NDArray[np.float64], samples: int = 100) -> NDArray[np.float64]:
-    """Squared standard errors of a client with n samples whose differences are as large as their deviation."""
-    return (losses[:, :, None] - losses[:, None, :]) ** 2 / samples
-
-
 def cuts(levels: Levels, members: list[int], level: int = 0) -> Iterator[list[tuple[list[int], int]]]:
     """All ways to divide a cluster into clusters of the tree, each with its level."""
     yield [(members, level)]
@@ -72,7 +67,7 @@ def test_no_other_clusters_of_the_tree_cost_less(seed: int, clients: int) -> Non
     stream = np.random.default_rng(seed)
     levels = kin_tree(stream.normal(size=(clients, 3)), most=4)
     costs = stream.uniform(size=levels.shape)
-    labels = best_cut(levels, costs, of_equal_samples(costs), sure=0)
+    labels = best_cut(levels, costs, np.ones_like(costs), np.zeros_like(costs))
     least = min(sum(costs[own, level].sum() for own, level in cut) for cut in cuts(levels, [*range(clients)]))
     found = [[i for i in range(clients) if labels[i] == label] for label in range(labels.max() + 1)]
     own = [cut for cut in cuts(levels, [*range(clients)]) if sorted(own for own, _ in cut) == sorted(found)]
@@ -82,25 +77,44 @@ def test_no_other_clusters_of_the_tree_cost_less(seed: int, clients: int) -> Non
 def test_of_equal_costs_the_larger_cluster_stays() -> None:
     levels = kin_tree(planted([2, 2])[0], most=4)
     costs = np.ones(levels.shape)
-    assert not best_cut(levels, costs, of_equal_samples(costs)).any()
+    assert not best_cut(levels, costs, costs, np.zeros_like(costs)).any()
 
 
-def test_a_gain_within_the_error_is_no_reason_to_divide() -> None:
-    levels = np.array([[0, 0], [0, 0], [0, 1], [0, 1]])
-    costs = np.array([[5.0, 4.0], [5.0, 6.0], [5.0, 4.0], [5.0, 5.5]])  # gains 1, -1, 1, -0.5
-    assert not best_cut(levels, costs, of_equal_samples(costs, 1)).any()
-    assert best_cut(levels, costs, of_equal_samples(costs, 1), sure=0).any()
+LEVELS = np.array([[0, 0], [0, 0], [0, 0], [0, 1]])  # three clients and one that may be a stranger
+LESS = np.array([[5.0, 4.0]] * 4)  # all do better apart
 
 
-@pytest.mark.parametrize(("samples", "expected"), [(9, 0), (10, 1)])
-def test_one_stranger_among_many_is_let_go_by_three_standard_errors(samples: int, expected: int) -> None:
-    """Its gain is √n standard errors, however many clients gain nothing."""
-    levels = np.array([[0, 0]] * 19 + [[0, 1]])
-    costs = np.array([[1.0, 1.0]] * 19 + [[5.0, 1.0]])
-    assert best_cut(levels, costs, of_equal_samples(costs, samples)).tolist() == [0] * 19 + [expected]
+@pytest.mark.parametrize(
+    ("prefer", "apart"),
+    [
+        ([0.3, 0.3, 0.3, 0.3], True),  # both parts prefer themselves
+        ([0.6, 0.6, 0.6, 0.0], True),  # one part prefers itself, and the other one does not mind
+        ([0.3, 0.3, 0.3, -0.3], False),  # the model of one part is better for all
+        ([0.9, 0.0, 0.0, -0.3], False),  # likewise: the mean counts, not the number of clients
+        ([0.2, 0.2, 0.2, 0.2], False),  # not sure
+    ],
+    ids=["both", "one", "the better model", "mean", "not sure"],
+)
+def test_a_cluster_is_divided_if_its_parts_surely_prefer_themselves(prefer: list[float], apart: bool) -> None:
+    """The squared error of the sum is 0.01 / 3 + 0.01 / 1, so that of five standard errors is 0.577."""
+    preferences = np.array([[0.0, value] for value in prefer])
+    labels = best_cut(LEVELS, LESS, preferences, np.full((4, 2), 0.01))
+    assert labels.tolist() == ([0, 0, 0, 1] if apart else [0, 0, 0, 0])
+
+
+def test_parts_that_prefer_themselves_stay_together_if_all_of_them_lose_nothing_by_that() -> None:
+    apart, errors = np.array([[0.0, 1.0]] * 4), np.full((4, 2), 1e-4)
+    assert not best_cut(LEVELS, LESS[:, ::-1], apart, errors).any()
 
 
 def test_a_client_that_has_told_nothing_follows_the_others_of_its_cluster() -> None:
-    levels = np.array([[0, 0], [0, 0], [0, 1], [0, 1]])
-    costs = np.array([[5.0, 1.0], [-1.0, -1.0], [5.0, 4.0], [-1.0, -1.0]])
-    assert best_cut(levels, costs, of_equal_samples(costs)).tolist() == [0, 0, 1, 1]
+    levels, told = np.array([[0, 0], [0, 0], [0, 1], [0, 1]]), np.array([True, False, True, False])
+    losses = np.where(told[:, None], [[5.0, 1.0]] * 4, -1.0)
+    apart, errors = told[:, None] * [0.0, 1.0], told[:, None] * [0.0, 0.01]
+    assert best_cut(levels, losses, apart, errors).tolist() == [0, 0, 1, 1]
+
+
+def test_a_part_of_which_nobody_has_told_anything_is_not_divided_off() -> None:
+    levels = np.array([[0, 0], [0, 1]])
+    losses, told = np.array([[5.0, 1.0], [-1.0, -1.0]]), np.array([[0.0, 1.0], [0.0, 0.0]])
+    assert not best_cut(levels, losses, told, told / 100).any()

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
@@ -20,15 +19,12 @@ from torch.nn import functional
 
 from kinfed.methods.aggregation import mean_of
 from kinfed.methods.grouped import GROUP, Grouped, of_group
-from kinfed.methods.kin import best_cut, kin_tree
+from kinfed.methods.kin import SURE, best_cut, kin_tree
 from kinfed.methods.kin_questions import (
-    EVERYBODY,
-    MOVE,
     Candidate,
     answers,
-    joining,
     question,
-    read_losses,
+    read_answer,
     trained,
     under,
     with_trained,
@@ -44,15 +40,13 @@ __all__ = ["FedKin"]
 
 SUM, ROUNDS, POINTS = "kin.sum", "kin.rounds", "kin.points"  # tensors of the server's state
 COMMON, SCALES = "kin.common", "kin.scales"
-LEVELS, LOSSES, SQUARES = "kin.levels", "kin.losses", "kin.squares"  # further ones, while the clients are asked
-BEGAN, WEIGHTS = "kin.began", "kin.weights"
-LEAF, START = "kin.leaf", "kin.start"  # prefixes of theirs: mean models of the finest clusters; where groups began
-OF_QUESTION = (LEVELS, LOSSES, SQUARES, BEGAN, WEIGHTS, LEAF, START)
-PHASE, ASKED, DUE = "kin.phase", "kin.asked", "kin.due"  # numbers of the server's state
+LEVELS, ANSWERS, WEIGHTS = "kin.levels", "kin.answers", "kin.weights"  # further ones, while the clients are asked
+LEAF, START = "kin.leaf", "kin.start."  # prefixes of theirs: mean models of the finest clusters; where all began
+OF_QUESTION = (LEVELS, ANSWERS, WEIGHTS, LEAF, START)
+PHASE, ASKED = "kin.phase", "kin.asked"  # numbers of the server's state
 GATHERING, ASKING, SETTLED = 0.0, 1.0, 2.0  # phases
 WATCH = "kin.watch"  # number of a message: 1 if the client shall keep what it trained, since it may be asked
-QUESTIONS = 5  # at most, until the clients are divided
-NEAREST = 3  # other groups that a client is asked about
+QUESTIONS = 5  # at most
 UNTOLD = -1.0  # loss of a client that has yet to answer
 TINY = 1e-12
 
@@ -66,11 +60,11 @@ class FedKin(Grouped):
     2. The server clusters the clients by these sums, ever more finely (`kin_tree`), and averages the models of the last
        round within every cluster of this tree of kin.
     3. In the next round each client takes its own part out of the mean of its cluster, at each level from all clients
-       down to itself alone, and tells how well the rest fits its samples (`kin_questions.answers`). The groups are the
-       clusters with the least loss (`best_cut`). It may be one of all clients; then they are asked again in the next
-       rounds, unless all do worse in any smaller cluster.
-    4. Some rounds after a division, the clients are asked once more, about the models of other groups and about the
-       mean of all: they may move, and groups may join one another, or all be one again.
+       down to itself alone, and tells how well the rest fits its samples, and by how much it prefers this to the mean
+       of those from whom the cluster was divided (`kin_questions.answers`).
+    4. The groups are the clusters with the least loss which surely prefer themselves to each other (`best_cut`). If
+       that is a single one of all clients, they are asked again in the next rounds, unless all do worse in any smaller
+       cluster.
 
     A client that takes part for the first time after a division begins from the last common model, and joins the group
     that its update is nearest to.
@@ -79,9 +73,9 @@ class FedKin(Grouped):
     'group'
 
     Attributes:
-        first: Number of rounds in which a client has taken part, on average, before the clients are asked, and again
-            from a division to the last question. The first one is after a third of all rounds at the latest, but never
-            before round ``first``, nor in runs with fewer than ``first`` + 2 rounds.
+        first: Number of rounds in which a client has taken part, on average, before the clients are asked. That is
+            after a third of all rounds at the latest, but never before round ``first``, nor in runs with fewer than
+            ``first`` + 2 rounds.
         most: Largest number of groups; the server keeps so many models while clients are asked.
         sketch: Number d of values to which an update is hashed, ≥ 16; updates with fewer weights are exact.
     """
@@ -109,62 +103,53 @@ class FedKin(Grouped):
             SCALES: torch.ones(len(sizes), dtype=torch.float64),
         }
         phase = GATHERING if server.clients > 1 and self._latest(server) + 1 < server.rounds else SETTLED
-        numbers = {PHASE: phase, ASKED: 0.0, DUE: float(self.first)}
-        return ServerState({**state.tensors, **known}, {**state.numbers, **numbers})
+        return ServerState({**state.tensors, **known}, {**state.numbers, PHASE: phase, ASKED: 0.0})
 
     def download(self, state: ServerState, client: ClientId) -> Message:
         """Message of the base with the model of the client's group; when it is asked, with a question."""
         own, phase = super().download(state, client), state.numbers[PHASE]
         asked = Message()
         if phase == ASKING and state.tensors[LEVELS][client, 0] >= 0:
-            start = under(f"{START}{int(state.tensors[BEGAN][client])}.", state.tensors)
-            asked = question(start, self._candidates(state, client))
+            asked = question(under(START, state.tensors), _candidates(state, client))
         numbers = {**own.numbers, **asked.numbers, WATCH: float(phase != SETTLED)}
         return Message({**own.tensors, **asked.tensors}, numbers)
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Add up what the updates tell of the clients, form groups when it is time, and aggregate in each one."""
         told = ServerState({**state.tensors, **self.learned(server, state, uploads)}, state.numbers)
-        phase, asked, due = (state.numbers[name] for name in (PHASE, ASKED, DUE))
+        phase, asked = state.numbers[PHASE], state.numbers[ASKED]
         told = _with_answers(told, uploads) if phase == ASKING else told
         after = super().aggregate(server, told, uploads)
         tensors = {**select(told.tensors, ("kin.", f"{GROUP}0.")), **after.tensors}
-        answered = phase == ASKING and self._is_enough(server, told)
-        if answered:
-            changed = not torch.equal(after.tensors[GROUP], state.tensors[GROUP])
-            asked, due = asked + 1, due + (self.first if changed else 1)
-            again = changed or (_may_divide(told) and asked < QUESTIONS)
-            phase = GATHERING if again and not state.tensors[GROUP].any() else SETTLED
+        if phase == ASKING and self._is_enough(server, told):
+            asked, divided = asked + 1, after.tensors[GROUP].any()
+            phase = GATHERING if not divided and _may_divide(told) and asked < QUESTIONS else SETTLED
             tensors = {name: of for name, of in tensors.items() if not name.startswith(OF_QUESTION)}
-        if phase == GATHERING and self._is_time(server, told, due):
-            phase, tensors = ASKING, {**tensors, **self._tree(server, told, after.tensors[GROUP], uploads)}
-        return ServerState(tensors, {**after.numbers, PHASE: phase, ASKED: asked, DUE: due})
+        if phase == GATHERING and self._is_time(server, told):
+            phase, tensors = ASKING, {**tensors, **self._tree(server, told, uploads)}
+        return ServerState(tensors, {**after.numbers, PHASE: phase, ASKED: asked})
 
     def learned(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensors:
         """Return the sums of the clients' deviations, with what is needed to compare a newcomer.
 
         The deviation of client i in a round is the concatenation of (u_in - ū_n) / s_n over the weight tensors n, with
-        the mean ū_n of u_in over the m clients of its group in the round, and s_n² the mean of |u_in - ū_n|²: all
+        the mean ū_n of u_in over the m clients in the round, and s_n² the mean of |u_in - ū_n|²: all
         tensors count alike, whatever their sizes and the clients' step lengths. A newcomer is compared with the mean of
         the last round in which all clients had common weights.
         """
         sums, rounds, points = (state.tensors[name].clone() for name in (SUM, ROUNDS, POINTS))
         common, scales, groups = (state.tensors[name] for name in (COMMON, SCALES, GROUP))
-        for group in groups[[*uploads]].unique().tolist():
-            ids, start = [id for id in uploads if groups[id] == group], of_group(state, group)
-            if not group and (groups.any() or state.numbers[PHASE] == SETTLED):
-                for id in ids:
-                    sums[id] = self._hashed(server, self._units(server, start, uploads[id]), scales) - common
-                    rounds[id], points[id] = 1, sums[id]
-            elif state.numbers[PHASE] != SETTLED and len(ids) > 1:
-                mean, of_group_scales = self._mean_and_scales(server, start, [uploads[id] for id in ids])
-                centre = self._hashed(server, mean, of_group_scales)
-                for id in ids:
-                    units = self._units(server, start, uploads[id])
-                    sums[id] += self._hashed(server, units, of_group_scales) - centre
-                    rounds[id] += 1
-                if not group:
-                    common, scales, points = centre, of_group_scales, sums / rounds.clamp(min=1)[:, None]
+        ids, start = [id for id in uploads if not groups[id]], of_group(state, 0)
+        if groups.any():
+            for id in ids:  # newcomers
+                points[id] = self._hashed(server, self._units(server, start, uploads[id]), scales) - common
+        elif state.numbers[PHASE] != SETTLED and len(ids) > 1:
+            mean, scales = self._mean_and_scales(server, start, [uploads[id] for id in ids])
+            common = self._hashed(server, mean, scales)
+            for id in ids:
+                sums[id] += self._hashed(server, self._units(server, start, uploads[id]), scales) - common
+                rounds[id] += 1
+            points = sums / rounds.clamp(min=1)[:, None]
         return {SUM: sums, ROUNDS: rounds, POINTS: points, COMMON: common, SCALES: scales}
 
     def _mean_and_scales(
@@ -182,97 +167,48 @@ class FedKin(Grouped):
         """Form the groups in which the clients do best once enough have answered; after that, admit newcomers."""
         groups, phase = state.tensors[GROUP].clone(), state.numbers[PHASE]
         if phase == ASKING and self._is_enough(server, state):
-            levels, losses, squares = (state.tensors[name].numpy() for name in (LEVELS, LOSSES, SQUARES))
-            joins = joining(groups, uploads)
-            for group, other in joins.items():
-                groups[state.tensors[GROUP] == group] = other
-            for group in sorted({*state.tensors[GROUP].tolist()} - joins.keys()):
-                members = (state.tensors[GROUP].numpy() == group) & (levels[:, 0] >= 0)
-                kin = best_cut(levels[members], losses[members], squares[members])
-                if kin.any():
-                    groups[torch.from_numpy(members)] = int(groups.max()) + 1 + torch.from_numpy(kin)
-            there = {*groups.unique().tolist()} - {0}
-            for id, upload in uploads.items():
-                if upload.numbers.get(MOVE) in there:
-                    groups[id] = int(upload.numbers[MOVE])
+            known = state.tensors[LEVELS][:, 0] >= 0
+            kin = _best_cut(state)
+            if kin.any():
+                groups[known] = 1 + kin
         elif means := self._means(state):
             for id in uploads:
                 if not groups[id]:
                     groups[id] = _nearest(state.tensors[POINTS][id], means)
         return groups
 
-    def _tree(self, server: Server, state: ServerState, groups: Tensor, uploads: Mapping[ClientId, Message]) -> Tensors:
-        """Return the clusters of each client at each level, and the mean models of the finest ones in this round.
+    def _tree(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensors:
+        """Return the cluster of each client at each level, and the mean models of the finest clusters in this round.
 
-        Level 0 is the whole group of the client; once there are groups, they are not divided again, and it is the only
-        level. A client that has yet to take part has -1.
+        Level 0 is the cluster of all clients. A client that has yet to take part has -1.
 
         Args:
             server: Server in this round.
             state: State before the round, with what was learned in it.
-            groups: Group of each client after the round, N.
             uploads: Usable uploads by client.
         """
-        began, rounds = state.tensors[GROUP], state.tensors[ROUNDS]
-        points = state.tensors[SUM] / rounds.clamp(min=1)[:, None]
-        known = (rounds > 0) & ((began > 0) | ~began.any())  # a newcomer's update began elsewhere
-        trees, most = {}, 1 if groups.any() else self.most
-        for group in groups[known].unique().tolist():
-            members = known & (groups == group)
-            trees[group] = members, torch.from_numpy(kin_tree(points[members].numpy(), most))
-        levels = torch.full((server.clients, max(tree.shape[1] for _, tree in trees.values())), -1)
+        known, start = state.tensors[ROUNDS] > 0, of_group(state, 0)
+        tree = torch.from_numpy(kin_tree(state.tensors[POINTS][known].numpy(), self.most))
+        levels = torch.full((server.clients, tree.shape[1]), -1)
+        levels[known] = tree
         weights = torch.zeros(server.clients, dtype=torch.float64)
+        for id, upload in uploads.items():
+            weights[id] = upload.numbers["samples"]
         tensors: Tensors = {}
-        starts = {group: of_group(state, group) for group in began[known].unique().tolist()}
-        for group, (members, tree) in trees.items():
-            finest = tree[:, -1:].expand(-1, levels.shape[1] - tree.shape[1])
-            levels[members] = torch.cat([tree, finest], dim=1)
-            theirs = {id: upload for id, upload in uploads.items() if members[id]}
-            for id, upload in theirs.items():
-                weights[id] = upload.numbers["samples"]
-            for leaf in tree[:, -1].unique().tolist():
-                ids = [id for id in theirs if levels[id, -1] == leaf]
-                shares = (weights[ids] / weights[ids].sum()).tolist()
-                mean = mean_of(shares, (trained(server, self.base, starts[int(began[id])], uploads[id]) for id in ids))
-                tensors |= {f"{LEAF}{group}-{leaf}.{name}": tensor for name, tensor in mean.items()}
-        names = [name for name, _ in server.model.named_parameters() if name.startswith(self.base.shared)]
-        for group, start in starts.items():
-            tensors |= {f"{START}{group}.{name}": start.tensors[name] for name in names}
-        untold = torch.full(levels.shape, UNTOLD, dtype=torch.float64)
-        answers = {LOSSES: untold, SQUARES: torch.zeros_like(untold[:, :, None] * untold[0])}
-        return {**tensors, **answers, LEVELS: levels, BEGAN: began, WEIGHTS: weights}
-
-    def _candidates(self, state: ServerState, client: ClientId) -> dict[str, Candidate]:
-        """Return the models about which a client is asked, by name.
-
-        These are those of its cluster at each level that has another one than the level before, those of the groups
-        that are nearest, and that of all clients if there are several groups. Whether it does better alone is asked at
-        first only: later, its own samples are learned by heart, and any mean of others fits them worse.
-        """
-        levels, groups, last = state.tensors[LEVELS], state.tensors[GROUP], None
-        own, known, means = int(groups[client]), levels[:, 0] >= 0, self._means(state)
-        clusters = {}
-        for level in range(levels.shape[1]):
-            members = known & (levels[:, level] == levels[client, level]) & (groups == own)
-            if last is None or not torch.equal(members, last):
-                clusters[str(level)] = last = members
-        if own in means:
-            point = state.tensors[POINTS][client]
-            near = sorted(means.keys() - {own}, key=lambda group: (_distance(point, means[group]), group))[:NEAREST]
-            clusters |= {f"{GROUP}{group}": known & (groups == group) for group in near}
-            clusters |= {EVERYBODY: known} if near else {}
-        candidates: dict[str, Candidate] = {}
-        for which, members in clusters.items():
-            if (weight := state.tensors[WEIGHTS][members].sum().item()) > 0:
-                share = state.tensors[WEIGHTS][client].item() / weight if members[client] else 0.0
-                if share < 1 or not state.numbers[ASKED] or not candidates:
-                    candidates[which] = Candidate(_mean(state, members), share)
-        return candidates
+        for leaf in levels[[*uploads], -1].unique().tolist():
+            ids = [id for id in uploads if levels[id, -1] == leaf]
+            shares = (weights[ids] / weights[ids].sum()).tolist()
+            mean = mean_of(shares, (trained(server, self.base, start, uploads[id]) for id in ids))
+            tensors |= {f"{LEAF}{leaf}.{name}": tensor for name, tensor in mean.items()}
+            tensors |= {START + name: start.tensors[name] for name in mean}
+        answers = torch.zeros(server.clients, 3, tree.shape[1], dtype=torch.float64)
+        answers[:, 0] = UNTOLD
+        return {**tensors, ANSWERS: answers, LEVELS: levels, WEIGHTS: weights}
 
     def _is_enough(self, server: Server, state: ServerState) -> bool:
         """Return True if half of the clients have answered, or there is no more time to ask."""
         known = state.tensors[LEVELS][:, 0] >= 0
-        answered = state.tensors[LOSSES][:, 0] != UNTOLD
+        answered = state.tensors[ANSWERS][:, 0, 0] != UNTOLD
         return bool(2 * answered.sum() >= known.sum()) or server.round >= 2 * server.rounds // 3
 
     def greeting(self, state: ServerState) -> Message:
@@ -298,9 +234,9 @@ class FedKin(Grouped):
         """Return the round after which the clients are divided at the latest."""
         return max(self.first, math.ceil(server.rounds / 3))
 
-    def _is_time(self, server: Server, state: ServerState, due: float) -> bool:
-        rounds, late = state.tensors[ROUNDS], not state.numbers[ASKED] and server.round >= self._latest(server)
-        return bool(rounds.any()) and (rounds.double().mean().item() >= due or late)
+    def _is_time(self, server: Server, state: ServerState) -> bool:
+        rounds = state.tensors[ROUNDS].double()
+        return bool(rounds.any()) and (rounds.mean().item() >= self.first or server.round >= self._latest(server))
 
     def _means(self, state: ServerState) -> dict[int, Tensor]:
         """Return the mean deviation of each group but that of the clients that have yet to take part."""
@@ -346,29 +282,52 @@ class FedKin(Grouped):
         return super().evaluated(client, without_question(message), without_trained(state))
 
 
+def _candidates(state: ServerState, client: ClientId) -> dict[int, Candidate]:
+    """Return the cluster of a client at each level that has another one than the level before, by level."""
+    levels, weights = state.tensors[LEVELS], state.tensors[WEIGHTS]
+    candidates: dict[int, Candidate] = {}
+    before = levels[:, 0] >= 0
+    for level in range(levels.shape[1]):
+        members = (levels[:, level] == levels[client, level]) & before
+        rest = before & ~members
+        if not level or (rest.any() and (weights[members] > 0).any() and (weights[rest] > 0).any()):
+            share = (weights[client] / weights[members].sum()).item()
+            alone = share == 1 or (weights[members] > 0).sum() == 1
+            own = None if alone else _mean(state, members)
+            others = _mean(state, rest) if (weights[rest] > 0).sum() > 1 else None
+            candidates[level] = Candidate(own, 0.0 if alone else share, others)
+            before = members
+    return candidates
+
+
 def _mean(state: ServerState, members: Tensor) -> Tensors:
     """Return the mean model of some clients, N of True or False, from those of the finest clusters."""
-    groups, finest, weights = state.tensors[GROUP], state.tensors[LEVELS][:, -1], state.tensors[WEIGHTS]
-    theirs = {(int(groups[id]), int(finest[id])) for id in members.nonzero().flatten().tolist() if weights[id] > 0}
-    leaves = sorted(theirs)
-    sizes = torch.stack([weights[(groups == group) & (finest == leaf)].sum() for group, leaf in leaves])
-    return mean_of((sizes / sizes.sum()).tolist(), [under(f"{LEAF}{g}-{leaf}.", state.tensors) for g, leaf in leaves])
+    finest, weights = state.tensors[LEVELS][:, -1], state.tensors[WEIGHTS]
+    leaves = finest[members & (weights > 0)].unique().tolist()
+    sizes = torch.stack([weights[finest == leaf].sum() for leaf in leaves])
+    return mean_of((sizes / sizes.sum()).tolist(), [under(f"{LEAF}{leaf}.", state.tensors) for leaf in leaves])
 
 
 def _with_answers(state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-    """Return the state with the losses that clients tell."""
-    sums, squares = state.tensors[LOSSES].clone(), state.tensors[SQUARES].clone()
+    """Return the state with what clients tell."""
+    told = state.tensors[ANSWERS].clone()
     for id, upload in uploads.items():
-        if (told := read_losses(upload.numbers, sums.shape[1])) is not None:
-            sums[id], squares[id] = told
-    return replace(state, tensors={**state.tensors, LOSSES: sums, SQUARES: squares})
+        if (answer := read_answer(upload.numbers, told.shape[2])) is not None:
+            told[id] = answer
+    return replace(state, tensors={**state.tensors, ANSWERS: told})
+
+
+def _best_cut(state: ServerState, sure: float = SURE) -> Tensor:
+    """Return the best cluster of each client that has taken part."""
+    levels, told = state.tensors[LEVELS], state.tensors[ANSWERS]
+    known = levels[:, 0] >= 0
+    losses, apart, errors = told[known].unbind(1)
+    return torch.from_numpy(best_cut(levels[known].numpy(), losses.numpy(), apart.numpy(), errors.numpy(), sure))
 
 
 def _may_divide(state: ServerState) -> bool:
-    """Return True if clients have a lower loss in smaller clusters, however little."""
-    groups, levels, sums, squares = (state.tensors[name].numpy() for name in (GROUP, LEVELS, LOSSES, SQUARES))
-    of_groups = [(groups == group) & (levels[:, 0] >= 0) for group in np.unique(groups)]
-    return any(best_cut(levels[of], sums[of], squares[of], sure=0).any() for of in of_groups)
+    """Return True if clients have a lower loss in smaller clusters that prefer themselves, however little."""
+    return bool(_best_cut(state, sure=0.0).any())
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 __all__ = ["best_cut", "kin_tree"]
 
-SURE = 3.0  # standard errors by which a loss must be lower
+SURE = 5.0  # standard errors of a preference; without kin, three are not rare among so many clusters and questions
 STEP = 1.4  # ratio of the numbers of clusters of neighbouring levels
 
 
@@ -40,42 +40,59 @@ def kin_tree(points: NDArray[np.float64], most: int) -> NDArray[np.int64]:
 
 
 def best_cut(
-    levels: NDArray[np.int64], losses: NDArray[np.float64], squares: NDArray[np.float64], sure: float = SURE
+    levels: NDArray[np.int64],
+    losses: NDArray[np.float64],
+    apart: NDArray[np.float64],
+    errors: NDArray[np.float64],
+    sure: float = SURE,
 ) -> NDArray[np.int64]:
-    """Choose the clusters of a tree in which the clients have the least loss in total.
+    """Choose the clusters of a tree in which the clients have the least loss in total, and which are surely apart.
 
-    A cluster is divided if its clients' samples have a lower loss in the best clusters within it than at its own level:
-    the sum of the differences d over the samples must be above ``sure`` · √(Σ d²), which is so many standard errors
-    where there is no difference.
+    A cluster is divided if its clients have a lower loss in the best clusters within it than at its own level, and if
+    its parts prefer themselves to each other: the sum over the parts of their clients' mean preference is above some
+    standard errors. If one part merely has the better model in this round, all clients prefer it, and the sum is 0.
 
-    >>> levels, losses = np.array([[0, 0], [0, 1]]), np.array([[5.0, 1.0], [5.0, 4.0]])
-    >>> of_all = (losses[:, :, None] - losses[:, None]) ** 2 / 10  # each client has ten samples, with equal losses
-    >>> best_cut(levels, losses, of_all).tolist()
+    >>> levels, losses = np.array([[0, 0], [0, 1]]), np.array([[5.0, 4.0], [5.0, 4.0]])
+    >>> errors = np.full((2, 2), 0.01)
+    >>> best_cut(levels, losses, np.array([[0.0, 1.0], [0.0, 1.0]]), errors).tolist()
     [0, 1]
+    >>> best_cut(levels, losses, np.array([[0.0, 1.0], [0.0, -1.0]]), errors).tolist()
+    [0, 0]
 
     Args:
         levels: Cluster of each client at each level, N×L, one at the first level.
-        losses: Sum of the losses of each client's samples at each level, N×L. A client whose losses are the same at all
-            levels follows the others.
-        squares: Sums over the same samples of the squared differences of the losses at two levels, N×L×L.
-        sure: Number of standard errors, ≥ 0; 0 for the least loss.
+        losses: Loss of each client at each level, N×L; below 0 for a client that has told none, which follows the
+            others.
+        apart: By how much each client prefers its own cluster at each level to the other parts of its cluster at the
+            level before, N×L.
+        errors: Squared standard errors of these preferences, N×L.
+        sure: Number of standard errors, ≥ 0.
 
     Returns:
         Number of each client's cluster, from 0 in the order of their first clients.
     """
+    told = losses[:, 0] >= 0
 
-    def best(members: NDArray[np.int64], level: int) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
-        """Return the best clusters of some clients, and the level of each client's cluster."""
-        whole = np.full(len(members), level)
+    def are_apart(members: NDArray[np.int64], level: int) -> bool:
+        """Return True if the clusters of some clients at a level surely prefer themselves to each other."""
+        known = members[told[members]]
+        parts = [known[levels[known, level] == cluster] for cluster in dict.fromkeys(levels[known, level].tolist())]
+        preference = sum(apart[part, level].mean() for part in parts)
+        error = np.sqrt(sum(errors[part, level].sum() / len(part) ** 2 for part in parts))
+        return len(parts) > 1 and bool(preference > sure * error)
+
+    def best(members: NDArray[np.int64], level: int) -> tuple[NDArray[np.float64], list[NDArray[np.int64]]]:
+        """Return the best clusters of some clients, and the loss of each client in them."""
+        whole = losses[members, level]
         if level + 1 == levels.shape[1]:
             return whole, [members]
-        finer, chosen, clusters = levels[members, level + 1], whole.copy(), []
+        finer, divided, clusters = levels[members, level + 1], whole.copy(), []
         for cluster in dict.fromkeys(finer.tolist()):
-            chosen[finer == cluster], within = best(members[finer == cluster], level + 1)
+            divided[finer == cluster], within = best(members[finer == cluster], level + 1)
             clusters += within
-        gain = (losses[members, level] - losses[members, chosen]).sum()
-        error = np.sqrt(squares[members, level, chosen].sum())
-        return (chosen, clusters) if gain > sure * error else (whole, [members])
+        parted = len({*finer.tolist()}) == 1 or are_apart(members, level + 1)
+        better = (whole - divided)[told[members]].sum() > 0
+        return (divided, clusters) if parted and better else (whole, [members])
 
     _, clusters = best(np.arange(len(levels)), 0) if len(levels) else ((), [])
     labels = np.empty(len(levels), dtype=np.int64)
