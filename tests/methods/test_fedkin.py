@@ -171,7 +171,7 @@ def test_a_newcomer_joins_the_nearest_group_after_one_update_from_the_common_mod
 
 
 def asked_of(client: Client, start: Tensors, candidates: dict[int, Candidate], state: ClientState) -> dict[str, float]:
-    message = question(start, candidates)
+    message = question(start, candidates, round=1)
     return kin_questions.answers(FedAvg(), client, Message({**message.tensors, **start}, message.numbers), state)
 
 
@@ -185,7 +185,7 @@ def test_a_client_takes_its_own_part_out_of_a_mean_before_it_tests_it() -> None:
     )
     mean = {n: 0.5 * own[n] + 0.2 * one[n] + 0.3 * other[n] for n in start}
     others = {n: 0.4 * one[n] + 0.6 * other[n] for n in start}
-    state = ClientState({f"kin.trained.{name}": tensor for name, tensor in own.items()})
+    state = ClientState({f"kin.trained.{name}": tensor for name, tensor in own.items()}, {"kin.round": 1})
     asked = {0: Candidate(mean, 0.5, None), 1: Candidate(others, 0.0, one), 2: Candidate(None, 0.0, start)}
     told = asked_of(client, start, asked, state)
     assert told[f"{LOSS}0"] == pytest.approx(told[f"{LOSS}1"], rel=1e-4)
@@ -195,7 +195,8 @@ def test_a_client_takes_its_own_part_out_of_a_mean_before_it_tests_it() -> None:
     )
     assert told[f"{APART}1"] == pytest.approx((of_one - told[f"{LOSS}1"]) / len(client.train))
     assert close(client.model.tensors(), start)
-    assert not asked_of(client, start, asked, ClientState())  # it does not know its own part
+    assert not asked_of(client, start, asked, ClientState())
+    assert not asked_of(client, start, asked, ClientState(state.tensors, {"kin.round": 2}))  # it has trained since
 
 
 def test_what_a_model_believes_of_the_frequencies_of_classes_is_left_out() -> None:
@@ -237,7 +238,7 @@ def test_a_client_keeps_what_it_trained_only_while_it_may_be_asked() -> None:
     change = {name: upload.tensors[f"change.{name}"] for name, _ in client.model.named_parameters()}
     assert close({f"kin.trained.{n}": message.tensors[n] + of for n, of in change.items()}, trained)
     _, state = method.update(client, Message(message.tensors, {**message.numbers, WATCH: 0.0}), state)
-    assert not any(name.startswith("kin.") for name in state.tensors)
+    assert not any(name.startswith("kin.") for name in [*state.tensors, *state.numbers])
 
 
 def test_a_personal_head_is_no_part_of_what_is_compared() -> None:

@@ -21,6 +21,7 @@ from kinfed.methods.aggregation import mean_of
 from kinfed.methods.grouped import GROUP, Grouped, of_group
 from kinfed.methods.kin import SURE, best_cut, kin_tree
 from kinfed.methods.kin_questions import (
+    ROUND,
     Candidate,
     answers,
     question,
@@ -103,21 +104,21 @@ class FedKin(Grouped):
             SCALES: torch.ones(len(sizes), dtype=torch.float64),
         }
         phase = GATHERING if server.clients > 1 and self._latest(server) + 1 < server.rounds else SETTLED
-        return ServerState({**state.tensors, **known}, {**state.numbers, PHASE: phase, ASKED: 0.0})
+        return ServerState({**state.tensors, **known}, {**state.numbers, PHASE: phase, ASKED: 0.0, ROUND: 0.0})
 
     def download(self, state: ServerState, client: ClientId) -> Message:
         """Message of the base with the model of the client's group; when it is asked, with a question."""
         own, phase = super().download(state, client), state.numbers[PHASE]
         asked = Message()
         if phase == ASKING and state.tensors[LEVELS][client, 0] >= 0:
-            asked = question(under(START, state.tensors), _candidates(state, client))
+            asked = question(under(START, state.tensors), _candidates(state, client), state.numbers[ROUND])
         numbers = {**own.numbers, **asked.numbers, WATCH: float(phase != SETTLED)}
         return Message({**own.tensors, **asked.tensors}, numbers)
 
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Add up what the updates tell of the clients, form groups when it is time, and aggregate in each one."""
         told = ServerState({**state.tensors, **self.learned(server, state, uploads)}, state.numbers)
-        phase, asked = state.numbers[PHASE], state.numbers[ASKED]
+        phase, asked, round = (state.numbers[name] for name in (PHASE, ASKED, ROUND))
         told = _with_answers(told, uploads) if phase == ASKING else told
         after = super().aggregate(server, told, uploads)
         tensors = {**select(told.tensors, ("kin.", f"{GROUP}0.")), **after.tensors}
@@ -126,16 +127,16 @@ class FedKin(Grouped):
             phase = GATHERING if not divided and _may_divide(told) and asked < QUESTIONS else SETTLED
             tensors = {name: of for name, of in tensors.items() if not name.startswith(OF_QUESTION)}
         if phase == GATHERING and self._is_time(server, told):
-            phase, tensors = ASKING, {**tensors, **self._tree(server, told, uploads)}
-        return ServerState(tensors, {**after.numbers, PHASE: phase, ASKED: asked})
+            phase, round, tensors = ASKING, server.round, {**tensors, **self._tree(server, told, uploads)}
+        return ServerState(tensors, {**after.numbers, PHASE: phase, ASKED: asked, ROUND: round})
 
     def learned(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensors:
         """Return the sums of the clients' deviations, with what is needed to compare a newcomer.
 
         The deviation of client i in a round is the concatenation of (u_in - ū_n) / s_n over the weight tensors n, with
-        the mean ū_n of u_in over the m clients in the round, and s_n² the mean of |u_in - ū_n|²: all
-        tensors count alike, whatever their sizes and the clients' step lengths. A newcomer is compared with the mean of
-        the last round in which all clients had common weights.
+        the mean ū_n of u_in over the m clients in the round, and s_n² the mean of |u_in - ū_n|²: all tensors count
+        alike, whatever their sizes and the clients' step lengths. A newcomer is compared with the mean of the last
+        round in which all clients had common weights.
         """
         sums, rounds, points = (state.tensors[name].clone() for name in (SUM, ROUNDS, POINTS))
         common, scales, groups = (state.tensors[name] for name in (COMMON, SCALES, GROUP))
@@ -201,9 +202,9 @@ class FedKin(Grouped):
             mean = mean_of(shares, (trained(server, self.base, start, uploads[id]) for id in ids))
             tensors |= {f"{LEAF}{leaf}.{name}": tensor for name, tensor in mean.items()}
             tensors |= {START + name: start.tensors[name] for name in mean}
-        answers = torch.zeros(server.clients, 3, tree.shape[1], dtype=torch.float64)
-        answers[:, 0] = UNTOLD
-        return {**tensors, ANSWERS: answers, LEVELS: levels, WEIGHTS: weights}
+        told = torch.zeros(server.clients, 3, tree.shape[1], dtype=torch.float64)
+        told[:, 0] = UNTOLD
+        return {**tensors, ANSWERS: told, LEVELS: levels, WEIGHTS: weights}
 
     def _is_enough(self, server: Server, state: ServerState) -> bool:
         """Return True if half of the clients have answered, or there is no more time to ask."""
@@ -275,7 +276,9 @@ class FedKin(Grouped):
         told, own = answers(self.base, client, message, state), without_question(message)
         upload, after = self.base.update(client, own, without_trained(state))
         upload = replace(upload, numbers={**upload.numbers, **told})
-        return upload, with_trained(after, trained(client, self.base, own, upload)) if message.numbers[WATCH] else after
+        if message.numbers[WATCH]:
+            after = with_trained(after, trained(client, self.base, own, upload), client.round)
+        return upload, after
 
     def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         """Models of the client with the model of its group."""

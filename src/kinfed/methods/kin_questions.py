@@ -8,7 +8,7 @@ models that it compares. So no samples need to be held back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,12 +20,13 @@ from kinfed.models import Part, Tensors, select
 from kinfed.streams import torch_stream
 
 __all__ = [
-    "APART", "ERROR", "LOSS", "Candidate", "answers", "question", "read_answer", "trained", "under", "with_trained",
-    "without_question", "without_trained",
+    "APART", "ERROR", "LOSS", "ROUND", "Candidate", "answers", "question", "read_answer", "trained", "under",
+    "with_trained", "without_question", "without_trained",
 ]  # fmt: skip
 
 START, OWN, REST = "kin.start.", "kin.own", "kin.rest"  # prefixes of tensors of a message
 SHARE = "kin.share."  # prefix of numbers of a message
+ROUND = "kin.round"  # number of a message and of a client's state: the round in which models were trained
 TRAINED = "kin.trained."  # prefix of tensors of a client's state: the parameters that it trained last
 LOSS, APART, ERROR = "kin.loss.", "kin.apart.", "kin.error."  # prefixes of numbers of an upload
 EPOCHS = 5  # of training a personal part before it is tested with other weights
@@ -46,18 +47,20 @@ class Candidate:
     rest: Tensors | None
 
 
-def question(start: Tensors, candidates: Mapping[int, Candidate]) -> Message:
+def question(start: Tensors, candidates: Mapping[int, Candidate], round: float) -> Message:
     """Return what is added to a message to ask a client about models.
 
     Args:
         start: Parameters from which all began in the round in which the models were trained.
         candidates: Clusters by level.
+        round: That round.
     """
     tensors = {START + name: tensor for name, tensor in start.items()}
     for level, candidate in candidates.items():
         for prefix, mean in ((OWN, candidate.own), (REST, candidate.rest)):
             tensors |= {f"{prefix}{level}.{name}": tensor for name, tensor in (mean or {}).items()}
-    return Message(tensors, {f"{SHARE}{level}": candidate.share for level, candidate in candidates.items()})
+    shares = {f"{SHARE}{level}": candidate.share for level, candidate in candidates.items()}
+    return Message(tensors, {**shares, ROUND: round})
 
 
 def without_question(message: Message) -> Message:
@@ -71,19 +74,22 @@ def trained(site: Site, base: FedAvg, start: NamedTensors, upload: Message) -> T
     return {name: start.tensors[name] + change for name, change in base.change(site, start, upload).items()}
 
 
-def with_trained(state: ClientState, tensors: Tensors) -> ClientState:
-    """Return a client's state with the parameters that it trained."""
+def with_trained(state: ClientState, tensors: Tensors, round: int) -> ClientState:
+    """Return a client's state with the parameters that it trained in a round."""
     kept = {TRAINED + name: tensor for name, tensor in tensors.items()}
-    return replace(state, tensors={**state.tensors, **kept})
+    return ClientState({**state.tensors, **kept}, {**state.numbers, ROUND: round})
 
 
 def without_trained(state: ClientState) -> ClientState:
-    """Return a client's state without its update."""
-    return replace(state, tensors={name: of for name, of in state.tensors.items() if not name.startswith(TRAINED)})
+    """Return a client's state without the parameters that it trained."""
+    tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(TRAINED)}
+    return ClientState(tensors, {name: number for name, number in state.numbers.items() if name != ROUND})
 
 
 def answers(base: FedAvg, client: Client, message: Message, state: ClientState) -> dict[str, float]:
-    """Return what a client tells of the models that it is asked about, by name; nothing if it is not asked.
+    """Return what a client tells of the models that it is asked about, by name.
+
+    It tells nothing if it is not asked, or has trained again since, so that it does not know its part in them any more.
 
     That is, for each level, the sum of the losses of its samples with the mean of the others in its cluster; by how
     much it prefers this to the mean of the rest of its cluster at the level before, on average over its samples; and
@@ -97,7 +103,8 @@ def answers(base: FedAvg, client: Client, message: Message, state: ClientState) 
     """
     shares = {name.removeprefix(SHARE): share for name, share in message.numbers.items() if name.startswith(SHARE)}
     own, start = under(TRAINED, state.tensors), under(START, message.tensors)
-    if len(client.train) < 2 or (not own and any(shares.values())):
+    knows_its_part = state.numbers.get(ROUND) == message.numbers.get(ROUND)
+    if len(client.train) < 2 or (any(shares.values()) and not knows_its_part):
         return {}
     initial = client.model.tensors()
     common = {**initial, **select(message.tensors, base.shared)}
