@@ -10,7 +10,7 @@ draws the clients anew (`kinfed.tune`). The controls run with the settings of th
 
 The methods are tuned in parts, so that fedkin can be measured again without the others. The results of all parts that
 are there go to a JSON file for each federation in the folder of ``--out``. What is finished is not repeated, and what
-was stopped continues. The last lines are the table. MNIST and CIFAR-10 are read from the folder of ``--data``.
+was stopped continues. The last lines are the tables. MNIST and CIFAR-10 are read from the folder of ``--data``.
 """
 
 from __future__ import annotations
@@ -186,6 +186,24 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def differences(results: list[dict[str, Any]]) -> str:
+    """Return the differences of fedkin to its ceiling, FedAvg and FedPer, with 95 % intervals, as a Markdown table."""
+    told = [("fedkin", CEILING), ("fedkin", "fedavg"), ("fedkin+fedper", "fedper")]
+    heads = [f"{row} less {other}" for row, other in told]
+    lines = [f"| federation | {' | '.join(heads)} | groups found; adjusted Rand index |", "| --- " * 5 + "|"]
+    for result in results:
+        rows, cells = result["rows"], []
+        for row, other in told:
+            found = rows.get(row, {}).get("against", {}).get(other)
+            cells.append("–" if found is None else "{:+.3f} ({:+.3f} to {:+.3f})".format(*found))
+        groups = ", ".join(map(str, rows.get("fedkin", {}).get("groups", [])))
+        agreement = ", ".join(f"{value:.2f}" for value in rows.get("fedkin", {}).get("adjusted_rand_index", []))
+        lines.append(
+            f"| {result['federation']} | {' | '.join(cells)} | {groups}{'; ' if agreement else ''}{agreement} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -205,7 +223,7 @@ def main() -> None:
         results.append(measured(name, asked.work / called, asked))
         write_whole(asked.out / f"{called}.json", json.dumps(results[-1], indent=1) + "\n")
         print(f"{name}: measured", flush=True)
-    print(table(results))
+    print(f"{table(results)}\n\n{differences(results)}")
 
 
 if __name__ == "__main__":
