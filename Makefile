@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 .PHONY: demo test test-fast test-slow test-instructions lint
 
 demo: $(VENV)/installed
-	$(BIN)/kinfed compare fedavg fedper fedbabu fedshibu local --data digits --train-images 600 --public 64 \
+	$(BIN)/kinfed compare fedavg fedper fedshibu fedkin local --data digits --train-images 600 --public 64 \
 	    --clients 20 --partition iid --shift permute_labels:4 --rounds 30 --local-epochs 3 --batch-size 8 --seeds 3 --workers 2 \
 	    --out runs/demo --overwrite
 

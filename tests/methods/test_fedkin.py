@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from kinfed.data import load, make_federation, with_shift
 from kinfed.learning import LocalTraining
 from kinfed.methods import Client, ClientState, Message, ServerState, fedkin, kin_questions
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.fedkin import ASKING, COMMON, PHASE, ROUNDS, SETTLED, SUM, WATCH, FedKin
+from kinfed.methods.fedkin import ANSWERS, ASKING, COMMON, GATHERING, PHASE, POINTS, ROUNDS, SETTLED, WATCH, FedKin
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.grouped import GROUP, of_group
 from kinfed.methods.kin_questions import APART, ERROR, LOSS, Candidate, question, read_answer
@@ -81,10 +82,10 @@ def test_the_server_sums_how_the_weights_of_the_body_change_apart_from_the_mean(
         unit = torch.stack([part[name] / part[name].norm() for part in parts])
         apart = unit - unit.mean(dim=0)
         expected.append(apart / apart.square().sum(dim=1).mean().sqrt())
-    assert torch.allclose(after.tensors[SUM][:3], torch.cat(expected, dim=1), atol=1e-3)
+    assert torch.allclose(after.tensors[POINTS][:3], torch.cat(expected, dim=1), atol=1e-3)
     assert after.tensors[ROUNDS].tolist() == [1, 1, 1, 0]
     shorter = method.aggregate(server, state, uploads_of(start, [changes[0] * 0.01, *changes[1:]]))
-    assert torch.allclose(shorter.tensors[SUM], after.tensors[SUM], atol=1e-2)  # the length of an update tells nothing
+    assert torch.allclose(shorter.tensors[POINTS], after.tensors[POINTS], atol=1e-2)  # lengths tell nothing
 
 
 def test_sketches_keep_the_products_of_updates() -> None:
@@ -142,8 +143,11 @@ def test_a_client_gets_a_model_for_each_level_only_when_it_is_asked() -> None:
     assert not kin_questions.under(f"kin.own{alone}.", message.tensors)
     assert message.numbers[f"kin.share.{alone}"] == 0
     assert close(kin_questions.under("kin.start.", message.tensors), start)
-    for level in asked - {0}:
-        assert len(kin_questions.under(f"kin.rest{level}.", message.tensors)) in (0, len(start))
+    assert len(kin_questions.under("kin.rest1.", message.tensors)) == len(start)  # of the other two or three
+    assert not kin_questions.under("kin.rest0.", message.tensors)
+    answered = {**state.tensors, ANSWERS: torch.ones_like(state.tensors[ANSWERS])}
+    again = method.download(ServerState(answered, state.numbers), 0)
+    assert again.tensors.keys() == start.keys()  # it has told already
 
 
 def test_a_client_is_asked_about_those_from_whom_its_cluster_is_divided() -> None:
@@ -243,7 +247,7 @@ def test_a_client_keeps_what_it_trained_only_while_it_may_be_asked() -> None:
 
 def test_a_personal_head_is_no_part_of_what_is_compared() -> None:
     _, state = started(FedKin(FedPer(), sketch=10**6))
-    assert state.tensors[SUM].shape == (4, 16 * 9 + 32 * 16 * 9 + 64 * 32 * 4)
+    assert state.tensors[POINTS].shape == (4, 16 * 9 + 32 * 16 * 9 + 64 * 32 * 4)
     assert state.tensors[COMMON].shape == (16 * 9 + 32 * 16 * 9 + 64 * 32 * 4,)
 
 
@@ -257,7 +261,7 @@ def test_clients_of_other_labels_are_told_apart_and_new_ones_find_their_kin(tmp_
     plain = make_federation(load("digits"), "iid", clients=12, new_clients=4, seed=0)
     fed = with_shift(plain, "permute_labels:2", 0)
     training = LocalTraining(lr=0.1, batch_size=16)
-    line = run(build_runtime("fedkin", fed, rounds=16, training=training), tmp_path / "out").lines[-1]
+    line = run(build_runtime(FedKin(first=4), fed, rounds=16, training=training), tmp_path / "out").lines[-1]
     assert line["adjusted_rand_index"] == 1
     kin = dict(zip(line["groups"], fed.groups[:8], strict=True))
     assert [kin[group] for group in line["new_groups"]] == [*fed.groups[8:]]
@@ -267,5 +271,88 @@ def test_clients_of_other_labels_are_told_apart_and_new_ones_find_their_kin(tmp_
 def test_clients_without_groups_stay_together(tmp_path: Path) -> None:
     fed = make_federation(load("digits"), "iid", clients=8, seed=0)
     training = LocalTraining(lr=0.1, batch_size=16)
-    line = run(build_runtime("fedkin", fed, rounds=16, training=training), tmp_path / "out").lines[-1]
+    line = run(build_runtime(FedKin(first=4), fed, rounds=16, training=training), tmp_path / "out").lines[-1]
     assert {*line["groups"]} == {0}
+
+
+def test_a_client_that_comes_while_the_others_are_asked_joins_a_group_when_they_are_divided() -> None:
+    """The last common model stays what it was: no client that is new can overwrite it."""
+    method = FedKin(first=1)
+    server, state = started(method, rounds=3)
+    one, other = drawn(of_group(state, 0).tensors, 2)
+    state = method.aggregate(server, state, uploads_of(of_group(state, 0).tensors, [one, one * 1.1, other]))
+    start = of_group(state, 0).tensors
+    uploads = uploads_of(start, [one, one * 1.1, other, other * 0.9], **answers([2.0, 1.0, 1.0]))
+    after = method.aggregate(server, state, uploads)
+    assert after.tensors[GROUP].tolist() == [1, 1, 2, 2]
+    assert close(of_group(after, 0).tensors, start)
+    assert close(method.greeting(after).tensors, start)
+
+
+def test_a_new_client_trains_on_the_greeting() -> None:
+    runtime = build_runtime(FedKin(), rounds=400)
+    method = runtime.method
+    greeting = method.greeting(method.init(runtime.server(0)))
+    assert greeting is not None
+    upload, state = method.update(runtime.client(0, 1), greeting, ClientState())
+    assert upload.tensors
+    assert not state.tensors
+
+
+def test_one_update_in_a_round_is_no_reason_to_ask() -> None:
+    method = FedKin(first=1)
+    server, state = started(method)
+    start = of_group(state, 0).tensors
+    state = method.aggregate(server, state, uploads_of(start, drawn(start, 1)))
+    assert state.numbers[PHASE] == GATHERING
+
+
+@pytest.mark.parametrize(
+    ("losses", "apart", "phase"),
+    [
+        ([1.0, 2.0, 2.0], -1.0, SETTLED),  # nobody does better in smaller clusters, nor prefers them
+        ([2.0, 1.0, 1.0], 0.01, ASKING),  # perhaps: the clients are asked again
+        ([2.0, 1.0, 1.0], 1.0, SETTLED),  # divided
+    ],
+    ids=["no", "perhaps", "yes"],
+)
+def test_clients_are_asked_again_while_they_may_do_better_apart(
+    losses: list[float | None], apart: float, phase: float
+) -> None:
+    method = FedKin(first=1)
+    server, state = started(method)
+    for round in range(1, 8):
+        start = of_group(state, int(state.tensors[GROUP][0])).tensors
+        one, other = drawn(start, 2)
+        told = answers(losses, apart) if state.numbers[PHASE] == ASKING else {}
+        state = method.aggregate(server, state, uploads_of(start, [one, one, other, other], **told))
+        assert state.numbers[PHASE] == (ASKING if round == 1 else SETTLED if round > 5 else phase)
+
+
+def test_numbers_beyond_belief_and_answers_that_nobody_asked_for_are_cut() -> None:
+    """Three clients are asked; the fourth one is new."""
+    method = FedKin(first=1)
+    server, state = started(method, rounds=3)
+    start = of_group(state, 0).tensors
+    changes = drawn(start, 4)
+    state = method.aggregate(server, state, uploads_of(start, changes[:3]))
+    sent = uploads_of(start, changes, **answers([1e300, 0.0, 0.0], 1e300))
+    told = fedkin._with_answers(state, sent).tensors[ANSWERS]
+    assert told[0].abs().max() <= 10 * 10  # ten samples
+    assert told[0, 1].max() <= 10
+    assert told[3, 0, 0] == -1  # it has no part in the tree
+
+
+def test_a_personal_head_is_trained_anew_for_each_body_on_samples_other_than_those_it_is_tested_on() -> None:
+    """With labels by chance, no head can do better than chance on samples that it has not seen."""
+    runtime = build_runtime("fedper")
+    client = runtime.client(0, 1)
+    labels = torch.randint(10, (len(client.train),), generator=torch_stream(0, "test"))
+    client = replace(client, train=replace(client.train, labels=labels), training=LocalTraining(lr=0.5, batch_size=4))
+    start = client.model.tensors()
+    body = {name: tensor for name, tensor in start.items() if name.startswith("body.")}
+    message = question(body, {0: Candidate(body, 0.0, None)}, round=1)
+    sent = Message({**message.tensors, **body}, message.numbers)
+    told = kin_questions.answers(FedPer(), client, sent, ClientState())
+    assert told[f"{LOSS}0"] / len(labels) > math.log(10) * 0.95
+    assert close(client.model.tensors(), start)

@@ -88,7 +88,7 @@ class Samples:
 
     def take(self, rows: np.ndarray | Sequence[int]) -> Samples:
         """Return a copy of some rows, in the order given."""
-        index = torch.as_tensor(np.asarray(rows, dtype=np.int64))
+        index = torch.as_tensor(np.asarray(rows, dtype=np.int64), device=self.inputs.device)
         labels = None if self.labels is None else self.labels[index]
         return replace(self, inputs=self.inputs.index_select(0, index), labels=labels)
 

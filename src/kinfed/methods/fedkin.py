@@ -39,7 +39,7 @@ from kinfed.streams import torch_stream
 
 __all__ = ["FedKin"]
 
-SUM, ROUNDS, POINTS = "kin.sum", "kin.rounds", "kin.points"  # tensors of the server's state
+POINTS, ROUNDS = "kin.points", "kin.rounds"  # tensors of the server's state
 COMMON, SCALES = "kin.common", "kin.scales"
 LEVELS, ANSWERS, WEIGHTS = "kin.levels", "kin.answers", "kin.weights"  # further ones, while the clients are asked
 LEAF, START = "kin.leaf", "kin.start."  # prefixes of theirs: mean models of the finest clusters; where all began
@@ -48,6 +48,7 @@ PHASE, ASKED = "kin.phase", "kin.asked"  # numbers of the server's state
 GATHERING, ASKING, SETTLED = 0.0, 1.0, 2.0  # phases
 WATCH = "kin.watch"  # number of a message: 1 if the client shall keep what it trained, since it may be asked
 QUESTIONS = 5  # at most
+LARGEST = 10.0  # loss of a sample, and preference, that is believed
 UNTOLD = -1.0  # loss of a client that has yet to answer
 TINY = 1e-12
 
@@ -56,16 +57,16 @@ TINY = 1e-12
 class FedKin(Grouped):
     """FedAvg until the clients tell that they do better among kin, then FedAvg in each group of kin.
 
-    1. Clients with similar data change common weights alike. Over the first rounds, the server adds up how the updates
+    1. Clients with similar data change common weights alike. Over the first rounds, the server averages how the updates
        of each client differ from the mean.
-    2. The server clusters the clients by these sums, ever more finely (`kin_tree`), and averages the models of the last
-       round within every cluster of this tree of kin.
+    2. The server clusters the clients by that, ever more finely (`kin_tree`), and averages the models of the last round
+       within every cluster of this tree of kin.
     3. In the next round each client takes its own part out of the mean of its cluster, at each level from all clients
        down to itself alone, and tells how well the rest fits its samples, and by how much it prefers this to the mean
        of those from whom the cluster was divided (`kin_questions.answers`).
     4. The groups are the clusters with the least loss which surely prefer themselves to each other (`best_cut`). If
-       that is a single one of all clients, they are asked again in the next rounds, unless all do worse in any smaller
-       cluster.
+       that is a single one of all clients, they are asked again in the next rounds, unless no smaller clusters do
+       better and prefer themselves.
 
     A client that takes part for the first time after a division begins from the last common model, and joins the group
     that its update is nearest to.
@@ -97,7 +98,6 @@ class FedKin(Grouped):
         state, sizes = super().init(server), self._sizes(server)
         width = min(self.sketch, sum(sizes.values()))
         known = {
-            SUM: torch.zeros(server.clients, width, dtype=torch.float64),
             ROUNDS: torch.zeros(server.clients, dtype=torch.int64),
             POINTS: torch.zeros(server.clients, width, dtype=torch.float64),
             COMMON: torch.zeros(width, dtype=torch.float64),
@@ -110,7 +110,7 @@ class FedKin(Grouped):
         """Message of the base with the model of the client's group; when it is asked, with a question."""
         own, phase = super().download(state, client), state.numbers[PHASE]
         asked = Message()
-        if phase == ASKING and state.tensors[LEVELS][client, 0] >= 0:
+        if phase == ASKING and state.tensors[LEVELS][client, 0] >= 0 and state.tensors[ANSWERS][client, 0, 0] == UNTOLD:
             asked = question(under(START, state.tensors), _candidates(state, client), state.numbers[ROUND])
         numbers = {**own.numbers, **asked.numbers, WATCH: float(phase != SETTLED)}
         return Message({**own.tensors, **asked.tensors}, numbers)
@@ -123,35 +123,37 @@ class FedKin(Grouped):
         after = super().aggregate(server, told, uploads)
         tensors = {**select(told.tensors, ("kin.", f"{GROUP}0.")), **after.tensors}
         if phase == ASKING and self._is_enough(server, told):
-            asked, divided = asked + 1, after.tensors[GROUP].any()
-            phase = GATHERING if not divided and _may_divide(told) and asked < QUESTIONS else SETTLED
+            divided, could = bool(after.tensors[GROUP].any()), _could_divide(told)
+            asked += could
+            again = not could or (_may_divide(told) and asked < QUESTIONS)
+            phase = GATHERING if again and not divided else SETTLED
             tensors = {name: of for name, of in tensors.items() if not name.startswith(OF_QUESTION)}
-        if phase == GATHERING and self._is_time(server, told):
+        if phase == GATHERING and self._is_time(server, told, uploads):
             phase, round, tensors = ASKING, server.round, {**tensors, **self._tree(server, told, uploads)}
         return ServerState(tensors, {**after.numbers, PHASE: phase, ASKED: asked, ROUND: round})
 
     def learned(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensors:
-        """Return the sums of the clients' deviations, with what is needed to compare a newcomer.
+        """Return the clients' mean deviations, with what is needed to compare a newcomer.
 
         The deviation of client i in a round is the concatenation of (u_in - ū_n) / s_n over the weight tensors n, with
-        the mean ū_n of u_in over the m clients in the round, and s_n² the mean of |u_in - ū_n|²: all tensors count
-        alike, whatever their sizes and the clients' step lengths. A newcomer is compared with the mean of the last
-        round in which all clients had common weights.
+        the mean ū_n of u_in over the m clients in the round, and s_n² = 1 - |ū_n|², the mean of |u_in - ū_n|²: all
+        tensors count alike, whatever their sizes and the clients' step lengths. A newcomer is compared with the mean of
+        the last round in which all clients had common weights.
         """
-        sums, rounds, points = (state.tensors[name].clone() for name in (SUM, ROUNDS, POINTS))
-        common, scales, groups = (state.tensors[name] for name in (COMMON, SCALES, GROUP))
-        ids, start = [id for id in uploads if not groups[id]], of_group(state, 0)
-        if groups.any():
-            for id in ids:  # newcomers
-                points[id] = self._hashed(server, self._units(server, start, uploads[id]), scales) - common
-        elif state.numbers[PHASE] != SETTLED and len(ids) > 1:
+        known = {name: state.tensors[name] for name in (POINTS, ROUNDS, COMMON, SCALES)}
+        ids, divided = [id for id in uploads if not state.tensors[GROUP][id]], state.tensors[GROUP].any()
+        if not divided and (state.numbers[PHASE] == SETTLED or len(ids) < 2):
+            return known
+        points, rounds, start = known[POINTS].clone(), known[ROUNDS].clone(), of_group(state, 0)
+        common, scales = known[COMMON], known[SCALES]
+        if not divided:
             mean, scales = self._mean_and_scales(server, start, [uploads[id] for id in ids])
             common = self._hashed(server, mean, scales)
-            for id in ids:
-                sums[id] += self._hashed(server, self._units(server, start, uploads[id]), scales) - common
-                rounds[id] += 1
-            points = sums / rounds.clamp(min=1)[:, None]
-        return {SUM: sums, ROUNDS: rounds, POINTS: points, COMMON: common, SCALES: scales}
+        for id in ids:
+            deviation = self._hashed(server, self._units(server, start, uploads[id]), scales) - common
+            rounds[id] += 1
+            points[id] += (deviation - points[id]) / rounds[id]
+        return {POINTS: points, ROUNDS: rounds, COMMON: common, SCALES: scales}
 
     def _mean_and_scales(
         self, server: Server, start: ServerState, uploads: Sequence[Message]
@@ -165,17 +167,16 @@ class FedKin(Grouped):
         return mean, torch.stack([1 - of.square().sum() for of in mean.values()]).clamp(min=TINY).sqrt()
 
     def regrouped(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensor:
-        """Form the groups in which the clients do best once enough have answered; after that, admit newcomers."""
+        """Form the groups in which the clients do best once enough have answered, and admit newcomers to them."""
         groups, phase = state.tensors[GROUP].clone(), state.numbers[PHASE]
         if phase == ASKING and self._is_enough(server, state):
-            known = state.tensors[LEVELS][:, 0] >= 0
-            kin = _best_cut(state)
+            known, kin = state.tensors[LEVELS][:, 0] >= 0, _best_cut(state)
             if kin.any():
                 groups[known] = 1 + kin
-        elif means := self._means(state):
-            for id in uploads:
-                if not groups[id]:
-                    groups[id] = _nearest(state.tensors[POINTS][id], means)
+        if means := _means(groups, state.tensors[POINTS]):
+            came = (groups == 0) & (state.tensors[ROUNDS] > 0)
+            for id in came.nonzero().flatten().tolist():
+                groups[id] = _nearest(state.tensors[POINTS][id], means)
         return groups
 
     def _tree(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensors:
@@ -193,21 +194,22 @@ class FedKin(Grouped):
         levels = torch.full((server.clients, tree.shape[1]), -1)
         levels[known] = tree
         weights = torch.zeros(server.clients, dtype=torch.float64)
-        for id, upload in uploads.items():
-            weights[id] = upload.numbers["samples"]
+        sent = [id for id in uploads if known[id]]
+        for id in sent:
+            weights[id] = uploads[id].numbers["samples"]
         tensors: Tensors = {}
-        for leaf in levels[[*uploads], -1].unique().tolist():
-            ids = [id for id in uploads if levels[id, -1] == leaf]
+        for leaf in levels[sent, -1].unique().tolist():
+            ids = [id for id in sent if levels[id, -1] == leaf]
             shares = (weights[ids] / weights[ids].sum()).tolist()
             mean = mean_of(shares, (trained(server, self.base, start, uploads[id]) for id in ids))
             tensors |= {f"{LEAF}{leaf}.{name}": tensor for name, tensor in mean.items()}
-            tensors |= {START + name: start.tensors[name] for name in mean}
+        tensors |= {START + name: start.tensors[name] for name in mean}
         told = torch.zeros(server.clients, 3, tree.shape[1], dtype=torch.float64)
         told[:, 0] = UNTOLD
         return {**tensors, ANSWERS: told, LEVELS: levels, WEIGHTS: weights}
 
     def _is_enough(self, server: Server, state: ServerState) -> bool:
-        """Return True if half of the clients have answered, or there is no more time to ask."""
+        """Return True if half of the clients in the tree have answered, or there is no more time to ask."""
         known = state.tensors[LEVELS][:, 0] >= 0
         answered = state.tensors[ANSWERS][:, 0, 0] != UNTOLD
         return bool(2 * answered.sum() >= known.sum()) or server.round >= 2 * server.rounds // 3
@@ -220,7 +222,7 @@ class FedKin(Grouped):
         """Return the group whose mean deviation is nearest to that of the new client."""
         units = self._units(server, of_group(state, 0), upload)
         point = self._hashed(server, units, state.tensors[SCALES]) - state.tensors[COMMON]
-        means = self._means(state)
+        means = _means(state.tensors[GROUP], state.tensors[POINTS])
         return _nearest(point, means) if means else 0
 
     def pictures(self, state: ServerState) -> Mapping[str, Picture]:
@@ -232,17 +234,13 @@ class FedKin(Grouped):
         return {"kin": Picture(cosines, "Similarity of updates", "clients", "clients", similarity=True)}
 
     def _latest(self, server: Server) -> int:
-        """Return the round after which the clients are divided at the latest."""
+        """Return the round after which the clients are asked for the first time at the latest."""
         return max(self.first, math.ceil(server.rounds / 3))
 
-    def _is_time(self, server: Server, state: ServerState) -> bool:
-        rounds = state.tensors[ROUNDS].double()
-        return bool(rounds.any()) and (rounds.mean().item() >= self.first or server.round >= self._latest(server))
-
-    def _means(self, state: ServerState) -> dict[int, Tensor]:
-        """Return the mean deviation of each group but that of the clients that have yet to take part."""
-        groups, points = state.tensors[GROUP], state.tensors[POINTS]
-        return {group: points[groups == group].mean(dim=0) for group in groups[groups > 0].unique().tolist()}
+    def _is_time(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> bool:
+        rounds = state.tensors[ROUNDS]
+        due = rounds.double().mean().item() >= self.first or server.round >= self._latest(server)
+        return due and bool((rounds[[*uploads]] > 0).sum() > 1)
 
     def _sizes(self, server: Server) -> dict[str, int]:
         """Return the sizes of the weight tensors that are compared: matrices and kernels, the head only if need be."""
@@ -276,7 +274,7 @@ class FedKin(Grouped):
         told, own = answers(self.base, client, message, state), without_question(message)
         upload, after = self.base.update(client, own, without_trained(state))
         upload = replace(upload, numbers={**upload.numbers, **told})
-        if message.numbers[WATCH]:
+        if message.numbers.get(WATCH):
             after = with_trained(after, trained(client, self.base, own, upload), client.round)
         return upload, after
 
@@ -286,19 +284,22 @@ class FedKin(Grouped):
 
 
 def _candidates(state: ServerState, client: ClientId) -> dict[int, Candidate]:
-    """Return the cluster of a client at each level that has another one than the level before, by level."""
+    """Return the cluster of a client at each level that has another one than the level before, by level.
+
+    Where at most one client has sent a model, the start is tested instead: without the client itself nothing would be
+    left for one part, and the others would see a model of more noise.
+    """
     levels, weights = state.tensors[LEVELS], state.tensors[WEIGHTS]
     candidates: dict[int, Candidate] = {}
     before = levels[:, 0] >= 0
     for level in range(levels.shape[1]):
         members = (levels[:, level] == levels[client, level]) & before
-        rest = before & ~members
-        if not level or (rest.any() and (weights[members] > 0).any() and (weights[rest] > 0).any()):
-            share = (weights[client] / weights[members].sum()).item()
-            alone = share == 1 or (weights[members] > 0).sum() == 1
-            own = None if alone else _mean(state, members)
-            others = _mean(state, rest) if (weights[rest] > 0).sum() > 1 else None
-            candidates[level] = Candidate(own, 0.0 if alone else share, others)
+        rest, sent = before & ~members, weights > 0
+        if not level or ((sent & members).any() and (sent & rest).any()):
+            single = (sent & members).sum() <= 1
+            share = 0.0 if single else (weights[client] / weights[members].sum()).item()
+            others = _mean(state, rest) if (sent & rest).sum() > 1 else None
+            candidates[level] = Candidate(None if single else _mean(state, members), share, others)
             before = members
     return candidates
 
@@ -312,11 +313,13 @@ def _mean(state: ServerState, members: Tensor) -> Tensors:
 
 
 def _with_answers(state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
-    """Return the state with what clients tell."""
+    """Return the state with what clients tell who are asked, as far as it is believed."""
     told = state.tensors[ANSWERS].clone()
     for id, upload in uploads.items():
-        if (answer := read_answer(upload.numbers, told.shape[2])) is not None:
-            told[id] = answer
+        answer = read_answer(upload.numbers, told.shape[2])
+        if answer is not None and state.tensors[LEVELS][id, 0] >= 0:
+            most = torch.tensor([upload.numbers["samples"], 1.0, 1.0], dtype=torch.float64)[:, None] * LARGEST
+            told[id] = answer.clamp(-most, most)
     return replace(state, tensors={**state.tensors, ANSWERS: told})
 
 
@@ -328,9 +331,20 @@ def _best_cut(state: ServerState, sure: float = SURE) -> Tensor:
     return torch.from_numpy(best_cut(levels[known].numpy(), losses.numpy(), apart.numpy(), errors.numpy(), sure))
 
 
+def _could_divide(state: ServerState) -> bool:
+    """Return True if clients on both sides of the first division have sent models, so that they could be asked."""
+    levels, sent = state.tensors[LEVELS], state.tensors[WEIGHTS] > 0
+    return levels.shape[1] == 1 or len(levels[sent, 1].unique()) > 1
+
+
 def _may_divide(state: ServerState) -> bool:
     """Return True if clients have a lower loss in smaller clusters that prefer themselves, however little."""
     return bool(_best_cut(state, sure=0.0).any())
+
+
+def _means(groups: Tensor, points: Tensor) -> dict[int, Tensor]:
+    """Return the mean deviation of each group but that of the clients that have yet to take part."""
+    return {group: points[groups == group].mean(dim=0) for group in groups[groups > 0].unique().tolist()}
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

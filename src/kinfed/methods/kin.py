@@ -94,7 +94,7 @@ def best_cut(
         better = (whole - divided)[told[members]].sum() > 0
         return (divided, clusters) if parted and better else (whole, [members])
 
-    _, clusters = best(np.arange(len(levels)), 0) if len(levels) else ((), [])
+    _, clusters = best(np.arange(len(levels)), 0)
     labels = np.empty(len(levels), dtype=np.int64)
     for number, members in enumerate(sorted(clusters, key=lambda members: members[0])):
         labels[members] = number

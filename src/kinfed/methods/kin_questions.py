@@ -27,7 +27,7 @@ __all__ = [
 START, OWN, REST = "kin.start.", "kin.own", "kin.rest"  # prefixes of tensors of a message
 SHARE = "kin.share."  # prefix of numbers of a message
 ROUND = "kin.round"  # number of a message and of a client's state: the round in which models were trained
-TRAINED = "kin.trained."  # prefix of tensors of a client's state: the parameters that it trained last
+TRAINED = "kin.trained."  # prefix of tensors of a client's state: what it trained last
 LOSS, APART, ERROR = "kin.loss.", "kin.apart.", "kin.error."  # prefixes of numbers of an upload
 EPOCHS = 5  # of training a personal part before it is tested with other weights
 
@@ -37,9 +37,9 @@ class Candidate:
     """A client's cluster at one level of the tree of kin.
 
     Attributes:
-        own: Mean of the shared parameters of the cluster's clients; None for those from which all began.
-        share: Weight of the client's own parameters in it, 0 to 1.
-        rest: Mean of the other clients of its cluster at the level before; None for those from which all began.
+        own: Mean of what the cluster's clients have trained. None: that from which all began is tested instead.
+        share: Weight of the client's own part in it, ≥ 0 and below 1.
+        rest: Mean of the other clients of its cluster at the level before. None: likewise.
     """
 
     own: Tensors | None
@@ -51,7 +51,7 @@ def question(start: Tensors, candidates: Mapping[int, Candidate], round: float) 
     """Return what is added to a message to ask a client about models.
 
     Args:
-        start: Parameters from which all began in the round in which the models were trained.
+        start: Weights from which all began in the round in which the models were trained.
         candidates: Clusters by level.
         round: That round.
     """
@@ -70,18 +70,20 @@ def without_question(message: Message) -> Message:
 
 
 def trained(site: Site, base: FedAvg, start: NamedTensors, upload: Message) -> Tensors:
-    """Return the shared parameters that a client has trained, from where it began and its upload."""
-    return {name: start.tensors[name] + change for name, change in base.change(site, start, upload).items()}
+    """Return the shared parameters and buffers that a client has trained, from where it began and its upload."""
+    changes = base.change(site, start, upload)
+    buffers = {n: tensor for n, tensor in upload.tensors.items() if n in start.tensors and n not in changes}
+    return {**{name: start.tensors[name] + change for name, change in changes.items()}, **buffers}
 
 
 def with_trained(state: ClientState, tensors: Tensors, round: int) -> ClientState:
-    """Return a client's state with the parameters that it trained in a round."""
+    """Return a client's state with what it trained in a round."""
     kept = {TRAINED + name: tensor for name, tensor in tensors.items()}
     return ClientState({**state.tensors, **kept}, {**state.numbers, ROUND: round})
 
 
 def without_trained(state: ClientState) -> ClientState:
-    """Return a client's state without the parameters that it trained."""
+    """Return a client's state without what it trained."""
     tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(TRAINED)}
     return ClientState(tensors, {name: number for name, number in state.numbers.items() if name != ROUND})
 
@@ -99,12 +101,12 @@ def answers(base: FedAvg, client: Client, message: Message, state: ClientState) 
         base: Method that trains.
         client: Client in this round.
         message: Message with a question.
-        state: State of the client, with the parameters that it trained last.
+        state: State of the client, with what it trained last.
     """
     shares = {name.removeprefix(SHARE): share for name, share in message.numbers.items() if name.startswith(SHARE)}
     own, start = under(TRAINED, state.tensors), under(START, message.tensors)
     knows_its_part = state.numbers.get(ROUND) == message.numbers.get(ROUND)
-    if len(client.train) < 2 or (any(shares.values()) and not knows_its_part):
+    if not shares or len(client.train) < 2 or (any(shares.values()) and not knows_its_part):
         return {}
     initial = client.model.tensors()
     common = {**initial, **select(message.tensors, base.shared)}
@@ -123,10 +125,11 @@ def answers(base: FedAvg, client: Client, message: Message, state: ClientState) 
 
 
 def _of_others(mean: Tensors, own: Tensors, share: float) -> Tensors:
-    """Take a client's own parameters out of a mean in which they have a share below 1."""
+    """Take a client's own part out of a mean in which it has a share below 1; integers stay."""
     if share == 0:
         return mean
-    return {name: ((of.double() - share * own[name]) / (1 - share)).to(of.dtype) for name, of in mean.items()}
+    floats = {name: of for name, of in mean.items() if of.is_floating_point()}
+    return mean | {name: ((of.double() - share * own[name]) / (1 - share)).to(of.dtype) for name, of in floats.items()}
 
 
 def _losses(base: FedAvg, client: Client, tensors: Tensors, initial: Tensors) -> Tensor:
