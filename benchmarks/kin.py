@@ -128,6 +128,8 @@ def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]
     rows = {row: of for row, of in in_rows(runs).items() if not row.startswith("local:")}
     told = {row: of for row, of in compared(runs).items() if row in rows}
     for base, controls in CONTROLS.items() if asked.controls else ():
+        if base not in rows:
+            continue
         own = {"lr": _settings(rows[base][0])["lr"]}
         for control, kind in controls.items():
             out = work / f"{base}-{control}"
@@ -149,7 +151,7 @@ def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]
                 "by_seed": {str(seed): round(value, 4) for seed, value in of.by_seed.items()},
                 "settings": _settings(rows[row][0]),
                 "against": {other: _difference(of, told[other]) for other in against if other != row},
-                **_agreement(rows[row]),
+                **agreement(rows[row]),
             }
             for row, of in told.items()
         },
@@ -165,7 +167,7 @@ def _difference(one: Any, other: Any) -> list[float] | None:
     return None if found is None else [round(found.difference, 4), round(found.low, 4), round(found.high, 4)]
 
 
-def _agreement(group: list[Run]) -> dict[str, Any]:
+def agreement(group: list[Run]) -> dict[str, Any]:
     """Return the numbers of groups of the seeds, and their agreement with the planted ones."""
     last = [run.lines[-1] for run in group]
     told = {
@@ -197,10 +199,8 @@ def differences(results: list[dict[str, Any]]) -> str:
             found = rows.get(row, {}).get("against", {}).get(other)
             cells.append("–" if found is None else "{:+.3f} ({:+.3f} to {:+.3f})".format(*found))
         groups = ", ".join(map(str, rows.get("fedkin", {}).get("groups", [])))
-        agreement = ", ".join(f"{value:.2f}" for value in rows.get("fedkin", {}).get("adjusted_rand_index", []))
-        lines.append(
-            f"| {result['federation']} | {' | '.join(cells)} | {groups}{'; ' if agreement else ''}{agreement} |"
-        )
+        index = ", ".join(f"{value:.2f}" for value in rows.get("fedkin", {}).get("adjusted_rand_index", []))
+        lines.append(f"| {result['federation']} | {' | '.join(cells)} | {groups}{'; ' if index else ''}{index} |")
     return "\n".join(lines)
 
 
@@ -209,7 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[*FEDERATIONS], action="append", help="federation; repeatable [all]")
     parser.add_argument("--part", choices=[*PARTS], action="append", help="methods to tune; repeatable [all]")
-    parser.add_argument("--controls", action="store_true", help="run the controls as well")
+    parser.add_argument("--controls", action="store_true", help="run the controls of what is measured as well")
     parser.add_argument("--seed", type=int, default=100, help="seed of the tuning; the fresh seeds follow it")
     parser.add_argument("--seeds", type=int, default=3, help="fresh seeds of a comparison")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with mnist and cifar10")

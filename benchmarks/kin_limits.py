@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import kinfed
-from kin import COMMON, MNIST, _agreement
+from kin import COMMON, MNIST, agreement
 from kinfed.data import Dataset, from_arrays, load
 from kinfed.files import write_whole
 from kinfed.methods import Client, ClientState, Message, Method
@@ -131,7 +131,7 @@ def measured(case: str, asked: argparse.Namespace, out: Path) -> dict[str, Any]:
         row.replace("+<Liars>", "").replace("<Liars>", "fedavg"): {
             "accuracy": round(of.mean, 4),
             "by_seed": {str(seed): round(value, 4) for seed, value in of.by_seed.items()},
-            **_agreement(rows[row]),
+            **agreement(rows[row]),
         }
         for row, of in compared(runs).items()
     }
@@ -145,8 +145,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         cells = [f"{rows[row]['accuracy']:.3f}" if row in rows else "–" for row in columns]
         found = rows["fedkin"]
         groups = ", ".join(map(str, found["groups"]))
-        agreement = ", ".join(f"{value:.2f}" for value in found.get("adjusted_rand_index", []))
-        lines.append(f"| {case} | {' | '.join(cells)} | {groups}{'; ' if agreement else ''}{agreement} |")
+        index = ", ".join(f"{value:.2f}" for value in found.get("adjusted_rand_index", []))
+        lines.append(f"| {case} | {' | '.join(cells)} | {groups}{'; ' if index else ''}{index} |")
     return "\n".join(lines)
 
 

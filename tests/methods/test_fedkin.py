@@ -21,7 +21,7 @@ from kinfed.methods.fedper import FedPer
 from kinfed.methods.grouped import GROUP, of_group
 from kinfed.methods.kin_questions import APART, ERROR, LOSS, Candidate, question, read_answer
 from kinfed.methods.scaffold import SCAFFOLD
-from kinfed.models import Tensors
+from kinfed.models import Tensors, under
 from kinfed.streams import torch_stream
 from tests.builders import build_runtime, close, federation, run
 from tests.methods.test_grouped import within_groups
@@ -137,14 +137,14 @@ def test_a_client_gets_a_model_for_each_level_only_when_it_is_asked() -> None:
     state = method.aggregate(server, state, uploads)
     message = method.download(state, 0)
     asked = {int(name.removeprefix("kin.share.")) for name in message.numbers if "kin.share" in name}
-    assert close(kin_questions.under("kin.own0.", message.tensors), of_group(state, 0).tensors)  # the mean of all
+    assert close(under("kin.own0.", message.tensors), of_group(state, 0).tensors)  # the mean of all
     assert message.numbers["kin.share.0"] == 1 / 4
     alone = max(asked)  # nothing is left of a cluster of one client without itself: where all began
-    assert not kin_questions.under(f"kin.own{alone}.", message.tensors)
+    assert not under(f"kin.own{alone}.", message.tensors)
     assert message.numbers[f"kin.share.{alone}"] == 0
-    assert close(kin_questions.under("kin.start.", message.tensors), start)
-    assert len(kin_questions.under("kin.rest1.", message.tensors)) == len(start)  # of the other two or three
-    assert not kin_questions.under("kin.rest0.", message.tensors)
+    assert close(under("kin.start.", message.tensors), start)
+    assert len(under("kin.rest1.", message.tensors)) == len(start)  # of the other two or three
+    assert not under("kin.rest0.", message.tensors)
     answered = {**state.tensors, ANSWERS: torch.ones_like(state.tensors[ANSWERS])}
     again = method.download(ServerState(answered, state.numbers), 0)
     assert again.tensors.keys() == start.keys()  # it has told already
@@ -160,7 +160,7 @@ def test_a_client_is_asked_about_those_from_whom_its_cluster_is_divided() -> Non
     message = method.download(state, 0)
     for which, ids in (("own", (0, 1)), ("rest", (2, 3))):
         mean = {n: (uploads[ids[0]].tensors[n] + uploads[ids[1]].tensors[n]) / 2 for n in start}
-        assert close(kin_questions.under(f"kin.{which}1.", message.tensors), mean)
+        assert close(under(f"kin.{which}1.", message.tensors), mean)
 
 
 def test_a_newcomer_joins_the_nearest_group_after_one_update_from_the_common_model() -> None:

@@ -23,6 +23,8 @@ __all__ = [
     "rank_correlation",
 ]  # fmt: skip
 
+RAREST = 1e-9  # smallest frequency of a class that a model is taken to believe in
+
 
 class NotFinite(ValueError):
     """Error for NaN or infinite outputs of a model."""
@@ -66,9 +68,6 @@ def correct(model: Model, samples: Samples, among: Tensor | None = None) -> Tens
     if among is not None:
         logits = logits.masked_fill(~among, -torch.inf)
     return logits.argmax(dim=1) == samples.labels
-
-
-RAREST = 1e-9  # smallest frequency of a class that a model is taken to believe in
 
 
 def losses(model: Model, samples: Samples, frequencies: Tensor | None = None) -> Tensor:

@@ -27,14 +27,13 @@ from kinfed.methods.kin_questions import (
     question,
     read_answer,
     trained,
-    under,
     with_trained,
     without_question,
     without_trained,
 )
 from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState
 from kinfed.methods.picture import Picture
-from kinfed.models import HEAD, Tensors, select
+from kinfed.models import HEAD, Tensors, select, under
 from kinfed.streams import torch_stream
 
 __all__ = ["FedKin"]

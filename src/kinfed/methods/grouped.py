@@ -23,7 +23,7 @@ from kinfed.methods.method import (
     Serves,
 )
 from kinfed.methods.wrapper import Wrapper
-from kinfed.models import Tensors, select
+from kinfed.models import Tensors, select, under
 
 __all__ = ["GROUP", "Grouped", "mean_state", "of_group", "with_groups"]
 
@@ -118,9 +118,8 @@ class Grouped(Wrapper):
 def of_group(state: NamedTensors, group: int) -> ServerState:
     """Return the base's state of one group, from the state of all or from a message with it."""
     prefix = f"{GROUP}{group}."
-    tensors = {name.removeprefix(prefix): of for name, of in select(state.tensors, (prefix,)).items()}
     numbers = {name.removeprefix(prefix): of for name, of in state.numbers.items() if name.startswith(prefix)}
-    return ServerState(tensors, numbers)
+    return ServerState(under(prefix, state.tensors), numbers)
 
 
 def mean_state(state: ServerState, sizes: Mapping[int, int]) -> ServerState:

@@ -16,11 +16,11 @@ from torch import Tensor
 from kinfed.learning import Phase, losses, train
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientState, Message, NamedTensors, Site
-from kinfed.models import Part, Tensors, select
+from kinfed.models import Part, Tensors, select, under
 from kinfed.streams import torch_stream
 
 __all__ = [
-    "APART", "ERROR", "LOSS", "ROUND", "Candidate", "answers", "question", "read_answer", "trained", "under",
+    "APART", "ERROR", "LOSS", "ROUND", "Candidate", "answers", "question", "read_answer", "trained",
     "with_trained", "without_question", "without_trained",
 ]  # fmt: skip
 
@@ -147,10 +147,10 @@ def _losses(base: FedAvg, client: Client, tensors: Tensors, initial: Tensors) ->
     order = torch.randperm(len(samples), generator=torch_stream(client.seed, "kin halves", client.id))
     halves = order.chunk(2)
     told = torch.zeros(len(samples), dtype=torch.float64)
-    for tested, trained in (halves, halves[::-1]):
+    for tested, fitted in (halves, halves[::-1]):
         client.model.load(select(initial, private))
         stream = client.stream("kin")
-        train(client.model, samples.take(trained.numpy()), Phase(train=private, epochs=EPOCHS), client.training, stream)
+        train(client.model, samples.take(fitted.numpy()), Phase(train=private, epochs=EPOCHS), client.training, stream)
         told[tested] = losses(client.model, samples.take(tested.numpy())).cpu()
     return told
 
@@ -183,8 +183,3 @@ def read_answer(numbers: Mapping[str, float], levels: int) -> Tensor | None:
         else:
             return None
     return torch.tensor(rows, dtype=torch.float64).T
-
-
-def under(prefix: str, tensors: Tensors) -> Tensors:
-    """Return the tensors under a prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -25,7 +25,7 @@ from kinfed.methods.method import (
     Site,
     unread,
 )
-from kinfed.models import ALL, Tensors, select
+from kinfed.models import ALL, Tensors, select, under
 
 __all__ = ["SCAFFOLD"]
 
@@ -79,8 +79,8 @@ class SCAFFOLD(FedAvg):
         K_i steps y ← y − η(g(y) − c_i + c), then c_i ← c_i − c + (x − y)/(K_i η).
         """
         model, training = client.model, client.training
-        x, c = select(message.tensors, ALL), _under(CONTROL, message.tensors)
-        c_i = _under(CONTROL, state.tensors) or {name: torch.zeros_like(tensor) for name, tensor in c.items()}
+        x, c = select(message.tensors, ALL), under(CONTROL, message.tensors)
+        c_i = under(CONTROL, state.tensors) or {name: torch.zeros_like(tensor) for name, tensor in c.items()}
         model.load(x)
         correction = {name: torch.empty_like(p).copy_(c[name] - c_i[name]) for name, p in model.named_parameters()}
 
@@ -108,8 +108,8 @@ class SCAFFOLD(FedAvg):
         """
         sent = {id: replace(upload, tensors=select(upload.tensors, (*ALL, CHANGE))) for id, upload in uploads.items()}
         mean = weighted_mean(sent)
-        x, dy = select(state.tensors, ALL), _under(CHANGE, mean)
-        c, dcs = _under(CONTROL, state.tensors), [_under(CONTROL_CHANGE, upload.tensors) for upload in uploads.values()]
+        x, dy = select(state.tensors, ALL), under(CHANGE, mean)
+        c, dcs = under(CONTROL, state.tensors), [under(CONTROL_CHANGE, upload.tensors) for upload in uploads.values()]
         x = {name: x[name] + self.server_lr * dy[name] if name in dy else mean[name] for name in x}
         c = {name: c[name] + torch.stack([dc[name] for dc in dcs]).sum(dim=0) / server.clients for name in c}
         return ServerState({**x, **_named(CONTROL, c)})
@@ -117,7 +117,7 @@ class SCAFFOLD(FedAvg):
     def change(self, site: Site, start: NamedTensors, upload: Message) -> Tensors:
         """Return the change Δy_i of the parameters."""
         del site, start
-        return _under(CHANGE, upload.tensors)
+        return under(CHANGE, upload.tensors)
 
     def upload_like(self, server: Server) -> Tensors:
         """Changes Δy_i and Δc_i of the parameters, and the buffers."""
@@ -133,7 +133,3 @@ class SCAFFOLD(FedAvg):
 
 def _named(prefix: str, tensors: Mapping[str, torch.Tensor]) -> Tensors:
     return {prefix + name: tensor for name, tensor in tensors.items()}
-
-
-def _under(prefix: str, tensors: Tensors) -> Tensors:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -4,7 +4,7 @@ from kinfed.models.batchnorm import BatchNorm, set_batchnorm
 from kinfed.models.card import Card
 from kinfed.models.catalogue import ARCHITECTURES, Architecture, OwnArchitecture, build, default_architecture
 from kinfed.models.drawing import may_draw
-from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, reinitialised, select
+from kinfed.models.model import ALL, BODY, HEAD, NOTHING, Model, Part, Tensors, reinitialised, select, under
 from kinfed.models.own import Maker, factory, from_module
 from kinfed.models.pool import Source, open_pool
 from kinfed.models.saved import load_weights, open_saved, refuse_pickle, restored, saved_about, weights_for
@@ -51,5 +51,6 @@ __all__ = [
     "select",
     "set_batchnorm",
     "told_in",
+    "under",
     "weights_for",
 ]

@@ -19,6 +19,7 @@ from kinfed.streams import seeded_globals
 
 __all__ = [
     "ALL", "BODY", "HEAD", "NOTHING", "BeforeReLU", "Model", "Part", "Parts", "Tensors", "reinitialised", "select",
+    "under",
 ]  # fmt: skip
 
 Tensors = dict[str, Tensor]
@@ -37,6 +38,15 @@ def select(tensors: Mapping[str, Tensor], part: Part) -> Tensors:
     ['head.bias']
     """
     return {name: tensor for name, tensor in tensors.items() if name.startswith(part)}
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Select the tensors whose names begin with a prefix, and name them without it.
+
+    >>> [*under("control.", {"control.body.weight": torch.zeros(2), "body.weight": torch.zeros(2)})]
+    ['body.weight']
+    """
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 class Parts(nn.Module):
