@@ -76,7 +76,8 @@ class Result:
         ``client`` (its number), ``name`` (of the client), ``train`` and ``test`` (the client's numbers of samples),
         ``accuracy`` (of the client's primary model on its own test samples) and ``global_acc`` (of the global model on
         the pooled test set). Every other accuracy of a client is a column with its name in ``metrics.jsonl``, such as
-        ``fine_tuned``, or ``new_global`` for the new clients, which never train.
+        ``fine_tuned``, or ``new_global`` for the new clients, which never train; ``group`` is the client's group, where
+        the method divides the clients.
 
         >>> result.frame().groupby("method")["accuracy"].mean()  # doctest: +SKIP
         """

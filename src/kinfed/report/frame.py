@@ -38,6 +38,7 @@ def _rows(run: Run, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
     counts = [sum(of_classes) for of_classes in run.federation["train"]]
     old = {RENAMED.get(name, name): values for name, values in told.items() if not name.startswith("new_")}
     new = {name: values for name, values in told.items() if name.startswith("new_")}
+    groups, new_groups = line.get("groups"), line.get("new_groups")
     about = {"method": run.method, "seed": run.summary["seed"], "round": line["round"]}
     for id in range(len(counts)):
         yield {
@@ -48,7 +49,14 @@ def _rows(run: Run, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "test": run.federation["test"][id],
             **{name: values[id] for name, values in old.items()},
             "global_acc": line["global_acc"],
+            **({"group": groups[id]} if groups else {}),
         }
     for i in range(len(next(iter(new.values()), ()))):
         id = len(counts) + i
-        yield {**about, "client": id, "name": str(id), **{name: values[i] for name, values in new.items()}}
+        yield {
+            **about,
+            "client": id,
+            "name": str(id),
+            **{name: values[i] for name, values in new.items()},
+            **({"group": new_groups[i]} if new_groups else {}),
+        }
