@@ -16,7 +16,21 @@ from kinfed.data import load, make_federation, with_shift
 from kinfed.learning import LocalTraining
 from kinfed.methods import Client, ClientState, Message, ServerState, fedkin, kin_questions
 from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.fedkin import ANSWERS, ASKING, COMMON, GATHERING, PHASE, POINTS, ROUNDS, SETTLED, WATCH, FedKin
+from kinfed.methods.fedkin import (
+    ANSWERS,
+    ASKING,
+    COMMON,
+    GATHERING,
+    LOOKS,
+    NOW,
+    PHASE,
+    POINTS,
+    ROUNDS,
+    SETTLED,
+    SINCE,
+    WATCH,
+    FedKin,
+)
 from kinfed.methods.fedper import FedPer
 from kinfed.methods.grouped import GROUP, of_group
 from kinfed.methods.kin_questions import APART, ERROR, LOSS, Candidate, question, read_answer
@@ -118,6 +132,7 @@ def asked() -> tuple[FedKin, Any, ServerState, list[Tensor]]:
     changes = [one, one * 1.1, other]
     state = method.aggregate(server, state, uploads_of(start, changes))
     assert state.numbers[PHASE] == ASKING
+    server = replace(server, round=2)  # of three: there is no time for another question
     uploads = uploads_of(of_group(state, 0).tensors, changes, **answers([2.0, 1.0, 2.0]))
     return method, server, method.aggregate(server, state, uploads), changes
 
@@ -283,7 +298,7 @@ def test_a_client_that_comes_while_the_others_are_asked_joins_a_group_when_they_
     state = method.aggregate(server, state, uploads_of(of_group(state, 0).tensors, [one, one * 1.1, other]))
     start = of_group(state, 0).tensors
     uploads = uploads_of(start, [one, one * 1.1, other, other * 0.9], **answers([2.0, 1.0, 1.0]))
-    after = method.aggregate(server, state, uploads)
+    after = method.aggregate(replace(server, round=2), state, uploads)
     assert after.tensors[GROUP].tolist() == [1, 1, 2, 2]
     assert close(of_group(after, 0).tensors, start)
     assert close(method.greeting(after).tensors, start)
@@ -308,16 +323,16 @@ def test_one_update_in_a_round_is_no_reason_to_ask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "apart", "phase"),
+    ("losses", "apart", "until"),
     [
-        ([1.0, 2.0, 2.0], -1.0, SETTLED),  # nobody does better in smaller clusters, nor prefers them
-        ([2.0, 1.0, 1.0], 0.01, ASKING),  # perhaps: the clients are asked again
-        ([2.0, 1.0, 1.0], 1.0, SETTLED),  # divided
+        ([1.0, 2.0, 2.0], -1.0, 2),  # nobody does better in smaller clusters, nor prefers them
+        ([2.0, 1.0, 1.0], 0.01, 6),  # perhaps: the clients are asked five times
+        ([2.0, 1.0, 1.0], 1.0, 3),  # two questions in a row find the same groups
     ],
     ids=["no", "perhaps", "yes"],
 )
 def test_clients_are_asked_again_while_they_may_do_better_apart(
-    losses: list[float | None], apart: float, phase: float
+    losses: list[float | None], apart: float, until: int
 ) -> None:
     method = FedKin(first=1)
     server, state = started(method)
@@ -326,7 +341,62 @@ def test_clients_are_asked_again_while_they_may_do_better_apart(
         one, other = drawn(start, 2)
         told = answers(losses, apart) if state.numbers[PHASE] == ASKING else {}
         state = method.aggregate(server, state, uploads_of(start, [one, one, other, other], **told))
-        assert state.numbers[PHASE] == (ASKING if round == 1 else SETTLED if round > 5 else phase)
+        assert state.numbers[PHASE] == (ASKING if round < until else SETTLED)
+    assert bool(state.tensors[GROUP].any()) == (apart == 1.0)
+
+
+def test_groups_that_change_from_one_question_to_the_next_are_not_formed() -> None:
+    """Clients 1 and 2 change places in every round; with the fifth question there is no time left."""
+    method = FedKin(first=1)
+    server, state = started(method)
+    for round in range(1, 7):
+        start = of_group(state, 0).tensors
+        one, other = drawn(start, 2)
+        changes = [one, *([one, other] if round % 2 else [other, one]), other]
+        told = answers([2.0, 1.0, 1.0]) if state.numbers[PHASE] == ASKING else {}
+        state = replace(state, tensors={**state.tensors, ROUNDS: state.tensors[ROUNDS] * 0})  # this round's alone
+        state = method.aggregate(server, state, uploads_of(start, changes, **told))
+        assert bool(state.tensors[GROUP].any()) == (round == 6)
+
+
+def looked(prefers: float, also: float = 1.0) -> list[int]:
+    """Groups after the first looks of clients 0 to 2 and 3 to 5, where client 2 prefers its group by some value."""
+    method = FedKin(first=1)
+    groups = torch.tensor([1, 1, 1, 2, 2, 2])
+    runtime = build_runtime(method, federation(clients=6), rounds=400)
+    server, state = runtime.server(5), method.init(runtime.server(0))
+    start = of_group(state, 0)
+    models = {f"group{g}.{n}": tensor for g in (1, 2) for n, tensor in start.tensors.items()}
+    numbers = {**state.numbers, PHASE: SETTLED, NOW: 4.0}
+    state = ServerState({**state.tensors, **models, GROUP: groups, SINCE: torch.full((6,), 3)}, numbers)
+    message = method.download(state, 2)
+    assert len(under("kin.rest1.", message.tensors)) == len(start.tensors)  # the other group's model
+    assert not under("kin.rest0.", message.tensors)
+    uploads = uploads_of(start.tensors, drawn(start.tensors, 6))
+    told = {id: also if id < 3 else 1.0 for id in range(6)} | {2: prefers}
+    uploads = {
+        id: replace(
+            upload,
+            numbers={
+                **upload.numbers,
+                **{f"{LOSS}{of}": 1.0 for of in (0, 1)},
+                **{f"{APART}{of}": told[id] if of != groups[id] - 1 else 0.0 for of in (0, 1)},
+                **{f"{ERROR}{of}": 0.01 if of != groups[id] - 1 else 0.0 for of in (0, 1)},
+            },
+        )
+        for id, upload in uploads.items()
+    }
+    after = method.aggregate(server, state, uploads)
+    assert after.tensors[LOOKS].tolist() == [1] * 6
+    assert after.tensors[SINCE].tolist() == [5] * 6
+    return [int(group) for group in after.tensors[GROUP]]
+
+
+def test_a_client_in_a_wrong_group_changes_to_the_one_that_it_prefers() -> None:
+    assert looked(-0.5) == [1, 1, 2, 2, 2, 2]
+    assert looked(0.5) == [1, 1, 1, 2, 2, 2]
+    assert looked(-0.05) == [1, 1, 1, 2, 2, 2]  # within its standard error of 0.1
+    assert looked(-0.5, also=-0.4) == [1, 1, 1, 2, 2, 2]  # all of its group prefer the other model: a better one
 
 
 def test_numbers_beyond_belief_and_answers_that_nobody_asked_for_are_cut() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kinfed.learning import adjusted_rand_index
-from kinfed.methods.kin import best_cut, kin_tree
+from kinfed.methods.kin import best_cut, kin_tree, strays
 
 Levels = NDArray[np.int64]
 
@@ -118,3 +118,20 @@ def test_a_part_of_which_nobody_has_told_anything_is_not_divided_off() -> None:
     levels = np.array([[0, 0], [0, 1]])
     losses, told = np.array([[5.0, 1.0], [-1.0, -1.0]]), np.array([[0.0, 1.0], [0.0, 0.0]])
     assert not best_cut(levels, losses, told, told / 100).any()
+
+
+@given(better=st.lists(st.integers(-9, 9), min_size=3, max_size=3), seed=st.integers(0, 99))
+def test_a_better_model_makes_no_client_a_stray(better: list[int], seed: int) -> None:
+    """Which group a client is closer to does not depend on how good the groups' models are."""
+    stream, groups = np.random.default_rng(seed), np.repeat(np.arange(3), 4)
+    apart = stream.normal(0.5, 1, size=(12, 3))
+    apart[np.arange(12), groups] = 0
+    errors = np.full((12, 3), 0.04)
+    losses = -np.array(better, dtype=float)
+    shifted = apart + losses[None, :] - losses[groups][:, None]
+    assert strays(groups, shifted, errors).tolist() == strays(groups, apart, errors).tolist()
+
+
+def test_clients_do_not_change_to_a_group_from_which_nobody_has_answered() -> None:
+    groups, apart = np.array([1, 1, 2]), np.array([[-9.0, 0, 1], [-9.0, 0, -3], [-9.0, 2, 0]])
+    assert strays(groups, apart, np.zeros((3, 3))).tolist() == [1, 2, 2]

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from kinfed.methods.aggregation import mean_of
 from kinfed.methods.grouped import GROUP, Grouped, of_group
-from kinfed.methods.kin import SURE, best_cut, kin_tree
+from kinfed.methods.kin import SURE, best_cut, kin_tree, strays
 from kinfed.methods.kin_questions import (
     ROUND,
     Candidate,
@@ -40,13 +40,16 @@ __all__ = ["FedKin"]
 
 POINTS, ROUNDS = "kin.points", "kin.rounds"  # tensors of the server's state
 COMMON, SCALES = "kin.common", "kin.scales"
+FOUND = "kin.found"  # group of each client that the last question has found, 0 without any
+SINCE, LOOKS = "kin.since", "kin.looks"  # since when a client is in its group or was asked there; how often it was
 LEVELS, ANSWERS, WEIGHTS = "kin.levels", "kin.answers", "kin.weights"  # further ones, while the clients are asked
 LEAF, START = "kin.leaf", "kin.start."  # prefixes of theirs: mean models of the finest clusters; where all began
 OF_QUESTION = (LEVELS, ANSWERS, WEIGHTS, LEAF, START)
-PHASE, ASKED = "kin.phase", "kin.asked"  # numbers of the server's state
+PHASE, ASKED, NOW = "kin.phase", "kin.asked", "kin.now"  # numbers of the server's state
 GATHERING, ASKING, SETTLED = 0.0, 1.0, 2.0  # phases
 WATCH = "kin.watch"  # number of a message: 1 if the client shall keep what it trained, since it may be asked
-QUESTIONS = 5  # at most
+QUESTIONS = 5  # at most, before a division
+MOST_LOOKS, WAIT = 2, 2  # questions to a client in a group, and rounds before each
 LARGEST = 10.0  # loss of a sample, and preference, that is believed
 UNTOLD = -1.0  # loss of a client that has yet to answer
 TINY = 1e-12
@@ -63,12 +66,14 @@ class FedKin(Grouped):
     3. In the next round each client takes its own part out of the mean of its cluster, at each level from all clients
        down to itself alone, and tells how well the rest fits its samples, and by how much it prefers this to the mean
        of those from whom the cluster was divided (`kin_questions.answers`).
-    4. The groups are the clusters with the least loss which surely prefer themselves to each other (`best_cut`). If
-       that is a single one of all clients, they are asked again in the next rounds, unless no smaller clusters do
-       better and prefer themselves.
+    4. The groups are the clusters with the least loss which surely prefer themselves to each other (`best_cut`), once
+       two questions in a row find the same ones. Until then the clients are asked again in the next rounds, unless no
+       smaller clusters do better and prefer themselves.
+    5. In a group, each client is asked twice whether the model of another group suits it better; if so, it changes to
+       that group (`strays`).
 
     A client that takes part for the first time after a division begins from the last common model, and joins the group
-    that its update is nearest to.
+    that its update is nearest to. It is asked as well.
 
     >>> FedKin(first=5).primary
     'group'
@@ -94,16 +99,17 @@ class FedKin(Grouped):
 
         With one client, or too few rounds to ask, there is never another group.
         """
-        state, sizes = super().init(server), self._sizes(server)
+        state, sizes, none = super().init(server), self._sizes(server), torch.zeros(server.clients, dtype=torch.int64)
         width = min(self.sketch, sum(sizes.values()))
         known = {
-            ROUNDS: torch.zeros(server.clients, dtype=torch.int64),
+            **dict.fromkeys((ROUNDS, FOUND, SINCE, LOOKS), none),
             POINTS: torch.zeros(server.clients, width, dtype=torch.float64),
             COMMON: torch.zeros(width, dtype=torch.float64),
             SCALES: torch.ones(len(sizes), dtype=torch.float64),
         }
         phase = GATHERING if server.clients > 1 and self._latest(server) + 1 < server.rounds else SETTLED
-        return ServerState({**state.tensors, **known}, {**state.numbers, PHASE: phase, ASKED: 0.0, ROUND: 0.0})
+        numbers = {PHASE: phase, ASKED: 0.0, ROUND: 0.0, NOW: 0.0}
+        return ServerState({**state.tensors, **known}, {**state.numbers, **numbers})
 
     def download(self, state: ServerState, client: ClientId) -> Message:
         """Message of the base with the model of the client's group; when it is asked, with a question."""
@@ -111,6 +117,11 @@ class FedKin(Grouped):
         asked = Message()
         if phase == ASKING and state.tensors[LEVELS][client, 0] >= 0 and state.tensors[ANSWERS][client, 0, 0] == UNTOLD:
             asked = question(under(START, state.tensors), _candidates(state, client), state.numbers[ROUND])
+        elif _is_to_look(state)[client]:
+            models = {group: select(of_group(state, group).tensors, self.base.shared) for group in _numbers(state)}
+            mine = models[int(state.tensors[GROUP][client])]
+            others = {i: Candidate(None, 0.0, None if of is mine else of) for i, of in enumerate(models.values())}
+            asked = question(mine, others, state.numbers[NOW])
         numbers = {**own.numbers, **asked.numbers, WATCH: float(phase != SETTLED)}
         return Message({**own.tensors, **asked.tensors}, numbers)
 
@@ -124,12 +135,14 @@ class FedKin(Grouped):
         if phase == ASKING and self._is_enough(server, told):
             divided, could = bool(after.tensors[GROUP].any()), _could_divide(told)
             asked += could
+            tensors[FOUND] = _found(told)
             again = not could or (_may_divide(told) and asked < QUESTIONS)
             phase = GATHERING if again and not divided else SETTLED
             tensors = {name: of for name, of in tensors.items() if not name.startswith(OF_QUESTION)}
         if phase == GATHERING and self._is_time(server, told, uploads):
             phase, round, tensors = ASKING, server.round, {**tensors, **self._tree(server, told, uploads)}
-        return ServerState(tensors, {**after.numbers, PHASE: phase, ASKED: asked, ROUND: round})
+        tensors |= self._looks(server, state, uploads, tensors[GROUP])
+        return ServerState(tensors, {**after.numbers, PHASE: phase, ASKED: asked, ROUND: round, NOW: server.round})
 
     def learned(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensors:
         """Return the clients' mean deviations, with what is needed to compare a newcomer.
@@ -166,12 +179,14 @@ class FedKin(Grouped):
         return mean, torch.stack([1 - of.square().sum() for of in mean.values()]).clamp(min=TINY).sqrt()
 
     def regrouped(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensor:
-        """Form the groups in which the clients do best once enough have answered, and admit newcomers to them."""
+        """Form the groups in which the clients do best, let strays change to theirs, and admit newcomers."""
         groups, phase = state.tensors[GROUP].clone(), state.numbers[PHASE]
-        if phase == ASKING and self._is_enough(server, state):
-            known, kin = state.tensors[LEVELS][:, 0] >= 0, _best_cut(state)
-            if kin.any():
-                groups[known] = 1 + kin
+        if phase == ASKING and self._is_enough(server, state) and self._is_settled(server, state):
+            groups = _found(state)
+        if (numbers := _numbers(state)) and (told := self._told(state, uploads)):
+            own = torch.searchsorted(torch.tensor(numbers), groups[[*told]])
+            _, apart, errors = torch.stack([*told.values()], dim=1).numpy()
+            groups[[*told]] = torch.tensor(numbers)[strays(own.numpy(), apart, errors)]
         if means := _means(groups, state.tensors[POINTS]):
             came = (groups == 0) & (state.tensors[ROUNDS] > 0)
             for id in came.nonzero().flatten().tolist():
@@ -212,6 +227,30 @@ class FedKin(Grouped):
         known = state.tensors[LEVELS][:, 0] >= 0
         answered = state.tensors[ANSWERS][:, 0, 0] != UNTOLD
         return bool(2 * answered.sum() >= known.sum()) or server.round >= 2 * server.rounds // 3
+
+    def _is_settled(self, server: Server, state: ServerState) -> bool:
+        """Return True if the last two questions have found the same groups, or there is no time for another one."""
+        found, before = _found(state), state.tensors[FOUND]
+        both = (found > 0) & (before > 0)
+        same = (found[both][:, None] == found[both]) == (before[both][:, None] == before[both])
+        is_last = state.numbers[ASKED] + 1 >= QUESTIONS or server.round >= 2 * server.rounds // 3
+        return is_last or bool(before.any() and same.all())
+
+    def _told(self, state: ServerState, uploads: Mapping[ClientId, Message]) -> dict[ClientId, Tensor]:
+        """Return the usable answers of clients that were asked about the other groups: 3×G, as `read_answer` does."""
+        asked = [id for id in uploads if _is_to_look(state)[id]]
+        answers = {id: read_answer(uploads[id].numbers, len(_numbers(state))) for id in asked}
+        return {id: answer for id, answer in answers.items() if answer is not None}
+
+    def _looks(
+        self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], groups: Tensor
+    ) -> Tensors:
+        """Return how often each client was asked in a group, and in which round last; or since when it is there."""
+        asked = torch.zeros_like(groups, dtype=torch.bool)
+        asked[[*uploads]] = _is_to_look(state)[[*uploads]]
+        changed = asked | (groups != state.tensors[GROUP])
+        since = torch.where(changed, server.round, state.tensors[SINCE])
+        return {SINCE: since, LOOKS: state.tensors[LOOKS] + asked}
 
     def greeting(self, state: ServerState) -> Message:
         """Message with the last common model."""
@@ -328,6 +367,26 @@ def _best_cut(state: ServerState, sure: float = SURE) -> Tensor:
     known = levels[:, 0] >= 0
     losses, apart, errors = told[known].unbind(1)
     return torch.from_numpy(best_cut(levels[known].numpy(), losses.numpy(), apart.numpy(), errors.numpy(), sure))
+
+
+def _found(state: ServerState) -> Tensor:
+    """Return the groups that the answers speak for, N, from 1; 0 for unknown clients, and for all if they are one."""
+    known, kin = state.tensors[LEVELS][:, 0] >= 0, _best_cut(state)
+    groups = torch.zeros_like(state.tensors[GROUP])
+    if kin.any():
+        groups[known] = 1 + kin
+    return groups
+
+
+def _numbers(state: ServerState) -> list[int]:
+    """Return the numbers of the groups after a division."""
+    return [group for group in state.tensors[GROUP].unique().tolist() if group]
+
+
+def _is_to_look(state: ServerState) -> Tensor:
+    """Return True for each client that is asked in the next round whether another group suits it better, N."""
+    groups, since, looks = (state.tensors[name] for name in (GROUP, SINCE, LOOKS))
+    return (groups > 0) & (looks < MOST_LOOKS) & (state.numbers[NOW] + 1 >= since + WAIT)
 
 
 def _could_divide(state: ServerState) -> bool:

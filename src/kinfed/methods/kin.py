@@ -1,6 +1,6 @@
-"""The tree of kin: clients clustered ever more finely, and the clusters in which they do best.
+"""The tree of kin: clients clustered ever more finely, the clusters in which they do best, and who is in a wrong one.
 
-Letters: N clients, each a point in d dimensions; L levels.
+Letters: N clients, each a point in d dimensions; L levels; G groups.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["best_cut", "kin_tree"]
+__all__ = ["SURE", "best_cut", "kin_tree", "strays"]
 
 SURE = 5.0  # standard errors of a preference; without kin, three are not rare among so many clusters and questions
+STRAY = 1.0  # standard errors by which a client is closer to another group; there are groups, so less will do
 STEP = 1.4  # ratio of the numbers of clusters of neighbouring levels
 
 
@@ -99,3 +100,29 @@ def best_cut(
     for number, members in enumerate(sorted(clusters, key=lambda members: members[0])):
         labels[members] = number
     return labels
+
+
+def strays(groups: NDArray[np.int64], apart: NDArray[np.float64], errors: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the group that each client belongs to: its own one, or that which it is closer to.
+
+    By how much the clients prefer their own group to another one is the sum of two parts: how different the groups are,
+    which all clients see with opposite signs, and how much better one model is, which all clients see alike. The latter
+    is half of the difference of the two groups' medians, and taken off. A client that still prefers the other group is
+    in the wrong one.
+
+    >>> apart = np.array([[0.0, 1.0], [0.0, 1.2], [0.0, -0.9], [3.0, 0.0], [3.2, 0.0]])
+    >>> strays(np.array([0, 0, 0, 1, 1]), apart, np.full((5, 2), 0.01)).tolist()
+    [0, 0, 1, 1, 1]
+
+    Args:
+        groups: Number of each client's group, N, below G.
+        apart: By how much each client prefers its own group to each group, N×G.
+        errors: Squared standard errors of these preferences, N×G.
+    """
+    members = [np.flatnonzero(groups == group) for group in range(apart.shape[1])]
+    none = np.full(apart.shape[1], np.nan)
+    medians = np.stack([np.median(apart[of], axis=0) if len(of) else none for of in members])
+    closer = apart - ((medians - medians.T) / 2)[groups] + STRAY * np.sqrt(errors)
+    closer[np.isnan(closer)] = np.inf
+    closer[np.arange(len(groups)), groups] = 0
+    return closer.argmin(axis=1) if len(groups) else groups
