@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,31 +71,6 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Erased(FedSHIBU):
-    """FedSHIBU whose clients keep the weight of their own body, and get all others alike."""
-
-    def row_weights(self, similarity: Tensor, counts: Tensor, representation: Tensor) -> Tensor:
-        """Spread the weights of the others equally."""
-        own = super().row_weights(similarity, counts, representation).diagonal()
-        rest = ((1 - own) / max(len(own) - 1, 1))[:, None].expand(len(own), len(own)).clone()
-        return rest.fill_diagonal_(0) + own.diag()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Permuted(FedSHIBU):
-    """FedSHIBU whose clients keep the weight of their own body, and get the others' weights in another order."""
-
-    def row_weights(self, similarity: Tensor, counts: Tensor, representation: Tensor) -> Tensor:
-        """Let the weights of the others change places in every row."""
-        weights = super().row_weights(similarity, counts, representation)
-        stream = torch_stream(len(weights), "permuted control")
-        for i, row in enumerate(weights):
-            others = torch.tensor([j for j in range(len(row)) if j != i])
-            row[others] = row[others[torch.randperm(len(others), generator=stream)]]
-        return weights
-
-
-@dataclass(frozen=True, kw_only=True)
 class PermutedKin(FedKin):
     """FedKin that puts other clients into the groups that it finds: their number and sizes are right, and no more."""
 
@@ -107,9 +82,12 @@ class PermutedKin(FedKin):
         return groups[torch.randperm(len(groups), generator=torch_stream(server.seed, "permuted control"))]
 
 
-CONTROLS: dict[str, dict[str, type[Method]]] = {
-    "fedshibu": {"erased": Erased, "permuted": Permuted},
-    "fedkin": {"permuted": PermutedKin},
+CONTROLS: dict[str, dict[str, Callable[[dict[str, Any]], Method]]] = {
+    "fedshibu": {
+        control: lambda fields, control=control: FedSHIBU(**fields | {"control": control})
+        for control in ("erased", "permuted")
+    },
+    "fedkin": {"permuted": lambda fields: PermutedKin(**fields)},
 }
 
 
@@ -130,14 +108,14 @@ def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]
     for base, controls in CONTROLS.items() if asked.controls else ():
         if base not in rows:
             continue
-        own = {"lr": _settings(rows[base][0])["lr"]}
-        for control, kind in controls.items():
+        own = _settings(rows[base][0])
+        later = {**fields, "lr": own.pop("lr"), "seed": rows[base][0].summary["seed"]}
+        for control, made in controls.items():
             out = work / f"{base}-{control}"
             if (out / "comparison.toml").is_file():
                 kinfed.resume(out, quiet=True)
             else:
-                later = {**fields, **own, "seed": rows[base][0].summary["seed"]}
-                kinfed.compare([kind], out=out, seeds=asked.seeds, quiet=True, **later)
+                kinfed.compare([made(own)], out=out, seeds=asked.seeds, quiet=True, **later)
             (row,) = [row for row in compared(read_runs([out])) if row != "local"]
             told[f"{base}, {control}"] = compared(read_runs([out]))[row]
             rows[f"{base}, {control}"] = in_rows(read_runs([out]))[row]

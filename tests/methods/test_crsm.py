@@ -27,6 +27,7 @@ from kinfed.methods.local import Local
 from kinfed.methods.row_weights import Norm
 from kinfed.models import ALL, ARCHITECTURES, BODY, HEAD, Model, Part, Tensors, build, from_module, select
 from kinfed.similarity import cka, class_means
+from kinfed.streams import torch_stream
 from tests.builders import build_runtime, close, dataset, equal_sizes, run, same
 
 MATRICES = ("crsm", "weights")
@@ -379,6 +380,7 @@ C = torch.tensor([[1.0, 0.5, 0.0], [0.5, 1.0, 0.75], [0.0, 0.75, 1.0]], dtype=to
         ({"norm": "topk", "k": 1}, 0, [0.5, 0.5, 0]),
         ({"norm": "topk", "k": 1}, 1, [0, 0.5, 0.5]),
         ({"norm": "topk", "k": 9}, 0, [1 / 3, 1 / 3, 1 / 3]),
+        ({"norm": "own", "own": 0.4}, 1, [0.3, 0.4, 0.3]),
         ({"norm": "sum", "include_self": False}, 1, [0.4, 0, 0.6]),
         ({"norm": "minmax", "include_self": False}, 1, [0, 0, 1]),
         ({"norm": "topk", "k": 1, "include_self": False}, 0, [0, 1, 0]),
@@ -390,6 +392,31 @@ def test_rows_become_weights(fields: dict[str, Any], row: int, expected: list[fl
     weights = FedSHIBU(**fields).row_weights(C, counts, C)
     assert torch.allclose(weights[row], torch.tensor(expected, dtype=torch.float64), atol=1e-5)
     assert torch.allclose(weights.sum(dim=1), torch.ones(3, dtype=torch.float64))
+
+
+def test_controls_keep_own_weights_and_take_the_similarity_away() -> None:
+    stream = torch_stream(0, "test")
+    weights = torch.rand(6, 6, generator=stream, dtype=torch.float64)
+    weights /= weights.sum(dim=1, keepdim=True)
+    erased = FedSHIBU(control="erased").controlled(weights, stream)
+    permuted = FedSHIBU(control="permuted").controlled(weights, stream)
+    for matrix in (erased, permuted):
+        assert torch.equal(matrix.diagonal(), weights.diagonal())
+        assert torch.allclose(matrix.sum(dim=1), torch.ones(6, dtype=torch.float64))
+    others = ~torch.eye(6, dtype=torch.bool)
+    assert torch.allclose(erased[others].view(6, 5), ((1 - weights.diagonal()) / 5)[:, None])
+    assert torch.equal(permuted[others].view(6, 5).sort(dim=1).values, weights[others].view(6, 5).sort(dim=1).values)
+    assert not torch.equal(permuted, weights)
+    assert FedSHIBU().controlled(weights, stream) is weights
+
+
+@pytest.mark.independent("fedshibu")
+def test_the_erased_control_of_equal_weights_is_a_mean(tmp_path: Path) -> None:
+    """Without any similarity, equal weights are FedBABU's mean."""
+    fed = equal_sizes()
+    own = run(build_runtime(FedSHIBU(norm="own", own=0.25), fed), tmp_path / "own")
+    mean = run(build_runtime(FedBABU(), fed), tmp_path / "mean")
+    assert close(mixture(own.state, 2), mean.state.tensors)
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -35,6 +35,7 @@ from kinfed.methods.picture import Picture
 from kinfed.methods.row_weights import RowWeights
 from kinfed.models import Tensors, select
 from kinfed.similarity import Gram
+from kinfed.streams import torch_stream
 
 __all__ = ["CRSMMixing"]
 
@@ -99,7 +100,8 @@ class CRSMMixing(RowWeights, ClientSimilarity, FedAvg):
         similarities = {tap: self.similarity(seen.pop(tap)).cpu() for tap in parts}
         similarity = similarities[[*parts][-1]]  # of the representation or the last stage
         for tap, part in parts.items():
-            weights = self.row_weights(similarities[tap], counts, similarity)
+            stream = torch_stream(server.seed, "permuted weights")  # the same places in all rounds and stages
+            weights = self.controlled(self.row_weights(similarities[tap], counts, similarity), stream)
             mixed |= self.mixed([select(tensors, part) for tensors in sent], weights)
 
         took_part = torch.tensor(list(uploads))

@@ -50,6 +50,9 @@ TABLE1 = PaperTable(
             kernel="rbf",
         ),
         _row("FedSHIBU linear, sum (literal)", norm="sum"),
+        _row("printed linear", rep_source="local_random", norm="sum"),
+        _row("printed RBF", rep_source="local_random", norm="sum", kernel="rbf"),
+        _row("printed linear, erased", rep_source="local_random", norm="sum", control="erased"),
         _row("FedSHIBU linear, each layer", layers="each", norm="distance", reach=0.2),
         Row(
             "FedBABU",
@@ -89,7 +92,9 @@ TABLE1 = PaperTable(
     note="Accuracy of each client's model on its own test images, before fine-tuning; the paper does not say so, but "
          "the size of its numbers suggests it. FedSHIBU compares the bodies on images that the server holds, and "
          "rescales every row of similarities to [0, 1] before it divides the row by its sum (minmax). The paper "
-         "gives only the division: that is the row sum (literal), with the same images. The paper's numbers are "
+         "gives only the division: that is the row sum (literal), with the same images. The rows printed are Algorithm "
+         "2 as it stands: each client's own samples, and the division alone; erased keeps each client's own weight and "
+         "spreads the rest equally, without any similarity. The paper's numbers are "
          "beside the other two rows. The row each layer is kinfed's default: every stage of the body is mixed by the "
          "similarity of its own outputs.",
 )  # fmt: skip
