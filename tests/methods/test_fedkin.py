@@ -395,6 +395,7 @@ def looked(prefers: float, also: float = 1.0) -> list[int]:
 def test_a_client_in_a_wrong_group_changes_to_the_one_that_it_prefers() -> None:
     assert looked(-0.5) == [1, 1, 2, 2, 2, 2]
     assert looked(0.5) == [1, 1, 1, 2, 2, 2]
+    assert looked(-1e300) == [1, 1, 2, 2, 2, 2]  # a liar moves nobody but itself
     assert looked(-0.05) == [1, 1, 1, 2, 2, 2]  # within its standard error of 0.1
     assert looked(-0.5, also=-0.4) == [1, 1, 1, 2, 2, 2]  # all of its group prefer the other model: a better one
 

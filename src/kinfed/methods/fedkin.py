@@ -237,10 +237,10 @@ class FedKin(Grouped):
         return is_last or bool(before.any() and same.all())
 
     def _told(self, state: ServerState, uploads: Mapping[ClientId, Message]) -> dict[ClientId, Tensor]:
-        """Return the usable answers of clients that were asked about the other groups: 3×G, as `read_answer` does."""
+        """Return what is believed of the answers of clients that were asked about the other groups, 3×G each."""
         asked = [id for id in uploads if _is_to_look(state)[id]]
         answers = {id: read_answer(uploads[id].numbers, len(_numbers(state))) for id in asked}
-        return {id: answer for id, answer in answers.items() if answer is not None}
+        return {id: answer.clamp(-LARGEST, LARGEST) for id, answer in answers.items() if answer is not None}
 
     def _looks(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], groups: Tensor
