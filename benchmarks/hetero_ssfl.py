@@ -176,7 +176,7 @@ def accuracy(arguments: argparse.Namespace) -> None:
 def table(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """Return the results as a Markdown table: percent, ± over seeds, and the mean difference to no term at all."""
     lines = [
-        f"| term | {' | '.join(ARCHITECTURES)} | less local_ssl, same seeds | {' | '.join(NOTES.values())} |",
+        f"| term | {' | '.join(ARCHITECTURES)} | difference to local_ssl, same seeds | {' | '.join(NOTES.values())} |",
         "| --- " * (len(ARCHITECTURES) + len(NOTES) + 2) + "|",
     ]
     means = {
