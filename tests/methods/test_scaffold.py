@@ -122,7 +122,9 @@ def test_it_is_the_plain_loop_of_the_paper(weights: Literal["samples", "uniform"
                 steps += 1
             y[i] = flat()
             own[i] = before[i] - c + (x - y[i]) / (steps * lr)
-        shares = (sizes / sizes.sum()).double() if weights == "samples" else torch.full((len(fed),), 1 / len(fed)).double()
+        shares = (
+            (sizes / sizes.sum()).double() if weights == "samples" else torch.full((len(fed),), 1 / len(fed)).double()
+        )
         x = x + shares @ (y - x)
         c = c + (own - before).sum(dim=0) / len(fed)
     state = run(build_runtime(SCAFFOLD(mode="paper", weights=weights), fed), tmp_path / "out").state.tensors
