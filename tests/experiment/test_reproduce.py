@@ -263,7 +263,9 @@ def test_some_columns_and_rows_are_run_and_the_rest_may_follow(out: Path, capsys
     kinfed.reproduce("a-table2", out=out, quiet=True, rows=["linear"], columns=["grey"], **fields)
     assert [s["method"] for s in json.loads((out / "grey" / "comparison.json").read_text())] == ["fedcrc", "fedshibu"]
     with pytest.raises(InputError, match="was started with another config"):
-        kinfed.reproduce("a-table2", out=out, quiet=True, rows="linear", settings={"fedshibu": {"probe": 8}}, **fields)
+        kinfed.reproduce(
+            "a-table2", out=out, quiet=True, rows="linear", settings={"fedshibu": {"kernel": "rbf"}}, **fields
+        )
 
 
 @pytest.mark.slow
@@ -514,6 +516,18 @@ def test_a_table_of_rounds_trains_its_sources_and_tells_what_they_save(tmp_path:
     again = kinfed.reproduce("a-table4", out=moved_to, quiet=True, target_acc=0.99).read_text()
     assert "reaches 0.99 on the whole test set" in again
     assert {path: path.stat().st_mtime_ns for path in trained} == trained
+    part = kinfed.reproduce("a-table4", out=moved_to, quiet=True, rows="digits").read_text()
+    assert f"| Baseline | {shown} |\n| digits | {speed} | 66 (5.03×) |\n" in part  # the first row is the measure
+    assert "| by vote" not in part
+
+
+@pytest.mark.slow
+def test_rows_without_a_source_need_none(out: Path) -> None:
+    assert (
+        "| Baseline | >1 | 332 |"
+        in kinfed.reproduce("a-table4", out=out, quiet=True, rows="Baseline", rounds=1, lr=1e-6).read_text()
+    )
+    assert not (out / "sources").exists()
 
 
 def test_rounds_that_not_every_seed_has_are_a_bound() -> None:
