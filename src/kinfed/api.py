@@ -412,6 +412,8 @@ def reproduce(
     table: str,
     *,
     scale: str = "small",
+    columns: str | Sequence[str] | None = None,
+    rows: str | Sequence[str] | None = None,
     out: str | Path | None = None,
     quiet: bool = False,
     **fields: Unpack[Fields],
@@ -421,6 +423,8 @@ def reproduce(
     Args:
         table: Name of the table, such as ``fedcka-table2``; ``kinfed reproduce --help`` lists all.
         scale: ``small``, or ``paper`` for as much as the paper ran.
+        columns: Labels of the columns to run, as in the table, with commas between them or as a list; all if not given.
+        rows: Labels of the rows to run, likewise.
         out: Folder for the results; ``runs/TABLE-SCALE`` if not given. Finished runs in it are kept.
         quiet: Show no progress.
         **fields: Fields of the experiment that overrule those of the table, such as ``seeds`` or ``workers``.
@@ -429,8 +433,8 @@ def reproduce(
         Path of a Markdown file with the paper's numbers beside those of the runs.
 
     Raises:
-        InputError: If there is no such table or scale, or a field is wrong, would do nothing, or is one in which the
-            columns or rows of the table differ.
+        InputError: If there is no such table, scale, column or row, or a field is wrong, would do nothing, or is one
+            in which the columns or rows of the table differ.
         RunFailed: If a run cannot go on, as in `run`.
 
     >>> kinfed.reproduce("fedcka-table2", seeds=3)  # doctest: +SKIP
@@ -439,8 +443,10 @@ def reproduce(
 
     _truths(quiet=quiet)
     path = Path("runs") / f"{table}-{scale}" if out is None else _path("out", out)
-    with _display(quiet) as make_callback:
-        return reproduce_table(table, scale, path, fields, make_callback)
+    if quiet:
+        return reproduce_table(table, scale, path, fields, columns=columns, rows=rows)
+    with Display() as display:
+        return reproduce_table(table, scale, path, fields, display.run, display.cost, columns, rows)
 
 
 def open_result(path: str | Path) -> Result:
