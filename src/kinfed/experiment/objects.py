@@ -124,8 +124,8 @@ def names_in(fields: Mapping[str, Any]) -> set[str]:
     return {name for name in [*labels, *shares, *others, *of_methods] if ":" in name}
 
 
-def _is_default(item: Method | type[Method], name: str, value: Any) -> bool:
-    """Return True if a field of a method, or of the method that it wraps, has its default."""
+def _is_default(item: object, name: str, value: Any) -> bool:
+    """Return True if a field of a method, of the method that it wraps, or of a partition has its default."""
     for kind in (item, getattr(item, "base", None)):
         for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
             if field.name == name:
@@ -188,7 +188,8 @@ def _partition_fields(given: Any, objects: Objects) -> dict[str, Any]:
     if name in {*PARTITIONS} and colon:  # by:COLUMN
         return {"partition": f"{start}:{next(iter(own.values()))}"}
     options = {option: own.pop(field) for option, field in partition_options(name).items()} if "<" not in name else {}
-    return {"partition": label(name, {field: value for field, value in own.items() if value is not None}), **options}
+    told = {field: value for field, value in own.items() if not _is_default(partition, field, value)}
+    return {"partition": label(name, told), **options}
 
 
 def _name(thing: Any, objects: Objects) -> str:
