@@ -14,7 +14,8 @@ from kinfed.labels import parse_label
 __all__ = ["ADDED", "FORMER_NAMES", "MARK", "is_written", "parse_settings", "read_toml", "tables", "with_present_names"]
 
 MARK = "# a run of kinfed"  # the first line of a config that kinfed wrote
-ADDED = ("validation", "patience", "shift")  # fields that older runs do not have; at their defaults they change nothing
+# Fields that older runs do not have; at their defaults they change nothing.
+ADDED = ("validation", "patience", "shift", "classes")
 FORMER_NAMES = {"public": "probe"}  # fields of an experiment that had another name, which is still read
 
 
