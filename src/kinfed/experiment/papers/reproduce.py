@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from kinfed.errors import InputError, check_choice, plain
-from kinfed.experiment.config import Config
+from kinfed.experiment.config import EXECUTION, Config
 from kinfed.experiment.config_file import tables, with_present_names
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
-from kinfed.experiment.papers import TABLES
+from kinfed.experiment.papers import FIGURES, TABLES
 from kinfed.experiment.papers.identification import PAPER, another_setting, identify
 from kinfed.experiment.papers.table import CELLS, ROUNDS, Fields, IdentificationTable, PaperTable, Row
 from kinfed.experiment.run import MakeCallback, go_on, nobody
@@ -25,7 +25,7 @@ from kinfed.experiment.uses import NO_SETTING, OF_CLIENTS, OF_METHODS, overruled
 from kinfed.fields import short
 from kinfed.files import claimed, read_json, write_whole
 
-__all__ = ["Comparison", "comparisons", "reproduce"]
+__all__ = ["Comparison", "comparisons", "other_setting", "reproduce", "run_columns", "setting_of"]
 
 # Fields that the experiment of an `IdentificationTable` sets itself.
 OF_IDENTIFICATION = ("methods", "settings", *OF_CLIENTS, "partition", "save_local", "new_clients", "train_images")
@@ -69,7 +69,7 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, make_callback: Ma
         InputError: If there is no such table or scale, or a field is wrong, would have no effect, or is one in which
             columns or rows differ.
     """
-    check_choice("table", name, [*TABLES])
+    check_choice("table", name, [*TABLES, *FIGURES])
     table = TABLES[name]
     check_choice("scale", scale, [*table.scales])
     given = cast(Fields, with_present_names(given))
@@ -82,19 +82,12 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, make_callback: Ma
 
 def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Fields, make_callback: MakeCallback) -> Path:
     """Reproduce a table whose columns are comparisons; see `reproduce`."""
-    _refuse_own(given, _apart(table), "differs between the columns or rows of this table")
     to_train = bool(table.sources) and "sources" not in given
     # The folder is a placeholder, so that all fields are checked before a source is trained.
-    placed = {**given, "sources": os.curdir} if to_train else given
-    configs = _configs(table, scale, placed)
-    refuse_idle(given, configs, {**OF_CLIENTS, **OF_METHODS})
-    other = _other_setting(table, scale, placed, configs)
+    other = other_setting(table, scale, {**given, "sources": os.curdir} if to_train else given)
     if to_train:
         given = {**given, "sources": str(_sources(table, given, out, make_callback))}
-    columns = {column: comparisons(table, scale, column, given) for column in table.scales[scale].columns}
-    for of_column in columns.values():
-        for comparison in of_column:
-            go_on(comparison.config, out / comparison.folder, make_callback)
+    columns = run_columns(table, scale, out, given, make_callback)
     found = {}
     for of, quantities in table.quantities().items():
         found[of] = {column: _measured(out, of_column, quantities) for column, of_column in columns.items()}
@@ -103,6 +96,31 @@ def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Field
     votes = [told for of_column in columns.values() for comparison in of_column for told in _votes(out, comparison)]
     write_whole(out / "table.md", markdown(table, columns, found, other) + "".join(f"\n{told}\n" for told in votes))
     return out / "table.md"
+
+
+def other_setting(table: PaperTable, scale: str, given: Fields) -> dict[str, Any]:
+    """Check the given fields, and return those in which the setting differs from the table's, with their values.
+
+    Raises:
+        InputError: If a field is wrong, would have no effect, or is one in which columns or rows differ.
+    """
+    _refuse_own(given, _apart(table), "differs between the columns or rows of this table")
+    configs = _configs(table, scale, given)
+    refuse_idle(given, configs, {**OF_CLIENTS, **OF_METHODS})
+    none = NO_SETTING - ({"target_acc", "evaluate_every"} if table.quantity == ROUNDS else set())
+    base = _configs(table, scale, {name: value for name, value in given.items() if name in none})
+    return overruled({name: value for name, value in given.items() if name not in none}, configs, base)
+
+
+def run_columns(
+    table: PaperTable, scale: str, out: Path, given: Fields, make_callback: MakeCallback = nobody
+) -> dict[str, list[Comparison]]:
+    """Run the missing comparisons of a table, and return all of them by column."""
+    columns = {column: comparisons(table, scale, column, given) for column in table.scales[scale].columns}
+    for of_column in columns.values():
+        for comparison in of_column:
+            go_on(comparison.config, out / comparison.folder, make_callback)
+    return columns
 
 
 def _apart(table: PaperTable) -> set[str]:
@@ -130,13 +148,6 @@ def _refuse_own(given: Fields, names: Collection[str], why: str) -> None:
 def _configs(table: PaperTable, scale: str, given: Fields) -> list[Config]:
     """Return the configs of all comparisons of a table."""
     return [c.config for column in table.scales[scale].columns for c in comparisons(table, scale, column, given)]
-
-
-def _other_setting(table: PaperTable, scale: str, given: Fields, configs: Sequence[Config]) -> dict[str, Any]:
-    """Return the given fields in which the configs differ from the table's; see `overruled`."""
-    none = NO_SETTING - ({"target_acc", "evaluate_every"} if table.quantity == ROUNDS else set())
-    base = _configs(table, scale, {name: value for name, value in given.items() if name in none})
-    return overruled({name: value for name, value in given.items() if name not in none}, configs, base)
 
 
 def _sources(table: PaperTable, given: Fields, out: Path, make_callback: MakeCallback) -> Path:
@@ -275,33 +286,40 @@ def markdown(
 
 def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]) -> str:
     """Describe the setting of the runs and the quantities that are shown."""
-    configs = [of_column[0].config for of_column in columns.values()]
-    config = configs[0]
-    data, partition, model = (
-        "/".join(dict.fromkeys(plain(value) for value in values))
-        for values in zip(*((c.data, c.partition, c.models or c.model) for c in configs), strict=True)
-    )
+    config = next(iter(columns.values()))[0].config
     others: dict[str, list[str]] = {}
     for row in table.rows:
         if row.quantity:
             others.setdefault(row.quantity, []).append(row.label)
     of_others = "".join(f"; for {' and '.join(labels)}, {quantity}" for quantity, labels in others.items())
+    spread = "; ± is the sample standard deviation over seeds" if config.seeds > 1 else ""
+    return f"{setting_of(table, columns)}. {_quantity(table, config)}{of_others}{spread}."
+
+
+def setting_of(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]) -> str:
+    """Describe the setting of the runs; a part in which columns differ has all values, with ``/`` between them."""
+    configs = [of_column[0].config for of_column in columns.values()]
+    config = configs[0]
+    data, clients, partition, model, rounds = (
+        "/".join(dict.fromkeys(plain(value) for value in values))
+        for values in zip(
+            *((c.data, c.clients, c.partition, c.models or c.model, c.rounds) for c in configs), strict=True
+        )
+    )
     apart = [
         f"; {row.label}: {', '.join(f'{name} {value}' for name, value in own.items() if value is not None)}"
         for comparison in next(iter(columns.values()))
-        if (own := {name: getattr(comparison.config, name) for name in comparison.own})
+        if (own := {name: getattr(comparison.config, name) for name in comparison.own if name not in EXECUTION})
         for row in comparison.rows
     ]
     some = f" ({config.participation:.0%} of them per round)" if config.participation < 1 else ""
     seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}" if config.seeds > 1 else f"seed {config.seed}"
     tuned = any(row.also is not None and row.also.startswith("fine_tuned") for row in table.rows)
     tuning = f", fine-tuning for {config.ft_epochs} epochs with lr {config.ft_lr}" if tuned else ""
-    spread = "; ± is the sample standard deviation over seeds" if config.seeds > 1 else ""
     return (
-        f"{data}, {config.clients} clients{some}, partition {partition}, model {model}, {config.rounds} rounds of "
+        f"{data}, {clients} clients{some}, partition {partition}, model {model}, {rounds} rounds of "
         f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}{tuning}, "
-        f"{seeds}{''.join(apart)}. "
-        f"{_quantity(table, config)}{of_others}{spread}."
+        f"{seeds}{''.join(apart)}"
     )
 
 
