@@ -59,8 +59,8 @@ def write_pictures(folder: Path) -> Path:
 def _page(measured: Measured) -> str:
     colour = _colours(measured)
     order = _order(measured)
-    panels = [_curves(measured, heading, curves, colour) for heading, curves in measured.curves.items()]
-    panels += [_matrix(heading, matrix, order) for heading, matrix in measured.matrices.items()]
+    panels = [(heading, "", _curves(measured, curves, colour)) for heading, curves in measured.curves.items()]
+    panels += [(heading, matrix.told, _matrix(matrix, order)) for heading, matrix in measured.matrices.items()]
     other = ", ".join(f"{name}={plain(value)}" for name, value in measured.other_setting.items())
     said = [
         f"<p><b>The paper</b>: {_text(measured.shows)}</p>",
@@ -68,13 +68,17 @@ def _page(measured: Measured) -> str:
         f"<p>{_text(measured.note)}</p>" if measured.note else "",
         f'<div class="notes"><p>The setting differs from this figure\'s: {_text(other)}.</p></div>' if other else "",
     ]
-    shown = "".join(f"<div>{drawn(panel)}</div>" for panel in panels)
+    shown = "".join(f"<div>{_heading(heading, told)}{drawn(figure)}</div>" for heading, told, figure in panels)
     tables = "".join(_table(heading, rows) for heading, rows in numbers(measured))
     return document(
         measured.title,
         f'{PANELS}{"".join(said)}<p class="caption">{_text(_sentence(measured.y))}</p>'
         f'<div class="panels{" several" if len(panels) > 1 else ""}">{shown}</div><h2>Numbers</h2>{tables}',
     )
+
+
+def _heading(heading: str, told: str) -> str:
+    return f'<p><b>{_text(heading)}</b> <span class="caption">{_text(told)}</span></p>' if heading else ""
 
 
 def _text(text: str) -> str:
@@ -119,7 +123,7 @@ def _arranged(matrix: Matrix, order: Sequence[int] | None) -> tuple[NDArray[np.f
     return values, rows, columns
 
 
-def _curves(measured: Measured, heading: str, curves: Mapping[str, Curve], colour: Mapping[str, str]) -> go.Figure:
+def _curves(measured: Measured, curves: Mapping[str, Curve], colour: Mapping[str, str]) -> go.Figure:
     """Draw the curves of a panel, with the standard deviations over seeds, and the paper's numbers as dotted lines."""
     figure = go.Figure()
     for name, curve in curves.items():
@@ -148,10 +152,10 @@ def _curves(measured: Measured, heading: str, curves: Mapping[str, Curve], colou
     ticks = {"tickvals": xs} if 0 < len(xs) <= TICKS else {}
     figure.update_xaxes(title_text=hypertext(measured.x), automargin=True, **ticks)
     figure.update_yaxes(automargin=True)
-    styled(figure, height=400 + 22 * len(figure.data), hovermode="x unified", title={"text": hypertext(heading)})
+    styled(figure, height=400 + 22 * len(figure.data), hovermode="x unified")
     figure.update_layout(
         legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
-        margin={"l": 45, "r": 10, "t": 45 if heading else 15},
+        margin={"l": 45, "r": 10, "t": 30},
     )
     return figure
 
@@ -165,7 +169,7 @@ def _names_only(curve: Curve) -> bool:
     return any(isinstance(x, str) for x in curve.x)
 
 
-def _matrix(heading: str, matrix: Matrix, order: Sequence[int] | None) -> go.Figure:
+def _matrix(matrix: Matrix, order: Sequence[int] | None) -> go.Figure:
     values, rows, columns = _arranged(matrix, order)
     written = len(columns) <= WRITTEN and not matrix.similarity
     figure = go.Figure(
@@ -184,9 +188,8 @@ def _matrix(heading: str, matrix: Matrix, order: Sequence[int] | None) -> go.Fig
     )
     figure.update_xaxes(type="category", automargin=True, tickangle=-90 if max(map(len, columns)) > 4 else 0)
     figure.update_yaxes(type="category", autorange="reversed", automargin=True)
-    told = f"<br><sup>{hypertext(matrix.told)}</sup>" if matrix.told else ""
-    styled(figure, height=180 + 26 * len(rows), title={"text": f"{hypertext(heading)}{told}"})
-    figure.update_layout(margin={"l": 10, "r": 10, "t": 60})
+    styled(figure, height=150 + 26 * len(rows))
+    figure.update_layout(margin={"l": 10, "r": 10, "t": 30})
     return figure
 
 

@@ -315,7 +315,7 @@ def setting_of(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]) -
     some = f" ({config.participation:.0%} of them per round)" if config.participation < 1 else ""
     seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}" if config.seeds > 1 else f"seed {config.seed}"
     tuned = any(row.also is not None and row.also.startswith("fine_tuned") for row in table.rows)
-    tuning = f", fine-tuning for {config.ft_epochs} epochs with lr {config.ft_lr}" if tuned else ""
+    tuning = f", fine-tuning for {config.ft_epochs} epochs with lr {config.ft_lr}" if tuned and config.ft_epochs else ""
     return (
         f"{data}, {clients} clients{some}, partition {partition}, model {model}, {rounds} rounds of "
         f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}{tuning}, "

@@ -121,7 +121,7 @@ _TRANSFERS: Mapping[str, Any] = {
     "over": PANELS,
     "rows": (*_BY_VOTE, *map(_source, _TENS)),
     "scales": {
-        # About 8 minutes: 5 sources, and 7 runs of 30 rounds with 0.4 CPU seconds per round for each target.
+        # About 14 minutes: 5 sources, and 7 runs of 30 rounds with 0.7 CPU seconds per round for each target.
         "small": Scale((*_PAIRS,), _SMALL_OBJECTS, instead=(*_BY_VOTE, *map(_source, _PAIRS))),
         "paper": Scale((*_TENS,), _PAPER_OBJECTS),
     },
@@ -157,7 +157,7 @@ FIGURE4 = PaperFigure(
     values={"small": (1, 3, 5, 10, 20), "paper": (1, 3, 5, 10, 20)},
     rows=_BY_VOTE,
     scales={
-        # About 3 minutes: 5 sources, and 6 runs of 30 rounds with 0.4 CPU seconds per round for each of two targets.
+        # About 5 minutes: 5 sources, and 6 runs of 30 rounds with 0.7 CPU seconds per round for each of two targets.
         "small": Scale(("classes 0 to 1", "classes 2 to 3"), _SMALL_OBJECTS),
         "paper": Scale(("classes 0 to 9", "classes 50 to 59"), _PAPER_OBJECTS),
     },
