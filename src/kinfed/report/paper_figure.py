@@ -203,7 +203,7 @@ def _save_png(measured: Measured, path: Path) -> None:
         panels: list[Axes] = [*figure.subplots(down, across, squeeze=False).flat]
         for axes, (heading, curves) in zip(panels, measured.curves.items(), strict=False):
             _draw_curves(measured, heading, curves, colour, axes)
-        for axes, (heading, matrix) in zip(panels, measured.matrices.items(), strict=False):
+        for axes, (heading, matrix) in zip(panels[len(measured.curves) :], measured.matrices.items(), strict=False):
             _draw_matrix(heading, matrix, order, figure, axes)
         for axes in panels[count:]:
             axes.axis("off")
