@@ -108,7 +108,7 @@ def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]
     for base, controls in CONTROLS.items() if asked.controls else ():
         if base not in rows:
             continue
-        own = _settings(rows[base][0])
+        own = settings_of(rows[base][0])
         later = {**fields, "lr": own.pop("lr"), "seed": rows[base][0].summary["seed"]}
         for control, made in controls.items():
             out = work / f"{base}-{control}"
@@ -127,8 +127,8 @@ def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]
             row: {
                 "accuracy": round(of.mean, 4),
                 "by_seed": {str(seed): round(value, 4) for seed, value in of.by_seed.items()},
-                "settings": _settings(rows[row][0]),
-                "against": {other: _difference(of, told[other]) for other in against if other != row},
+                "settings": settings_of(rows[row][0]),
+                "against": {other: difference_of(of, told[other]) for other in against if other != row},
                 **agreement(rows[row]),
             }
             for row, of in told.items()
@@ -136,11 +136,13 @@ def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]
     }
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def settings_of(run: Run) -> dict[str, Any]:
+    """Return the learning rate of a run, and the fields of its method."""
     return {"lr": run.config["lr"], **run.config.get(run.method, {})}
 
 
-def _difference(one: Any, other: Any) -> list[float] | None:
+def difference_of(one: Any, other: Any) -> list[float] | None:
+    """Return the difference of two rows with its 95 % interval; None without a common seed."""
     found = compare(one, other)
     return None if found is None else [round(found.difference, 4), round(found.low, 4), round(found.high, 4)]
 

@@ -12,7 +12,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.functional import InterpolationMode
 
 from kinfed.errors import InputError
-from kinfed.learning.views import Draw, draw, two_views, unnormalised, view
+from kinfed.learning.views import Draw, draw, one_view, two_views, unnormalised, view
 from kinfed.streams import torch_stream
 from tests.builders import dataset, float_samples
 
@@ -147,3 +147,17 @@ def test_stored_bytes_and_unit_floats_are_the_same_images() -> None:
 def test_what_is_no_image_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="two views need greyscale or RGB images"):
         two_views(torch.zeros(shape), stream())
+
+
+def test_one_view_of_a_set_is_that_of_its_images_as_floats_in_0_to_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = images(20, 3, 8, 8)
+    samples = float_samples(pixels, [0] * 20)
+    seen = one_view(samples, stream())
+    assert torch.equal(seen.batch(slice(None)), view(pixels, draw(20, 8, 8, stream())))
+    assert seen.labels is None
+    stored = float_samples(pixels.mul(255).round().to(torch.uint8), [0] * 20)
+    assert torch.allclose(one_view(stored, stream()).inputs, seen.inputs, atol=0.02)
+    monkeypatch.setattr("kinfed.learning.views.CHUNK", 8)
+    parts = one_view(samples, stream()).inputs
+    assert torch.equal(parts[:8], view(pixels[:8], draw(8, 8, 8, stream())))
+    assert parts.shape == pixels.shape

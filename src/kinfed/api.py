@@ -412,6 +412,8 @@ def reproduce(
     table: str,
     *,
     scale: str = "small",
+    columns: str | Sequence[str] | None = None,
+    rows: str | Sequence[str] | None = None,
     out: str | Path | None = None,
     quiet: bool = False,
     **fields: Unpack[Fields],
@@ -422,6 +424,9 @@ def reproduce(
         table: Name of the table or figure, such as ``fedcka-table2`` or ``fedcka-figure5``; ``kinfed reproduce --help``
             lists all.
         scale: ``small``, or ``paper`` for as much as the paper ran.
+        columns: Labels of the columns to run, as in the table, with commas between them or as a list; all if not given.
+            A figure is drawn whole.
+        rows: Labels of the rows to run, likewise.
         out: Folder for the results; ``runs/TABLE-SCALE`` if not given. Finished runs in it are kept.
         quiet: Show no progress.
         **fields: Fields of the experiment that overrule those of the table, such as ``seeds`` or ``workers``.
@@ -431,8 +436,8 @@ def reproduce(
         ``figure.json``, and its pictures in ``figure.html`` and ``figure.png`` beside it.
 
     Raises:
-        InputError: If there is no such table or scale, or a field is wrong, would do nothing, or is one in which the
-            columns or rows of the table differ.
+        InputError: If there is no such table, scale, column or row, or a field is wrong, would do nothing, or is one
+            in which the columns or rows of the table differ.
         RunFailed: If a run cannot go on, as in `run`.
 
     >>> kinfed.reproduce("fedcka-table2", seeds=3)  # doctest: +SKIP
@@ -444,11 +449,15 @@ def reproduce(
 
     _truths(quiet=quiet)
     path = Path("runs") / f"{table}-{scale}" if out is None else _path("out", out)
-    with _display(quiet) as make_callback:
-        if table not in [*FIGURES]:  # it may be anything
-            return reproduce_table(table, scale, path, fields, make_callback)
-        told = reproduce_figure(table, scale, path, fields, make_callback)
-    write_pictures(path)
+    is_figure = table in [*FIGURES]  # a list, since the name may be anything
+    reproduce_it = reproduce_figure if is_figure else reproduce_table
+    if quiet:
+        told = reproduce_it(table, scale, path, fields, columns=columns, rows=rows)
+    else:
+        with Display() as display:
+            told = reproduce_it(table, scale, path, fields, display.run, display.cost, columns, rows)
+    if is_figure:
+        write_pictures(path)
     return told
 
 

@@ -15,6 +15,7 @@ from kinfed.engine.stopping import validation_accuracy
 from kinfed.errors import plain
 
 if TYPE_CHECKING:
+    from kinfed.experiment.papers.cost import Cost
     from kinfed.tuning import Plan
 
 __all__ = ["Display"]
@@ -31,6 +32,7 @@ class Display:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False, emoji=False)
+        self._untimed: Cost | None = None  # cost whose time is told when the first round has shown the pace
         self.bars = Progress(
             TextColumn("{task.description:<18}", markup=False),
             BarColumn(bar_width=20),
@@ -68,6 +70,26 @@ class Display:
         total = _duration(final + sum(plan.seconds for plan in plans))
         self.console.print(table)
         self.console.print(f"then the best of each on fresh seeds, about {_duration(final)}; in all about {total}")
+
+    def cost(self, cost: Cost) -> None:
+        """Print what the runs cost, and about how long they take; if no round was done yet, after the first one."""
+        if not cost.left_runs:
+            return
+        whole = f"{_count(cost.left_runs, 'run')}, {_count(cost.left_rounds, 'round')}"
+        left = f" left of {_count(cost.runs, 'run')}, {_count(cost.rounds, 'round')}"
+        self.say(whole + (left if cost.left_rounds < cost.rounds else "") + self._time(cost.seconds))
+        self._untimed = cost if cost.seconds is None else None
+
+    def first_round(self, seconds: float) -> None:
+        """Print about how long the runs take, if that could not be told before the first round."""
+        if (cost := self._untimed) is not None:
+            self._untimed = None
+            self.say(f"{_count(cost.left_rounds, 'round')}{self._time(cost.left_rounds * seconds)}")
+
+    def _time(self, seconds: float | None) -> str:
+        if seconds is None:
+            return "; about how long is told after the first round"
+        return f": at the pace so far about {_duration(seconds)}, without the tests after the last rounds"
 
     def say(self, line: str) -> None:
         """Print a line, literally: brackets are no markup."""
@@ -135,7 +157,7 @@ class RunDisplay:
     """
 
     def __init__(self, display: Display, name: str, rounds: int, unit: str = "round") -> None:
-        self._unit = unit
+        self._unit, self._display = unit, display
         self._console, self._bars = display.console, display.bars
         self._name, self._rounds = plain(name), rounds
         self._bar = self._bars.add_task(self._name, total=rounds, told="")
@@ -158,6 +180,8 @@ class RunDisplay:
         """Advance the bar to a finished round, and print the clients whose updates were refused."""
         now = time.perf_counter()
         took, self._last = now - self._last, now
+        if self._unit == "round":
+            self._display.first_round(took)
         self._pace = took if self._pace is None else 0.7 * self._pace + 0.3 * took
         accuracy = line.get("personal_acc_weighted")
         neighbours = line.get("knn_acc_mean")  # the only accuracy before the last round for methods without labels
@@ -189,6 +213,10 @@ class RunDisplay:
 
     def _print(self, text: str, *, soft_wrap: bool = False) -> None:
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=soft_wrap)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def _duration(seconds: float) -> str:

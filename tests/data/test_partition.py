@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed.data import IID, Dirichlet, Shards
+from kinfed.data.partitions import make_partition
 from kinfed.errors import InputError
 from kinfed.streams import numpy_stream
 
@@ -38,6 +39,15 @@ def test_iid_deals_every_sample_once_in_sizes_that_differ_by_one(
 
 def test_iid_of_103_samples_over_7_clients_has_five_15s_and_two_14s() -> None:  # case 30
     assert Counter(len(rows) for rows in IID()(np.zeros(103, int), [0] * 7, 7, rng()).train) == {15: 5, 14: 2}
+
+
+def test_pooled_iid_deals_both_sets_and_holds_out_a_fifth() -> None:  # specification F.3
+    cut = make_partition("iid:pooled=true")(balanced(10, 60), balanced(10, 10), 7, rng())
+    assert cut.pooled
+    assert_cover([*cut.train, *cut.test], 700)
+    assert [(len(own), len(tested)) for own, tested in zip(cut.train, cut.test, strict=True)] == [(80, 20)] * 7
+    with pytest.raises(InputError, match="clients: 4 is too many; iid gives each one 2 of the 7 samples or more"):
+        IID(pooled=True)([0] * 5, [0, 0], 4, rng())
 
 
 def test_iid_shuffles_sorted_labels() -> None:  # case 38: hypergeometric, mean 50, sd 3.54

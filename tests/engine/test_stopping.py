@@ -92,6 +92,23 @@ def test_a_run_that_ended_early_is_not_continued(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
+def test_a_run_ends_in_the_first_round_whose_global_model_is_as_good_as_asked(tmp_path: Path) -> None:
+    given = {"rounds": 6, "fed": federation()}
+    whole = run(runtime("fedavg", **given), tmp_path / "whole").lines
+    accuracies = [line["global_acc"] for line in whole]
+    target = max(accuracies[:3])
+    ends = 1 + next(i for i, accuracy in enumerate(accuracies) if accuracy >= target)
+    assert ends < 6, "nothing would be tested"
+    early = run(runtime("fedavg", stop_acc=target, **given), tmp_path / "early").lines
+    assert early[:-1] == whole[: ends - 1]
+    assert early[-1]["global_acc"] == accuracies[ends - 1]
+    assert "fine_tuned" in early[-1]["client_acc"]  # evaluated like a last round
+    before = files(tmp_path / "early")
+    run(runtime("fedavg", stop_acc=target, **given), tmp_path / "early")
+    assert files(tmp_path / "early") == before
+    assert len(run(runtime("fedavg", stop_acc=1.0, **given), tmp_path / "never").lines) == 6
+
+
 class Presses(NoCallback):
     """Presses Ctrl-C after a round."""
 

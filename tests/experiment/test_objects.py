@@ -24,12 +24,15 @@ from kinfed.data.partitions.dirichlet import Dirichlet
 from kinfed.data.partitions.iid import IID
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
+from kinfed.experiment.configure import configure
 from kinfed.experiment.keywords import Fields
-from kinfed.experiment.objects import as_fields, names_in
+from kinfed.experiment.objects import as_fields, methods_of, names_in
 from kinfed.learning import LocalTraining
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedbyol import FedBYOL
+from kinfed.methods.fedkin import FedKin
 from kinfed.methods.fedprox import FedProx
+from kinfed.methods.fedshibu import FedSHIBU
 from tests.experiment.test_run import files
 
 SMALL: dict[str, Any] = {"clients": 5, "rounds": 2, "train_images": 200, "ft_epochs": 0, "public": 0, "quiet": True}
@@ -279,3 +282,13 @@ class Pairs(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, at: int) -> Any:
         return self.pairs[at]
+
+
+def test_a_field_that_an_object_has_by_default_is_not_one_that_somebody_asked_for() -> None:
+    labels, settings = methods_of([FedSHIBU(norm="sum"), FedKin(FedProx(mu=0.5))], {})
+    assert labels == ("fedshibu", "fedkin+fedprox")
+    assert settings == {"fedshibu": {"norm": "sum"}, "fedkin+fedprox": {"mu": 0.5}}
+    given = {"methods": labels, "settings": settings}
+    assert configure(given).settings["fedshibu"]["norm"] == "sum"  # gamma, k, … would do nothing, and are not refused
+    with pytest.raises(InputError, match=r"^fedshibu.gamma: 2.0 would do nothing; it is of norm=power"):
+        configure({"methods": labels, "settings": {"fedshibu": {"norm": "sum", "gamma": 2.0}}})

@@ -15,6 +15,7 @@ import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.papers import FIGURES, TABLES
+from kinfed.experiment.papers.cost import Cost
 from kinfed.experiment.papers.figure import (
     CLASS_COUNTS,
     CRSM,
@@ -28,6 +29,7 @@ from kinfed.experiment.papers.figure import (
     PaperFigure,
     numbers,
 )
+from kinfed.experiment.papers.figures import reproduce_figure
 from kinfed.experiment.papers.quantities import head_distance, layer_similarity, similarities, speed_up
 from kinfed.experiment.papers.reproduce import comparisons
 from kinfed.experiment.papers.table import PaperTable, Row, Scale
@@ -189,14 +191,27 @@ def test_transfers_between_subsets_as_a_matrix_and_as_a_mean(own: dict[str, Pape
     baseline, vote, low, high = matrix["values"]
     assert baseline == [1, 1]
     assert vote == [high[0], low[1]]  # the only source that is not of the target's own classes
-    kinfed.reproduce("mean", out=out, quiet=True)  # the same runs
+    costs: list[Cost] = []
+    reproduce_figure("mean", "small", out, {}, tell_cost=costs.append)
+    assert (costs[0].runs, costs[0].rounds, costs[0].left_runs) == (8, 16, 0)  # the same runs
     (curves,) = drawn(out)["curves"].values()
     assert curves["random"]["values"] == [[high[0]], [low[1]]]
 
 
+@pytest.mark.parametrize("choice", [{"columns": "all"}, {"rows": ["A"]}])
+def test_a_figure_has_no_columns_or_rows_to_choose_from(
+    own: dict[str, PaperFigure], out: Path, choice: dict[str, Any]
+) -> None:
+    own["a"] = PaperFigure(**BASIC)
+    with pytest.raises(InputError, match=r"(columns: 'all'|rows: \['A'\]) would do nothing; a figure is drawn whole"):
+        kinfed.reproduce("a", out=out, quiet=True, **choice)
+
+
 def test_class_counts_need_no_training(own: dict[str, PaperFigure], out: Path) -> None:
     own["a"] = PaperFigure(**BASIC | {"quantity": CLASS_COUNTS})
-    kinfed.reproduce("a", out=out, quiet=True)
+    costs: list[Cost] = []
+    reproduce_figure("a", "small", out, {}, tell_cost=costs.append)
+    assert not costs
     matrix = drawn(out)["matrices"]["all"]
     assert (len(matrix["rows"]), len(matrix["columns"])) == (10, 4)
     assert sum(map(sum, matrix["values"])) == 200

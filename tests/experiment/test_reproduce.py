@@ -8,10 +8,12 @@ import pytest
 
 import kinfed
 from kinfed.errors import InputError
+from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import COMPARISON
 from kinfed.experiment.papers import TABLES, reproduce
-from kinfed.experiment.papers.table import ROUNDS, PaperTable, Row, Scale
+from kinfed.experiment.papers.cost import cost_of
+from kinfed.experiment.papers.table import ROUNDS, SECONDS, PaperTable, Row, Scale
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import METHODS
 
@@ -142,6 +144,11 @@ def test_what_is_said_as_the_table_has_it_is_no_other_setting(out: Path) -> None
         ("a-table2", {"settings": {"fedshibu": {"norm": "topk"}}}, "fedshibu.norm: 'topk' is not allowed; it differs"),
         ("a-table3", {"settings": {"hetero_ssfl": {"mu": 1}}}, "hetero_ssfl.mu: 1 is not allowed; it differs"),
         ("a-table1", {"methods": ["fedper"]}, "methods: .'fedper'. is not allowed; it differs"),
+        ("a-table1", {"partition": "iid"}, "partition: 'iid' is not allowed; it differs"),
+        ("a-table1", {"columns": "α=5"}, "columns: 'α=5' is not known; allowed: α=1; did you mean α=1?"),
+        ("a-table1", {"rows": "fedavg,fedbab"}, "rows: 'fedbab' is not known; allowed: .*; did you mean fedbabu?"),
+        ("a-table1", {"rows": []}, r"rows: \[\] is not allowed; must be labels of the table"),
+        ("a-table2", {"rows": "local", "settings": {"fedcrc": {"tau": 0.5}}}, "set: 'fedcrc' is not known"),
         ("a-table1", {"shards": 3}, "shards: 3 would do nothing; it is of partition shards"),
         ("a-table1", {"knn_every": 3}, "knn_every: 3 would do nothing; it is of methods that read no labels"),
         ("a-table2", {"settings": {"fedshibu": {"k": 2}}}, "fedshibu.k: 2 would do nothing; it is of norm=topk"),
@@ -155,6 +162,21 @@ def test_what_tells_columns_apart_or_does_nothing_is_refused_before_anything_is_
     with pytest.raises(InputError, match=message):
         kinfed.reproduce(table, out=out, quiet=True, **fields)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_what_a_table_has_in_its_columns_cannot_be_overruled(name: str, scale: str) -> None:  # case 343
+    table = COMPARED[name].at(scale)
+    apart = reproduce._apart(table, scale)
+    configs = [
+        reproduce.comparisons(table, scale, column, {"data": "digits", "sources": "."})[0].config
+        for column in table.scales[scale].columns
+    ]
+    differing = {field for field in Config.model_fields if len({str(getattr(c, field)) for c in configs}) > 1}
+    assert differing - {"settings", "data"} <= apart
+    if apart & {"alpha", "shards", "classes_per_client"}:
+        assert "partition" in apart  # another one would not read them
 
 
 @pytest.mark.slow
@@ -217,6 +239,33 @@ def test_rows_of_one_run_and_runs_of_one_method(out: Path) -> None:
     assert lines[at + 5 : at + 7] == [f"| sum | {' | '.join(tuned)} |", ""]
     refreshed = json.loads((out / "table.json").read_text())["refreshed_acc_mean"]
     assert {column: [*rows] for column, rows in refreshed.items()} == {"digits": ["FedCRC-Per"], "grey": ["FedCRC-Per"]}
+
+
+@pytest.mark.slow
+def test_some_columns_and_rows_are_run_and_the_rest_may_follow(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fields: dict[str, Any] = {"rounds": 1, "local_epochs": 1}
+    text = kinfed.reproduce("a-table2", out=out, columns="grey", rows="FedCRC-Per,sum", **fields).read_text()
+    assert "2 runs, 2 rounds; about how long is told after the first round" in capsys.readouterr().err
+    assert sorted(str(path.parent.relative_to(out)) for path in out.rglob("summary.json")) == [
+        "grey, sum/fedshibu-seed0", "grey/fedcrc-seed0"
+    ]  # fmt: skip
+    assert "| | grey: here | grey: paper, another setting |" in text
+    assert [line.split(" |")[0] for line in text.splitlines() if line.startswith("| ")][1:3] == [
+        "| FedCRC-Per",
+        "| sum",
+    ]
+    before = (out / "grey" / "fedcrc-seed0" / "summary.json").read_bytes()
+    more = kinfed.reproduce("a-table2", out=out, rows=["FedCRC-Per", "linear"], **fields).read_text()
+    assert "3 runs, 3 rounds left of 4 runs, 4 rounds: at the pace so far about " in capsys.readouterr().err
+    assert (out / "grey" / "fedcrc-seed0" / "summary.json").read_bytes() == before
+    assert [s["method"] for s in json.loads((out / "grey" / "comparison.json").read_text())] == ["fedcrc", "fedshibu"]
+    assert "| | digits: here |" in more
+    kinfed.reproduce("a-table2", out=out, quiet=True, rows=["linear"], columns=["grey"], **fields)
+    assert [s["method"] for s in json.loads((out / "grey" / "comparison.json").read_text())] == ["fedcrc", "fedshibu"]
+    with pytest.raises(InputError, match="was started with another config"):
+        kinfed.reproduce(
+            "a-table2", out=out, quiet=True, rows="linear", settings={"fedshibu": {"kernel": "rbf"}}, **fields
+        )
 
 
 @pytest.mark.slow
@@ -291,6 +340,13 @@ def test_every_cell_of_every_table_is_a_valid_config(name: str, tmp_path: Path) 
     ("name", "label", "column", "number"),
     [
         ("fedcka-table2", "fedcka", "α=0.1", 52.35),
+        ("fedcka-table1", "fedavg", "Tiny-ImageNet", 19.49),
+        ("fedcka-table1", "scaffold", "CIFAR-100", 39.16),
+        ("fedcka-table2", "scaffold", "α=0.1", 40.53),
+        ("fedcka-table3", "vectorised cosine", "CIFAR-10", 66.67),
+        ("fedcka-table3", "kernel CKA", "CIFAR-10", 67.93),
+        ("fedcka-table4", "MOON", "50 layers (Tiny-ImageNet)", 1689.28),
+        ("fedcka-table4", "FedCKA", "7 layers (CIFAR-10)", 104.17),
         ("fedshibu-table1", "FedSHIBU linear", "CIFAR-100 s=2", 91.12),
         ("fedshibu-table1", "FedSHIBU RBF", "CIFAR-10 s=4", 85.9),
         ("fedshibu-table1", "FedBABU", "CIFAR-100 s=100", 73.37),
@@ -299,6 +355,14 @@ def test_every_cell_of_every_table_is_a_valid_config(name: str, tmp_path: Path) 
         ("fedcrc-table1", "FedRep", "CIFAR-100 IID", 9.43),
         ("fedcrc-table1", "FedCRC", "MNIST IID", 99.17),
         ("fedcrc-table1", "FedCRC-Per", "MNIST β=0.1", 99.24),
+        ("fedcrc-table2", "FedPer", "CIFAR-10 β=0.1", 14.25),
+        ("fedcrc-table2", "FedRep", "CIFAR-10 β=1", 31.31),
+        ("fedcrc-table3", "τ=0.5", "CIFAR-10 β=0.1", 60.25),
+        ("fedcrc-table3", "τ=0.2", "CIFAR-10 IID", 75.82),
+        ("hetero-ssfl-table2", "fedema", "CIFAR-10", 85.9),
+        ("hetero-ssfl-table2", "fedsimsiam", "CIFAR-100", 22.19),
+        ("hetero-ssfl-table3", "fedu", "CIFAR-100 20(5)", 48.29),
+        ("hetero-ssfl-table3", "hetero_ssfl", "CIFAR-100 100(10)", 43.3),
         ("hetero-ssfl-table1", "fedu", "Tiny-ImageNet", 58.23),
         ("hetero-ssfl-table1", "hetero_ssfl", "CIFAR-10", 90.29),
         ("hetero-ssfl-table1", "fedavg", "CIFAR-100", 44.29),
@@ -315,6 +379,61 @@ def test_every_cell_of_every_table_is_a_valid_config(name: str, tmp_path: Path) 
 def test_printed_numbers_stand_in_their_columns(name: str, label: str, column: str, number: float) -> None:
     (row,) = (row for row in COMPARED[name].at("paper").rows if row.label == label)
     assert row.printed[[*COMPARED[name].columns].index(column)] == number  # specification H
+
+
+def at_scale(name: str, scale: str) -> dict[str, dict[str, Config]]:
+    """The config of each row of a table, by column."""
+    table = COMPARED[name].at(scale)
+    return {
+        column: {
+            row.label: comparison.config
+            for comparison in reproduce.comparisons(table, scale, column, {"data": "digits"})
+            for row in comparison.rows
+        }
+        for column in table.scales[scale].columns
+    }
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_fedcka_has_the_papers_mu_and_scaffold_in_two_forms(scale: str) -> None:
+    best = {
+        "fedcka-table1": {"CIFAR-10": (0.001, 10, 3), "CIFAR-100": (0.1, 5, 10), "Tiny-ImageNet": (0.1, 0.1, 3)},
+        "fedcka-table2": {"α=5": (0.001, 0.1, 5), "α=0.5": (0.1, 10, 3), "α=0.1": (0.001, 10, 3)},
+    }
+    for name, of_columns in best.items():
+        for column, rows in at_scale(name, scale).items():
+            mu = tuple(rows[method].settings[method]["mu"] for method in ("fedprox", "moon", "fedcka"))
+            assert mu == of_columns[column]
+            niid, published = (rows[of].settings["scaffold"] for of in ("scaffold", "scaffold as published"))
+            assert (niid["mode"], niid["denom"], niid["weights"]) == ("niid", "steps", "samples")
+            assert (published["mode"], published["weights"]) == ("paper", "uniform")
+
+
+def test_fedcka_trains_as_long_as_the_paper_says() -> None:
+    told = {column: rows["fedcka"].rounds for column, rows in at_scale("fedcka-table1", "paper").items()}
+    assert told == {"CIFAR-10": 100, "CIFAR-100": 40, "Tiny-ImageNet": 20}
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_fedbabu_fine_tuned_and_fedcrc_per_refitted_cost_no_run_of_their_own(scale: str) -> None:
+    table = COMPARED["fedcrc-table1"].at(scale)
+    column, *_ = table.scales[scale].columns
+    runs = [
+        {row.label for row in comparison.rows if row.method == method}
+        for comparison in reproduce.comparisons(table, scale, column, {"data": "digits"})
+        for method in comparison.config.methods
+    ]
+    assert {"FedBABU", "FedBABU fine-tuned"} in runs
+    assert {"FedCRC", "FedCRC-Per", "FedCRC-Per re-fitted"} in runs
+    rows = at_scale("fedcrc-table1", scale)[column]
+    assert {label for label, config in rows.items() if config.ft_epochs} == {"FedBABU", "FedBABU fine-tuned"}
+
+
+def test_clients_of_hetero_ssfl_are_those_of_the_heading() -> None:
+    for scale in ("small", "paper"):
+        for column, rows in at_scale("hetero-ssfl-table3", scale).items():
+            config = rows["fedu"]
+            assert column.endswith(f" {config.clients}({round(config.clients * config.participation)})")
 
 
 def test_learning_rates_of_fedcrc_are_the_papers() -> None:
@@ -343,6 +462,40 @@ TO_TARGET = PaperTable(
 )  # fmt: skip
 
 
+def test_the_folder_of_a_row_does_not_depend_on_the_choice() -> None:
+    table, column = SEVERAL, "digits"
+    every = {row.label: c.folder for c in reproduce.comparisons(table, "small", column, {}) for row in c.rows}
+    for label, folder in every.items():
+        (alone,) = reproduce.comparisons(table, "small", column, {}, [label])
+        assert ([row.label for row in alone.rows], alone.folder) == ([label], folder)
+
+
+def test_seconds_stand_beside_their_ratio_to_the_first_row() -> None:
+    table = COMPARED["fedcka-table4"]
+    first, *_, last = table.rows
+    assert reproduce._printed(table, first) == {
+        "7 layers (CIFAR-10)": "54.82", "50 layers (Tiny-ImageNet)": "638.79"
+    }  # fmt: skip
+    assert reproduce._printed(table, last) == {
+        "7 layers (CIFAR-10)": "104.17 (1.90×)", "50 layers (Tiny-ImageNet)": "750.97 (1.18×)"
+    }  # fmt: skip
+    summaries = [{"rounds": 4, "seconds": {"train": 10.0, "total": 12.0, "evaluate": 2.0}}]
+    assert reproduce._read(summaries, SECONDS) == [2.5]
+
+
+def test_the_cost_counts_what_is_left_at_the_pace_of_each_method(tmp_path: Path) -> None:
+    config = Config.checked({"methods": ["fedavg", "local", "fedper"], "rounds": 10, "seeds": 2})
+    for run, seconds in (("fedavg-seed0", [2.0] * 10), ("local-seed0", [6.0, 8.0])):
+        (tmp_path / run).mkdir()
+        lines = [json.dumps({"round": at, "train": s, "save": 0.0}) for at, s in enumerate(seconds, start=1)]
+        (tmp_path / run / "seconds.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "fedavg-seed0" / "summary.json").write_text("{}")
+    cost = cost_of({tmp_path: config})
+    assert (cost.runs, cost.rounds, cost.left_runs, cost.left_rounds) == (6, 60, 5, 48)
+    assert cost.seconds == pytest.approx(10 * 2 + 18 * 7 + 20 * 34 / 12)  # fedper has no round: the mean of all
+    assert cost_of({tmp_path / "new": config}).seconds is None
+
+
 @pytest.mark.slow
 def test_a_table_of_rounds_trains_its_sources_and_tells_what_they_save(tmp_path: Path) -> None:
     told = kinfed.reproduce("a-table4", out=tmp_path, quiet=True).read_text()
@@ -363,6 +516,18 @@ def test_a_table_of_rounds_trains_its_sources_and_tells_what_they_save(tmp_path:
     again = kinfed.reproduce("a-table4", out=moved_to, quiet=True, target_acc=0.99).read_text()
     assert "reaches 0.99 on the whole test set" in again
     assert {path: path.stat().st_mtime_ns for path in trained} == trained
+    part = kinfed.reproduce("a-table4", out=moved_to, quiet=True, rows="digits").read_text()
+    assert f"| Baseline | {shown} |\n| digits | {speed} | 66 (5.03×) |\n" in part  # the first row is the measure
+    assert "| by vote" not in part
+
+
+@pytest.mark.slow
+def test_rows_without_a_source_need_none(out: Path) -> None:
+    assert (
+        "| Baseline | >1 | 332 |"
+        in kinfed.reproduce("a-table4", out=out, quiet=True, rows="Baseline", rounds=1, lr=1e-6).read_text()
+    )
+    assert not (out / "sources").exists()
 
 
 def test_rounds_that_not_every_seed_has_are_a_bound() -> None:

@@ -80,6 +80,13 @@ def test_what_would_do_nothing_is_refused_with_what_it_is_of(
         ("fedema", {"tau": 0.5, "autoscale": False}, "tau: 0.5", "autoscale=true"),
         ("hetero_ssfl", {"rad_batch": 8, "rad_full": True}, "rad_batch: 8", "mu above 0 with rad_full=false"),
         ("hetero_ssfl", {"mu": 0, "start": 2}, "start: 2", "mu above 0"),
+        ("hetero_ssfl", {"mu": 0, "clean": "colour"}, "clean: 'colour'", "mu above 0"),
+        (
+            "hetero_ssfl",
+            {"start": 2, "views": True, "initial": "clients"},
+            "initial: 'clients'",
+            "mu above 0 with start=1",
+        ),
         ("fedvote", {"source": "x", "ballot": 2}, "ballot: 2", "a vote; source names"),
         ("fedvote+moon", {"source": "x", "images": 9}, "images: 9", "a vote; source names"),
     ],

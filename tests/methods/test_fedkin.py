@@ -345,8 +345,8 @@ def test_clients_are_asked_again_while_they_may_do_better_apart(
     assert bool(state.tensors[GROUP].any()) == (apart == 1.0)
 
 
-def test_groups_that_change_from_one_question_to_the_next_are_not_formed() -> None:
-    """Clients 1 and 2 change places in every round; with the fifth question there is no time left."""
+def test_groups_that_no_two_questions_agree_on_are_formed_after_the_last_question_alone() -> None:
+    """Clients 1 and 2 change places in every round."""
     method = FedKin(first=1)
     server, state = started(method)
     for round in range(1, 7):
@@ -357,6 +357,23 @@ def test_groups_that_change_from_one_question_to_the_next_are_not_formed() -> No
         state = replace(state, tensors={**state.tensors, ROUNDS: state.tensors[ROUNDS] * 0})  # this round's alone
         state = method.aggregate(server, state, uploads_of(start, changes, **told))
         assert bool(state.tensors[GROUP].any()) == (round == 6)
+
+
+def test_the_groups_count_that_agreed_best_if_no_two_questions_find_the_same_ones() -> None:
+    """Five questions; the third one agrees with the second but for one client, and the fifth one finds nothing."""
+    runtime = build_runtime(FedKin(first=1), federation(clients=12), rounds=400)
+    method, server = runtime.method, runtime.server(1)
+    state = method.init(runtime.server(0))
+    places = [[0, 1] * 6, [0, 0, 1, 1] * 3, [0] * 6 + [1] * 6, [0] * 5 + [1] * 7, [0, 1, 1, 0] * 3, [0, 1] * 6]
+    for round, sides in enumerate(places, start=1):
+        start = of_group(state, 0).tensors
+        of_sides = drawn(start, 2)
+        asks = state.numbers[PHASE] == ASKING
+        told = answers([2.0, 1.0, 1.0, 1.0, 1.0], 1.0 if round < 6 else -1.0) if asks else {}
+        state = replace(state, tensors={**state.tensors, ROUNDS: state.tensors[ROUNDS] * 0})  # this round's alone
+        state = method.aggregate(server, state, uploads_of(start, [of_sides[side] for side in sides], **told))
+        assert bool(state.tensors[GROUP].any()) == (round == 6)
+    assert state.tensors[GROUP].tolist() == [1] * 5 + [2] * 7
 
 
 def looked(prefers: float, also: float = 1.0) -> list[int]:
@@ -395,6 +412,7 @@ def looked(prefers: float, also: float = 1.0) -> list[int]:
 def test_a_client_in_a_wrong_group_changes_to_the_one_that_it_prefers() -> None:
     assert looked(-0.5) == [1, 1, 2, 2, 2, 2]
     assert looked(0.5) == [1, 1, 1, 2, 2, 2]
+    assert looked(-1e300) == [1, 1, 2, 2, 2, 2]  # a liar moves nobody but itself
     assert looked(-0.05) == [1, 1, 1, 2, 2, 2]  # within its standard error of 0.1
     assert looked(-0.5, also=-0.4) == [1, 1, 1, 2, 2, 2]  # all of its group prefer the other model: a better one
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import kinfed
 from kinfed.engine import ClientRuntime
 from kinfed.learning import LocalTraining, features, unnormalised
 from kinfed.methods import ClientState, Message
 from kinfed.methods.hetero_ssfl import HeteroSSFL, disagreement
 from kinfed.methods.local_ssl import LocalSSL
+from kinfed.methods.mean_gram import Cleaning, cleaned, mean_colours
 from kinfed.models import ONLINE, Siamese, Target, build, select
 from kinfed.similarity import cka
+from kinfed.testing import Check, check_changes_no_argument, check_order_does_not_matter, check_resumes
 from tests.builders import build_runtime, federation, run, same
 
 X6 = torch.tensor([[1, 0, 2], [2, 1, 0], [0, 3, 1], [4, 1, 1], [3, 2, 5], [5, 4, 0]], dtype=torch.float64)
@@ -294,6 +298,218 @@ def test_the_term_may_start_in_round_2() -> None:
     message = late.method.download(late.method.init(late.server(0)), 0)
     kept = [[runtime.update(3, round, message, ClientState())[1] for runtime in (late, never)] for round in (1, 2)]
     assert [same(a, b) for a, b in kept] == [True, False]
+
+
+def test_the_term_may_start_in_any_round() -> None:
+    late, never = shop_of(HeteroSSFL(start=3, **NARROW)), shop_of(HeteroSSFL(mu=0.0, **NARROW))
+    message = late.method.download(late.method.init(late.server(0)), 0)
+    kept = [[runtime.update(3, round, message, ClientState())[1] for runtime in (late, never)] for round in (2, 3)]
+    assert [same(a, b) for a, b in kept] == [True, False]
+
+
+def test_with_the_start_after_all_rounds_it_is_local_ssl_bit_for_bit() -> None:
+    kept = []
+    for method in (HeteroSSFL(start=3, views=True, clean="colour", **NARROW), LocalSSL(**NARROW)):
+        runtime, states = shop_of(method), {id: ClientState() for id in range(4)}
+        state = method.init(runtime.server(0))
+        for round in (1, 2):
+            answers = {id: runtime.update(id, round, method.download(state, id), states[id]) for id in range(4)}
+            states = {id: own for id, (_, own) in answers.items()}
+            uploads = {id: upload for id, (upload, _) in answers.items()}
+            state = method.aggregate(runtime.server(round), state, uploads)
+        kept.append(states)
+    assert all(same(kept[0][id], kept[1][id]) for id in range(4))
+
+
+def first_term(method: HeteroSSFL, round: int) -> float:
+    """The term in the first step of a client on whose public images all agree on something else."""
+    runtime = shop_of(method)
+    client = runtime.client(3, round)
+    online = Siamese(client.model, 0, **NARROW)
+    message = Message({"factors": torch.randn(PROBE, 5, generator=torch.Generator().manual_seed(0))}, {"views": round})
+    term = method._term(client, online, message)
+    value = None if term is None else term()
+    return 0.0 if value is None else value.item()
+
+
+def test_on_the_ramp_the_weight_rises_in_equal_steps_and_is_mu_at_its_end() -> None:
+    shares = [
+        first_term(HeteroSSFL(start=2, ramp=3, rad_full=True, **NARROW), round)
+        / first_term(HeteroSSFL(start=1, rad_full=True, **NARROW), round)
+        for round in range(1, 8)
+    ]
+    assert shares == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1, 1], abs=1e-6)
+
+
+# -- views ------------------------------------------------------------------------------------------------------------
+
+
+def test_all_compare_the_same_views_which_are_new_in_each_round() -> None:
+    method = HeteroSSFL(views=True, **NARROW)
+    runtime = shop_of(method)
+    sites = [runtime.server(5), runtime.client(0, 5), runtime.client(3, 7)]
+    seen = [method._images(site, {"views": 6}).inputs for site in sites]
+    assert all(torch.equal(views, seen[0]) for views in seen)
+    assert not torch.equal(method._images(sites[0], {"views": 7}).inputs, seen[0])
+    other = replace(sites[0], seed=1)
+    assert not torch.equal(method._images(other, {"views": 6}).inputs, seen[0])
+
+
+def test_a_client_compares_on_the_views_that_the_mean_is_of(tmp_path: Path) -> None:
+    """Alone, it agrees with the mean before each round's first step: what it sent was of the coming round's views."""
+    method = HeteroSSFL(views=True, rad_full=True, rad_bn="eval", **NARROW)
+    runtime = build_runtime(method, federation(clients=1, public=PROBE))
+    state, kept = method.init(runtime.server(0)), ClientState()
+    for round in (1, 2, 3):
+        message = method.download(state, 0)
+        assert message.numbers == {"views": round}
+        client = runtime.client(0, round)
+        terms = [method._term(client, method.own(client, kept), told) for told in (message, other_round(message))]
+        agreed, apart = (term().item() for term in terms if term is not None)  # type: ignore[union-attr]
+        assert agreed == pytest.approx(0, abs=1e-5)
+        assert apart > 0.01
+        upload, kept = runtime.update(0, round, message, kept)
+        state = method.aggregate(runtime.server(round), state, {0: upload})
+
+
+def other_round(message: Message) -> Message:
+    return Message(message.tensors, {"views": message.numbers["views"] + 1})
+
+
+def test_with_views_the_mean_is_over_those_who_sent_their_outputs_of_them() -> None:
+    runtime = shop_of(HeteroSSFL(views=True, **NARROW))
+    state, _, answers = one_round(runtime)
+    some = {id: answers[id][0] for id in (1, 3)}
+    after = runtime.method.aggregate(runtime.server(1), state, some)
+    expected = torch.stack([upload.tensors["representation"] for upload in some.values()]) / 2**0.5
+    assert torch.allclose(after.tensors["clients"], expected)
+    message = runtime.method.download(after, 0)
+    assert {name: tuple(tensor.shape) for name, tensor in message.tensors.items()} == {"factors": (PROBE, 16)}
+
+
+def test_without_views_no_number_travels_down() -> None:
+    runtime = shop_of(HeteroSSFL(**NARROW))
+    assert runtime.method.download(runtime.method.init(runtime.server(0)), 0).numbers == {}
+
+
+@pytest.mark.slow
+def test_views_are_the_same_in_worker_processes(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "data": "digits", "train_images": 300, "partition": "iid", "clients": 4, "participation": 0.5, "public": PROBE,
+        "model": "tiny_cnn", "rounds": 3,
+    }  # fmt: skip
+    told = []
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        method = HeteroSSFL(views=True, clean="colour", **NARROW)
+        kinfed.run(method, out=out, quiet=True, workers=workers, **fields)
+        told.append((out / "metrics.jsonl").read_text())
+    assert told[0] == told[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [check_resumes, check_order_does_not_matter, check_changes_no_argument])
+def test_with_views_it_keeps_what_every_method_keeps(check: Check, tmp_path: Path) -> None:
+    check(HeteroSSFL(views=True, clean="neighbours", hidden=32, out=16), tmp_path)
+
+
+# -- what is sent ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clean", "phi", "form"),
+    [
+        ("colour", "predictor", "factors"),
+        ("colour", "backbone", "gram"),
+        ("whitened", "predictor", "factors"),
+        ("whitened", "backbone", "factors"),
+        ("neighbours", "predictor", "gram"),
+    ],
+)
+@pytest.mark.parametrize("views", [False, True])
+def test_the_mean_is_cleaned_before_it_is_sent(clean: Cleaning, phi: str, form: str, views: bool) -> None:
+    runtime = shop_of(HeteroSSFL(clean=clean, views=views, phi=phi, **NARROW))  # type: ignore[arg-type]
+    plain = shop_of(HeteroSSFL(views=views, phi=phi, **NARROW))  # type: ignore[arg-type]
+    server = runtime.server(0)
+    state, raw = runtime.method.init(server), plain.method.init(server)
+    colours = mean_colours(runtime.method._images(server, {"views": 1}))  # type: ignore[attr-defined]
+    expected = cleaned(plain.method.download(raw, 0).tensors, clean, colours)
+    sent = runtime.method.download(state, 2).tensors
+    assert same(Message(sent), Message(expected))
+    assert sent.keys() == {form}
+    assert torch.equal(state.tensors["clients"], raw.tensors["clients"])
+
+
+def test_the_notes_tell_what_is_in_the_mean_before_it_is_cleaned() -> None:
+    told, clients = [], torch.empty(0)
+    for clean in ("none", "whitened"):
+        runtime = shop_of(HeteroSSFL(clean=clean, **NARROW))  # type: ignore[arg-type]
+        state = runtime.method.init(runtime.server(0))
+        clients = state.tensors["clients"].double()
+        told.append(runtime.method.notes(runtime.server(0), state, {}, runtime.class_counts))
+    factors, images = clients.movedim(0, 1).flatten(1), federation(public=PROBE).public_images
+    assert images is not None
+    values = torch.linalg.svdvals(factors - factors.mean(dim=0)).square()
+    ratio = (values.sum().square() / values.square().sum()).item()
+    colour = cka(factors, images.inputs.double().mean(dim=(2, 3)), debiased=True).item()
+    for notes in told:
+        assert notes["mean_gram_participation_ratio"] == pytest.approx(ratio, rel=1e-4)
+        assert notes["mean_gram_cka_with_colour"] == pytest.approx(colour, abs=1e-5)
+
+
+def test_every_round_has_the_notes(tmp_path: Path) -> None:
+    (line,) = run(shop_of(HeteroSSFL(mu=0.0, **NARROW), rounds=1), tmp_path / "out").lines
+    assert line["mean_gram_participation_ratio"] > 1
+    assert -1 < line["mean_gram_cka_with_colour"] < 1
+    assert line["spread"].keys() == {"0", "1", "2", "3"}
+
+
+# -- the initial networks ---------------------------------------------------------------------------------------------
+
+
+def test_the_first_mean_may_be_that_of_every_clients_own_initial_network() -> None:
+    """So each client agrees with its own part of it; here two clients have one architecture, two another."""
+    runtime = mixed(HeteroSSFL(initial="clients", **NARROW))
+    clients = runtime.method.init(runtime.server(0)).tensors["clients"]
+    for id in range(4):
+        client = runtime.client(id, 1)
+        online = Siamese(client.model, 0, **NARROW)
+        own = runtime.method._sent(online, client, 1)  # type: ignore[attr-defined]
+        assert torch.equal(clients[id], own / 2)
+    assert not torch.allclose(clients[0], clients[2], atol=1e-3)
+
+
+def test_clients_of_one_architecture_start_as_the_server_does() -> None:
+    states = []
+    for initial in ("server", "clients"):
+        runtime = shop_of(HeteroSSFL(initial=initial, **NARROW))  # type: ignore[arg-type]
+        states.append(runtime.method.init(runtime.server(0)))
+    assert same(*states)
+
+
+def test_only_a_server_that_must_know_the_clients_models_has_them() -> None:
+    assert mixed(HeteroSSFL(**NARROW)).server(0).client_models == ()
+    runtime = mixed(HeteroSSFL(initial="clients", **NARROW))
+    with torch.no_grad():
+        runtime.fresh_model(2).head.weight.zero_()
+    models = runtime.server(1).client_models
+    assert [model is models[0] for model in models] == [True, True, False, False]
+    assert models[0] is runtime.server(1).model
+    assert models[2].head.weight.any()  # with its initial weights again
+
+
+@pytest.mark.parametrize(
+    ("fields", "idle"),
+    [
+        ({"mu": 0.0}, {"ramp", "views", "clean", "initial", "start"}),
+        ({}, set()),
+        ({"start": 2}, set()),  # who has not taken part yet is in the mean as he was initially
+        ({"start": 2, "views": True}, {"initial"}),
+    ],
+)
+def test_which_fields_nothing_reads(fields: dict[str, float], idle: set[str]) -> None:
+    found = HeteroSSFL(**fields).idle.keys()  # type: ignore[arg-type]
+    assert found & {"ramp", "views", "clean", "initial", "start"} == idle
 
 
 class Counting(HeteroSSFL):

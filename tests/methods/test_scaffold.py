@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -96,7 +97,8 @@ def test_momentum_by_hand(method: SCAFFOLD, x: float, own: float, monkeypatch: p
 
 
 @pytest.mark.independent("scaffold")
-def test_it_is_the_plain_loop_of_the_paper(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_it_is_the_plain_loop_of_the_paper(weights: Literal["samples", "uniform"], tmp_path: Path) -> None:
     """An independent re-implementation: torch alone; from kinfed only data, streams and initial weights."""
     fed, lr, rounds = federation(), 0.05, 3
     model = build("tiny_cnn", (1, 8, 8), 10, 0)
@@ -120,12 +122,27 @@ def test_it_is_the_plain_loop_of_the_paper(tmp_path: Path) -> None:
                 steps += 1
             y[i] = flat()
             own[i] = before[i] - c + (x - y[i]) / (steps * lr)
-        x = x + (sizes / sizes.sum()).double() @ (y - x)
+        shares = (
+            (sizes / sizes.sum()).double() if weights == "samples" else torch.full((len(fed),), 1 / len(fed)).double()
+        )
+        x = x + shares @ (y - x)
         c = c + (own - before).sum(dim=0) / len(fed)
-    state = run(build_runtime(SCAFFOLD(mode="paper"), fed), tmp_path / "out").state.tensors
+    state = run(build_runtime(SCAFFOLD(mode="paper", weights=weights), fed), tmp_path / "out").state.tensors
     for prefix, expected in (("", x), ("control.", c)):
         ours = torch.cat([state[prefix + name].reshape(-1) for name, _ in model.named_parameters()])
         assert torch.allclose(ours.double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("counts", "alike"), [([20, 20], True), ([8, 32], False)])
+def test_equal_weights_are_those_of_equal_sample_counts(counts: list[int], alike: bool, tmp_path: Path) -> None:
+    ends = [24, 24 + counts[0], 24 + sum(counts)]  # the first 24 rows are the server's
+    cut = Partition([np.arange(*ends[:2]), np.arange(*ends[1:])], [np.arange(60), np.arange(60, 120)])
+    fed = Federation(dataset(), cut, np.arange(24))
+    samples, uniform = (
+        run(build_runtime(SCAFFOLD(weights=weights), fed), tmp_path / weights).state.tensors  # type: ignore[arg-type]
+        for weights in ("samples", "uniform")
+    )
+    assert same(samples, uniform) == alike
 
 
 def test_its_first_round_is_fedavg(tmp_path: Path) -> None:

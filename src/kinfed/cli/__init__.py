@@ -273,6 +273,12 @@ def reproduce(
         str, typer.Argument(metavar="TABLE", help=f"name of the table or figure: {', '.join([*TABLES, *FIGURES])}")
     ],
     scale: Annotated[str, typer.Option("--scale", help="small, or paper for the scale of the paper")] = "small",
+    columns: Annotated[
+        str | None, typer.Option("--columns", metavar="NAME,NAME", help="run only these columns of the table")
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option("--rows", metavar="NAME,NAME", help="run only these rows of the table")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="folder for the results [runs/TABLE-SCALE]")
     ] = None,
@@ -281,13 +287,15 @@ def reproduce(
     """Reproduce a table or a figure of one of the papers.
 
     The paper's numbers and ours are written side by side; a figure is drawn to figure.html and figure.png. The same
-    command continues what was stopped. Options overrule the settings of the table.
+    command continues what was stopped. Options overrule the settings of the table, except those in which its columns or
+    rows differ.
     """
     from kinfed import api
 
     out = out or Path("runs") / f"{table}-{scale}"
     with _resumable("the same command"):
-        typer.echo(api.reproduce(table, scale=scale, out=out, **cast(dict[str, Any], given)).read_text())
+        path = api.reproduce(table, scale=scale, columns=columns, rows=rows, out=out, **cast(dict[str, Any], given))
+        typer.echo(path.read_text())
 
 
 @app.command()

@@ -19,7 +19,7 @@ from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
 from kinfed.engine.interrupt import Interrupt, Stopped
 from kinfed.engine.lines import Line, checked_notes
 from kinfed.engine.runtime import ClientRuntime
-from kinfed.engine.stopping import out_of_patience
+from kinfed.engine.stopping import ends_early
 from kinfed.errors import RunFailed
 from kinfed.learning import adjusted_rand_index, pair_auc
 from kinfed.methods import ClientId, Message, ServerState
@@ -52,8 +52,8 @@ def run_rounds(
 ) -> bool:
     """Run the remaining rounds of a run, from its last checkpoint or from the start; return True if it has ended.
 
-    A run ends after its last round, or early if the settings have a patience and validation no longer improves. The
-    first Ctrl-C, SIGTERM or SIGHUP ends the run after its present round, with a checkpoint; the second one at once.
+    A run ends after its last round, or early if the settings have a patience or an accuracy to stop at. The first
+    Ctrl-C, SIGTERM or SIGHUP ends the run after its present round, with a checkpoint; the second one at once.
 
     Args:
         runtime: Runtime with method, federation, models and settings.
@@ -76,7 +76,7 @@ def run_rounds(
     state, failed = start.state, _failed_rounds(folder.lines(METRICS))
     participation = settings.participation if method.trains == "sampled" else 1.0
     reached = {id for line in folder.lines(METRICS) for id in line["clients"]}
-    ended = start.round == settings.rounds or out_of_patience(folder.lines(METRICS), settings.patience)
+    ended = start.round == settings.rounds or ends_early(folder.lines(METRICS), settings.patience, settings.stop_acc)
     pause = settings.rounds if until is None else min(until, settings.rounds)
     callback.started(start.round)
     with Interrupt() as interrupt:
@@ -308,8 +308,9 @@ class _Round:
         if vain or not settings.evaluates(self.number, self.runtime.method):
             return {"global_acc": None, "untested": {}, "client_acc": {}}, last
         tested = self._tested(state, stored, final=last)
-        patient = settings.patience is not None and not last  # all lines are read only if they are needed
-        if patient and out_of_patience([*self.folder.lines(METRICS), line | tested], settings.patience):
+        early = (settings.patience, settings.stop_acc)
+        asked = early != (None, None) and not last  # all lines are read only if they are needed
+        if asked and ends_early([*self.folder.lines(METRICS), line | tested], *early):
             return self._tested(state, stored, final=True), True
         return tested, last
 

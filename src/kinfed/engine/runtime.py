@@ -156,7 +156,13 @@ class ClientRuntime:
             clients=len(self.trained),
             public_images=self._public_images(),
             true_groups=self.true_groups if self.method.requires.true_groups else (),
+            client_models=self._client_models() if self.method.requires.client_models else (),
         )
+
+    def _client_models(self) -> tuple[Model, ...]:
+        which = [self._architecture(id) for id in range(len(self.trained))]
+        models = {architecture: self.fresh_model(which.index(architecture)) for architecture in {*which}}
+        return tuple(models[architecture] for architecture in which)
 
     def _public_images(self) -> Samples | None:
         images = self.federation.public_images

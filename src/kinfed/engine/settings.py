@@ -29,6 +29,7 @@ class RoundSettings:
         checkpoint_every: Rounds between two checkpoints.
         evaluate_every: Rounds between two evaluations; there is always one after the last round.
         patience: Rounds without a better validation accuracy after which a run ends early; None for no early end.
+        stop_acc: Accuracy of the global model on the pooled test set at which a run ends early; likewise.
         save_local: True to save the whole models that clients upload in the last round.
         fine_tuning: Phase in which each client fine-tunes a copy of its primary model in the last evaluation; None for
             no fine-tuning.
@@ -49,6 +50,7 @@ class RoundSettings:
     checkpoint_every: int
     evaluate_every: int = 1
     patience: int | None = None
+    stop_acc: float | None = None
     save_local: bool = False
     fine_tuning: Phase | None = None
     refitting: LocalTraining | None = None

@@ -1,4 +1,4 @@
-"""Early stopping: the end of a run whose accuracy on validation samples no longer improves."""
+"""Early stopping: the end of a run that no longer improves on validation samples, or is as good as was asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kinfed.engine.lines import Line
 
-__all__ = ["VALIDATION", "out_of_patience", "validation_accuracy"]
+__all__ = ["VALIDATION", "ends_early", "has_arrived", "out_of_patience", "validation_accuracy"]
 
 VALIDATION = "validation_"  # prefix of the names of accuracies on validation samples
 
@@ -42,3 +42,21 @@ def out_of_patience(lines: Sequence[Line], patience: int | None) -> bool:
         return False
     present: int = lines[-1]["round"]
     return present - max(scores, key=lambda round: scores[round]) >= patience
+
+
+def has_arrived(lines: Sequence[Line], stop_acc: float | None) -> bool:
+    """Return True if a run ends early: its global model has an accuracy of ``stop_acc`` on the pooled test set.
+
+    >>> has_arrived([{"round": 1, "global_acc": None}, {"round": 2, "global_acc": 0.9}], stop_acc=0.9)
+    True
+
+    Args:
+        lines: Lines of ``metrics.jsonl`` up to the present round.
+        stop_acc: Accuracy, in (0, 1]; None for no early end.
+    """
+    return stop_acc is not None and any((line["global_acc"] or 0) >= stop_acc for line in lines)
+
+
+def ends_early(lines: Sequence[Line], patience: int | None, stop_acc: float | None) -> bool:
+    """Return True if a run ends before its planned rounds; see `out_of_patience` and `has_arrived`."""
+    return out_of_patience(lines, patience) or has_arrived(lines, stop_acc)

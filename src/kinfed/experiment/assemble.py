@@ -84,6 +84,7 @@ def runtime_of(config: Config) -> ClientRuntime:
         checkpoint_every=config.checkpoint_every,
         evaluate_every=config.evaluate_every,
         patience=config.patience,
+        stop_acc=config.stop_acc,
         save_local=config.save_local,
         fine_tuning=tuning if config.ft_epochs else None,
         linear_probe=config.linear_probe,

@@ -183,6 +183,13 @@ class Config(BaseModel):
         le=1,
         description="accuracy of the global model on the pooled test set; the first round that reaches it is reported",
     )
+    stop_acc: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="accuracy of the global model on the pooled test set at which a run ends early; it looks at the "
+        "test set, so that its last accuracy is no fair one",
+    )
     checkpoint_every: int = Field(10, ge=1, description="number of rounds between two checkpoints")
     save_local: bool = Field(
         False,

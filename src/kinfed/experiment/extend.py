@@ -11,7 +11,7 @@ from kinfed.engine import RunFolder, SerialExecutor, TaskRunner
 from kinfed.engine.evaluation import Evaluation
 from kinfed.engine.folder import METRICS, Checkpoint
 from kinfed.engine.lines import Line, is_of_evaluation
-from kinfed.engine.stopping import out_of_patience
+from kinfed.engine.stopping import ends_early
 from kinfed.errors import InputError
 from kinfed.experiment.assemble import runtime_of
 from kinfed.experiment.config import Config
@@ -77,7 +77,7 @@ def _extend_run(config: Config, out: Path) -> None:
     if begun is not None and begun["rounds"] < config.rounds:
         last = RunFolder(out, begun).last_checkpoint()
         assert last is not None
-        if out_of_patience(run.lines(METRICS), config.patience):  # it has ended, and stays as it is
+        if ends_early(run.lines(METRICS), config.patience, config.stop_acc):  # it has ended, and stays as it is
             run.save_checkpoint(last)
             write_whole(out / CONFIG, config.toml())
             return

@@ -72,6 +72,7 @@ class Fields(TypedDict, total=False):
     seeds: int
     evaluate_every: int
     target_acc: float | None
+    stop_acc: float | None
     checkpoint_every: int
     save_local: bool
     workers: int

@@ -69,12 +69,11 @@ def methods_of(given: Any, objects: Objects) -> tuple[tuple[str, ...], dict[str,
         objects: Mapping to which classes without an import path are added.
 
     Returns:
-        The labels, and the fields by label.
+        The labels, and by label the fields that differ from their defaults: nobody asked for the others.
 
     >>> from kinfed import FedProx
-    >>> labels, fields = methods_of(["fedavg", FedProx(mu=0.1)], {})
-    >>> labels, fields["fedprox"]["mu"]
-    (('fedavg', 'fedprox'), 0.1)
+    >>> methods_of(["fedavg", FedProx(mu=0.5)], {})
+    (('fedavg', 'fedprox'), {'fedprox': {'mu': 0.5}})
     """
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     named = [(item, {}) if isinstance(item, str) else _named_method(item, objects) for item in several]
@@ -85,7 +84,7 @@ def methods_of(given: Any, objects: Objects) -> tuple[tuple[str, ...], dict[str,
         label = name if isinstance(item, str) else next(shown)
         labels.append(label)
         if not isinstance(item, str):
-            settings[label] = fields
+            settings[label] = {name: value for name, value in fields.items() if not _is_default(item, name, value)}
     return tuple(labels), settings
 
 
@@ -123,6 +122,16 @@ def names_in(fields: Mapping[str, Any]) -> set[str]:
     others.append(":".join(str(fields.get("data")).split(":")[:2]))  # package.module:Format:PATH
     of_methods = [str(value) for own in tables(fields.get("settings", {})).values() for value in own.values()]
     return {name for name in [*labels, *shares, *others, *of_methods] if ":" in name}
+
+
+def _is_default(item: Method | type[Method], name: str, value: Any) -> bool:
+    """Return True if a field of a method, or of the method that it wraps, has its default."""
+    for kind in (item, getattr(item, "base", None)):
+        for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+            if field.name == name:
+                default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+                return bool(value == default)
+    return False
 
 
 def _named_method(item: Any, objects: Objects) -> tuple[str, dict[str, Any]]:

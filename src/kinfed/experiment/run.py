@@ -172,7 +172,9 @@ def resume(
 
 @own_settings()
 def go_on(config: Config, folder: Path, make_callback: MakeCallback) -> None:
-    """Run a comparison, or continue it with the number of workers and seeds of this config.
+    """Run a comparison, or continue it with the methods, workers and seeds of this config.
+
+    Methods that the comparison in the folder has beside these stay in it as they are; new ones join it.
 
     Args:
         config: Config of the comparison.
@@ -181,6 +183,7 @@ def go_on(config: Config, folder: Path, make_callback: MakeCallback) -> None:
 
     Raises:
         InputError: If the comparison in the folder was begun with a config that gives other results.
+        RunFailed: If a run failed; the other runs are done first.
     """
     if not (folder / COMPARISON).is_file():
         compare(config, folder, make_callback)
@@ -190,15 +193,30 @@ def go_on(config: Config, folder: Path, make_callback: MakeCallback) -> None:
     with nothing_from_files((), folder):
         begun = Config.read(folder / COMPARISON, config.objects, **now)
     config = config.model_copy(update={"public": begun.public}) if config.public is None else config
-    if begun.model_dump(exclude=EXECUTION) != config.model_dump(exclude=EXECUTION):
+    settings = {**begun.settings, **config.settings}
+    whole = config.model_copy(update={"methods": (*settings,), "settings": settings})
+    of_config = EXECUTION | {"methods", "settings"}
+    same = all(begun.settings[method] == settings[method] for method in begun.methods)
+    if not same or begun.model_dump(exclude=of_config) != config.model_dump(exclude=of_config):
         raise InputError(f"out: {str(folder)!r} was started with another config; choose another folder")
     with claimed(folder):
-        write_whole(folder / COMPARISON, config.toml())
-        resume(folder, make_callback, objects=config.objects)
+        clear_unfinished(folder, FILES)
+        write_whole(folder / COMPARISON, whole.toml())
+        with executor_of(config) as ready:
+            _compare(config, folder, make_callback, ready, whole)
 
 
-def _compare(config: Config, out: Path, make_callback: MakeCallback, executor: Executor) -> None:
+def _compare(
+    config: Config, out: Path, make_callback: MakeCallback, executor: Executor, whole: Config | None = None
+) -> None:
     """Do the remaining runs of a comparison, and update ``comparison.json`` after each.
+
+    Args:
+        config: Config of the runs.
+        out: Folder of the comparison.
+        make_callback: Function that makes the observer of each run.
+        executor: Executor of the clients' tasks.
+        whole: Config of the comparison, if it has more methods.
 
     Raises:
         RunFailed: If a run failed; the other runs are done first.
@@ -209,7 +227,7 @@ def _compare(config: Config, out: Path, make_callback: MakeCallback, executor: E
             _run_the_rest(config.of(method, seed), folder, make_callback, executor)
         except RunFailed as error:
             failed.append(f"{method} (seed {seed}): {error}")
-        summaries = [read_json(path) for path in _in_order(config, out)]
+        summaries = [read_json(path) for path in _in_order(whole or config, out)]
         write_whole(out / COMPARISON_SUMMARIES, json.dumps(summaries, indent=1) + "\n")
     if failed:
         raise RunFailed("; ".join(failed))

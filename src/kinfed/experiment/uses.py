@@ -119,6 +119,7 @@ OF_METHODS: dict[str, Use] = {
     "evaluate_every": Use(
         "methods that read labels; knn_every is that of the others", lambda _, method: method.supervised
     ),
+    "stop_acc": Use("methods that have a global model", lambda _, method: method.serves != "private"),
     "target_acc": Use("methods that have a global model", lambda _, method: method.serves != "private"),
     "save_local": Use(
         "methods whose clients send whole models, such as fedavg",

@@ -16,7 +16,7 @@ from kinfed.learning.phases import Batch, LocalTraining, Phase
 from kinfed.learning.representation import knn, linear_probe
 from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
 from kinfed.learning.training import AfterStep, BeforeStep, Loss, Objective, Tally, cross_entropy, train
-from kinfed.learning.views import check_viewable, two_views, unnormalised
+from kinfed.learning.views import check_viewable, one_view, two_views, unnormalised
 
 __all__ = [
     "COLLAPSED",
@@ -44,6 +44,7 @@ __all__ = [
     "knn",
     "linear_probe",
     "losses",
+    "one_view",
     "over_clients",
     "pair_auc",
     "rank_correlation",

@@ -17,7 +17,7 @@ from torch.nn import functional
 from kinfed.data.samples import Normalisation, Samples
 from kinfed.errors import InputError
 
-__all__ = ["Draw", "check_viewable", "draw", "two_views", "unnormalised", "view"]
+__all__ = ["Draw", "check_viewable", "draw", "one_view", "two_views", "unnormalised", "view"]
 
 AREA = (0.08, 1.0)  # area of a crop, as a fraction of the image's
 RATIO = (3 / 4, 4 / 3)  # width of a crop over its height
@@ -26,6 +26,7 @@ FLIPPED, JITTERED, GREYED = 0.5, 0.8, 0.2  # probability of each change
 STRENGTH = 0.8  # brightness, contrast and saturation are multiplied by up to 1 ± this
 TURN = 0.2  # largest change of the hue, in turns
 
+CHUNK = 1024  # images of a set that are changed at a time, to bound the memory
 WEIGHTS = (0.2989, 0.587, 0.114)  # weights of red, green and blue in grey
 
 
@@ -121,6 +122,27 @@ def two_views(images: Tensor, stream: torch.Generator) -> tuple[Tensor, Tensor]:
     unit = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     first, second = (view(unit, draw(count, height, width, stream)) for _ in range(2))
     return first, second
+
+
+def one_view(samples: Samples, stream: torch.Generator) -> Samples:
+    """Make one random view of every image of a set, to be used as often as needed.
+
+    Args:
+        samples: n images, n×c×h×w, with 1 or 3 channels.
+        stream: Random stream on the CPU.
+
+    Returns:
+        n views without labels, float32 in [0, 1], on the device of the images.
+
+    >>> images = Samples(torch.zeros(5, 3, 8, 8), None, Normalisation((0.0,) * 3, (1.0,) * 3))
+    >>> one_view(images, torch.Generator().manual_seed(0)).inputs.shape
+    torch.Size([5, 3, 8, 8])
+    """
+    unit = unnormalised(samples)
+    height, width = samples.inputs.shape[2:]
+    parts = [unit.batch(slice(start, start + CHUNK)) for start in range(0, len(samples), CHUNK)]
+    views = torch.cat([view(part, draw(len(part), height, width, stream)) for part in parts])
+    return unnormalised(Samples(views, None, samples.normalise))
 
 
 def check_viewable(shape: tuple[int, ...]) -> None:

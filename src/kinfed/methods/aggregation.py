@@ -13,7 +13,7 @@ from torch import Tensor
 from kinfed.methods.method import ClientId, Message
 from kinfed.models import Tensors
 
-__all__ = ["mean_of", "mix", "sample_shares", "weighted_mean"]
+__all__ = ["mean_of", "mix", "sample_shares", "uniform_mean", "weighted_mean"]
 
 CHUNK = 1 << 18  # entries of all clients together in one chunk of `mix`; in float64 they fit into the cache
 
@@ -27,6 +27,11 @@ def sample_shares(uploads: Mapping[ClientId, Message]) -> Tensor:
 def weighted_mean(uploads: Mapping[ClientId, Message]) -> Tensors:
     """Average every uploaded tensor over the clients, weighted by their training samples: Σ p_i w_i; see `mean_of`."""
     return mean_of(sample_shares(uploads).tolist(), (upload.tensors for upload in uploads.values()))
+
+
+def uniform_mean(uploads: Mapping[ClientId, Message]) -> Tensors:
+    """Average every uploaded tensor over the clients with equal weights, 1/m each; see `mean_of`."""
+    return mean_of([1 / len(uploads)] * len(uploads), (upload.tensors for upload in uploads.values()))
 
 
 def mean_of(shares: Sequence[float], tensors: Iterable[Tensors]) -> Tensors:

@@ -17,6 +17,7 @@ from annotated_types import Ge
 from torch import Tensor
 from torch.nn import functional
 
+from kinfed.learning import adjusted_rand_index
 from kinfed.methods.aggregation import mean_of
 from kinfed.methods.grouped import GROUP, Grouped, of_group
 from kinfed.methods.kin import SURE, best_cut, kin_tree, strays
@@ -40,15 +41,17 @@ __all__ = ["FedKin"]
 
 POINTS, ROUNDS = "kin.points", "kin.rounds"  # tensors of the server's state
 COMMON, SCALES = "kin.common", "kin.scales"
-FOUND = "kin.found"  # group of each client that the last question has found, 0 without any
+FOUND, BEST = "kin.found", "kin.best"  # groups of the last question, and those that agree best with the next ones
 SINCE, LOOKS = "kin.since", "kin.looks"  # since when a client is in its group or was asked there; how often it was
 LEVELS, ANSWERS, WEIGHTS = "kin.levels", "kin.answers", "kin.weights"  # further ones, while the clients are asked
 LEAF, START = "kin.leaf", "kin.start."  # prefixes of theirs: mean models of the finest clusters; where all began
 OF_QUESTION = (LEVELS, ANSWERS, WEIGHTS, LEAF, START)
 PHASE, ASKED, NOW = "kin.phase", "kin.asked", "kin.now"  # numbers of the server's state
+AGREED = "kin.agreed"  # another one: how well the groups of two questions in a row agreed at best
 GATHERING, ASKING, SETTLED = 0.0, 1.0, 2.0  # phases
 WATCH = "kin.watch"  # number of a message: 1 if the client shall keep what it trained, since it may be asked
 QUESTIONS = 5  # at most, before a division
+ENOUGH, SAME = 0.5, 1 - 1e-9  # agreements (adjusted Rand index)
 MOST_LOOKS, WAIT = 2, 2  # questions to a client in a group, and rounds before each
 LARGEST = 10.0  # loss of a sample, and preference, that is believed
 UNTOLD = -1.0  # loss of a client that has yet to answer
@@ -68,7 +71,7 @@ class FedKin(Grouped):
        of those from whom the cluster was divided (`kin_questions.answers`).
     4. The groups are the clusters with the least loss which surely prefer themselves to each other (`best_cut`), once
        two questions in a row find the same ones. Until then the clients are asked again in the next rounds, unless no
-       smaller clusters do better and prefer themselves.
+       smaller clusters do better and prefer themselves. If no two questions agree, those count that did so best.
     5. In a group, each client is asked twice whether the model of another group suits it better; if so, it changes to
        that group (`strays`).
 
@@ -102,13 +105,13 @@ class FedKin(Grouped):
         state, sizes, none = super().init(server), self._sizes(server), torch.zeros(server.clients, dtype=torch.int64)
         width = min(self.sketch, sum(sizes.values()))
         known = {
-            **dict.fromkeys((ROUNDS, FOUND, SINCE, LOOKS), none),
+            **dict.fromkeys((ROUNDS, FOUND, BEST, SINCE, LOOKS), none),
             POINTS: torch.zeros(server.clients, width, dtype=torch.float64),
             COMMON: torch.zeros(width, dtype=torch.float64),
             SCALES: torch.ones(len(sizes), dtype=torch.float64),
         }
         phase = GATHERING if server.clients > 1 and self._latest(server) + 1 < server.rounds else SETTLED
-        numbers = {PHASE: phase, ASKED: 0.0, ROUND: 0.0, NOW: 0.0}
+        numbers = {PHASE: phase, ASKED: 0.0, ROUND: 0.0, NOW: 0.0, AGREED: 0.0}
         return ServerState({**state.tensors, **known}, {**state.numbers, **numbers})
 
     def download(self, state: ServerState, client: ClientId) -> Message:
@@ -130,19 +133,21 @@ class FedKin(Grouped):
         told = ServerState({**state.tensors, **self.learned(server, state, uploads)}, state.numbers)
         phase, asked, round = (state.numbers[name] for name in (PHASE, ASKED, ROUND))
         told = _with_answers(told, uploads) if phase == ASKING else told
+        if phase == ASKING and self._is_enough(server, told):
+            told = _with_found(told)
         after = super().aggregate(server, told, uploads)
         tensors = {**select(told.tensors, ("kin.", f"{GROUP}0.")), **after.tensors}
         if phase == ASKING and self._is_enough(server, told):
             divided, could = bool(after.tensors[GROUP].any()), _could_divide(told)
             asked += could
-            tensors[FOUND] = _found(told)
             again = not could or (_may_divide(told) and asked < QUESTIONS)
             phase = GATHERING if again and not divided else SETTLED
             tensors = {name: of for name, of in tensors.items() if not name.startswith(OF_QUESTION)}
         if phase == GATHERING and self._is_time(server, told, uploads):
             phase, round, tensors = ASKING, server.round, {**tensors, **self._tree(server, told, uploads)}
         tensors |= self._looks(server, state, uploads, tensors[GROUP])
-        return ServerState(tensors, {**after.numbers, PHASE: phase, ASKED: asked, ROUND: round, NOW: server.round})
+        numbers = {PHASE: phase, ASKED: asked, ROUND: round, NOW: server.round, AGREED: told.numbers[AGREED]}
+        return ServerState(tensors, {**after.numbers, **numbers})
 
     def learned(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> Tensors:
         """Return the clients' mean deviations, with what is needed to compare a newcomer.
@@ -182,7 +187,7 @@ class FedKin(Grouped):
         """Form the groups in which the clients do best, let strays change to theirs, and admit newcomers."""
         groups, phase = state.tensors[GROUP].clone(), state.numbers[PHASE]
         if phase == ASKING and self._is_enough(server, state) and self._is_settled(server, state):
-            groups = _found(state)
+            groups = state.tensors[BEST if state.numbers[AGREED] >= ENOUGH else FOUND].clone()
         if (numbers := _numbers(state)) and (told := self._told(state, uploads)):
             own = torch.searchsorted(torch.tensor(numbers), groups[[*told]])
             _, apart, errors = torch.stack([*told.values()], dim=1).numpy()
@@ -229,18 +234,15 @@ class FedKin(Grouped):
         return bool(2 * answered.sum() >= known.sum()) or server.round >= 2 * server.rounds // 3
 
     def _is_settled(self, server: Server, state: ServerState) -> bool:
-        """Return True if the last two questions have found the same groups, or there is no time for another one."""
-        found, before = _found(state), state.tensors[FOUND]
-        both = (found > 0) & (before > 0)
-        same = (found[both][:, None] == found[both]) == (before[both][:, None] == before[both])
+        """Return True if two questions in a row have found the same groups, or there is no other question."""
         is_last = state.numbers[ASKED] + 1 >= QUESTIONS or server.round >= 2 * server.rounds // 3
-        return is_last or bool(before.any() and same.all())
+        return state.numbers[AGREED] >= SAME or is_last or not _may_divide(state)
 
     def _told(self, state: ServerState, uploads: Mapping[ClientId, Message]) -> dict[ClientId, Tensor]:
-        """Return the usable answers of clients that were asked about the other groups: 3×G, as `read_answer` does."""
+        """Return what is believed of the answers of clients that were asked about the other groups, 3×G each."""
         asked = [id for id in uploads if _is_to_look(state)[id]]
         answers = {id: read_answer(uploads[id].numbers, len(_numbers(state))) for id in asked}
-        return {id: answer for id, answer in answers.items() if answer is not None}
+        return {id: answer.clamp(-LARGEST, LARGEST) for id, answer in answers.items() if answer is not None}
 
     def _looks(
         self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message], groups: Tensor
@@ -369,13 +371,20 @@ def _best_cut(state: ServerState, sure: float = SURE) -> Tensor:
     return torch.from_numpy(best_cut(levels[known].numpy(), losses.numpy(), apart.numpy(), errors.numpy(), sure))
 
 
-def _found(state: ServerState) -> Tensor:
-    """Return the groups that the answers speak for, N, from 1; 0 for unknown clients, and for all if they are one."""
-    known, kin = state.tensors[LEVELS][:, 0] >= 0, _best_cut(state)
-    groups = torch.zeros_like(state.tensors[GROUP])
+def _with_found(state: ServerState) -> ServerState:
+    """Return the state with the groups that the answers speak for, N, from 1; 0 for all if there is but one.
+
+    They become the best ones if they agree with those of the question before as well as any others did.
+    """
+    known, kin, before = state.tensors[LEVELS][:, 0] >= 0, _best_cut(state), state.tensors[FOUND]
+    found, best, agreed = torch.zeros_like(before), state.tensors[BEST], state.numbers[AGREED]
     if kin.any():
-        groups[known] = 1 + kin
-    return groups
+        found[known] = 1 + kin
+    both = (found > 0) & (before > 0)
+    agreement = adjusted_rand_index(before[both].tolist(), found[both].tolist()) if both.any() else 0.0
+    if agreement >= agreed:
+        best, agreed = found, agreement
+    return ServerState({**state.tensors, FOUND: found, BEST: best}, {**state.numbers, AGREED: agreed})
 
 
 def _numbers(state: ServerState) -> list[int]:

@@ -54,8 +54,8 @@ class Vote(Wrapper):
     Each client compares its trained model with every source, on its own training images without labels, and sends the
     indices of the most similar sources. In all other rounds the base method works as it does alone.
 
-    >>> Vote(FedAvg(), round=3).requires
-    Requirements(public_images=False, public_images_at_clients=False, source_models=True, true_groups=False, rounds=3)
+    >>> Vote(FedAvg(), round=3).requires.source_models
+    True
 
     Attributes:
         base: Method that the vote is added to; it must have a body at the server.

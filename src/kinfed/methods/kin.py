@@ -110,7 +110,7 @@ def strays(groups: NDArray[np.int64], apart: NDArray[np.float64], errors: NDArra
     is half of the difference of the two groups' medians, and taken off. A client that still prefers the other group is
     in the wrong one.
 
-    >>> apart = np.array([[0.0, 1.0], [0.0, 1.2], [0.0, -0.9], [3.0, 0.0], [3.2, 0.0]])
+    >>> apart = np.array([[0.0, 1.0], [0.0, 1.2], [0.0, -0.9], [1.0, 0.0], [1.2, 0.0]])
     >>> strays(np.array([0, 0, 0, 1, 1]), apart, np.full((5, 2), 0.01)).tolist()
     [0, 0, 1, 1, 1]
 

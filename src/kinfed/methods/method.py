@@ -134,11 +134,14 @@ class Server(Site):
         clients: Number N of clients.
         public_images: Public, unlabelled images that the server holds, on the model's device; None if it has none.
         true_groups: Group of each client under a planted shift, N, if the method requires them; otherwise empty.
+        client_models: Model of each client with its initial weights, N, if the method requires them; otherwise empty.
+            The clients of one architecture share one model.
     """
 
     clients: int
     public_images: Samples | None
     true_groups: Sequence[int] = ()
+    client_models: Sequence[Model] = ()
 
 
 def unread(reads: Mapping[str, tuple[str, bool]]) -> dict[str, str]:
@@ -157,14 +160,15 @@ def unread(reads: Mapping[str, tuple[str, bool]]) -> dict[str, str]:
 class Requirements:
     """Requirements of a method on a run.
 
-    >>> Requirements(public_images=True)
-    Requirements(public_images=True, public_images_at_clients=False, source_models=False, true_groups=False, rounds=1)
+    >>> Requirements(public_images=True, rounds=2).rounds
+    2
 
     Attributes:
         public_images: True if the server must hold public images.
         public_images_at_clients: True if every client receives the server's public images.
         source_models: True if there must be source models.
         true_groups: True if the method is told the groups of a planted shift, which no real federation knows.
+        client_models: True if the server must know the architecture of each client.
         rounds: Least number of rounds.
     """
 
@@ -172,6 +176,7 @@ class Requirements:
     public_images_at_clients: bool = False
     source_models: bool = False
     true_groups: bool = False
+    client_models: bool = False
     rounds: int = 1
 
 

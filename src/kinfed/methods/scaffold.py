@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import torch
 from annotated_types import Gt
 
-from kinfed.methods.aggregation import weighted_mean
+from kinfed.methods.aggregation import uniform_mean, weighted_mean
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import (
     Client,
@@ -39,7 +39,7 @@ class SCAFFOLD(FedAvg):
 
     c and c_i are estimates of the mean gradient of all clients and of the client's own gradient. Further letters: x is
     the server's model, y_i the client's after K_i steps with learning rate η, g a gradient, Δ a change in a round,
-    p_i the client's share of the samples, N the number of clients.
+    p_i the client's weight, N the number of clients.
 
     >>> SCAFFOLD(mode="paper", server_lr=0.5).idle
     {'denom': 'mode=niid; without momentum both are the same'}
@@ -50,11 +50,14 @@ class SCAFFOLD(FedAvg):
         denom: Divisor of x − y_i in the estimate of a client's gradient: ``effective``, K_i η / (1 − momentum), which
             allows for the longer way with momentum; ``steps``, K_i η (NIID-Bench). Both are equal without momentum.
         server_lr: Learning rate η_g of the server, > 0.
+        weights: Weights p_i of the clients in the mean change of the model: ``samples``, each client's share of the
+            training samples, as in the other methods; ``uniform``, the paper's 1/|S|, equal for all clients of a round.
     """
 
     mode: Literal["niid", "paper"] = "niid"
     denom: Literal["effective", "steps"] = "effective"
     server_lr: Annotated[float, Gt(0)] = 1.0
+    weights: Literal["samples", "uniform"] = "samples"
 
     @property
     def idle(self) -> Mapping[str, str]:
@@ -107,7 +110,7 @@ class SCAFFOLD(FedAvg):
         x ← x + η_g Σ p_i Δy_i and c ← c + (1/N) Σ Δc_i.
         """
         sent = {id: replace(upload, tensors=select(upload.tensors, (*ALL, CHANGE))) for id, upload in uploads.items()}
-        mean = weighted_mean(sent)
+        mean = weighted_mean(sent) if self.weights == "samples" else uniform_mean(sent)
         x, dy = select(state.tensors, ALL), under(CHANGE, mean)
         c, dcs = under(CONTROL, state.tensors), [under(CONTROL_CHANGE, upload.tensors) for upload in uploads.values()]
         x = {name: x[name] + self.server_lr * dy[name] if name in dy else mean[name] for name in x}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kinfed.engine.stopping import has_arrived
 from kinfed.experiment.targets import as_text, targets
 from kinfed.report.folders import Run
 from kinfed.report.reached import reaches_of, speed_ups
@@ -64,7 +65,11 @@ def _of_run(run: Run) -> Iterator[str]:
     if planned := s.get("planned"):
         yield f"the run is not finished; these are {s['rounds']} of its {planned} rounds."
     elif s["rounds"] < planned_rounds(run):
-        yield f"ended after round {s['rounds']}, since validation had not improved for {run.config['patience']} rounds."
+        if has_arrived(run.lines, run.config.get("stop_acc")):
+            why = f"the global model had reached {run.config['stop_acc']} on the pooled test set"
+        else:
+            why = f"validation had not improved for {run.config['patience']} rounds"
+        yield f"ended after round {s['rounds']}, since {why}."
     for count, what in (
         (s["refused"], f"uploads were refused; {_reasons(s.get('refusals', ()))}"),
         (s.get("untested", 0), f"tests of a model failed; {_reasons(s.get('untested_reasons', ()))}"),

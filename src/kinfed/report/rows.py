@@ -99,9 +99,9 @@ def _ceiling(run: Run) -> str:
 
 
 def planned_rounds(run: Run) -> int:
-    """Return the number of rounds of a run; of one that ended early on validation, that of the planned ones."""
-    patient = run.config.get("patience") is not None and run.summary.get("planned") is None
-    return int(run.config["rounds"] if patient else run.summary["rounds"])
+    """Return the number of rounds of a run; of one that ended early, that of the planned ones."""
+    early = any(run.config.get(name) is not None for name in ("patience", "stop_acc"))
+    return int(run.config["rounds"] if early and run.summary.get("planned") is None else run.summary["rounds"])
 
 
 def setting(runs: Sequence[Run]) -> str:
@@ -120,7 +120,9 @@ def setting(runs: Sequence[Run]) -> str:
     best = "The best value of each column is marked, and all that do not differ from it significantly"
     marked = f" {best}{apart}." if several else ""
     shift = f", shift {data['shift']}" if data.get("shift") else ""
-    ends = f" (at most; patience {runs[0].config['patience']})" if runs[0].config.get("patience") else ""
+    early = {"patience": "patience {}", "stop_acc": "ended at an accuracy of {} on the pooled test set"}
+    ended = [how.format(value) for name, how in early.items() if (value := runs[0].config.get(name))]
+    ends = f" (at most; {', '.join(ended)})" if ended else ""
     new = f"{data['new_clients']} new clients held out, " if data.get("new_clients") else ""
     return (
         f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "

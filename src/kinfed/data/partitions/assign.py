@@ -17,7 +17,7 @@ from kinfed.errors import InputError
 __all__ = [
     "assign_at_random", "assign_by_class", "check_clients", "class_counts", "counts_from_shares", "equal_sizes",
     "min_classes_per_client", "number_of_classes", "overlapping_shares", "partition_by_owner", "proportional_counts",
-    "read_labels", "rounded_sizes", "split_locally",
+    "read_labels", "read_pool", "rounded_sizes", "split_locally",
 ]  # fmt: skip
 
 LOCAL_TEST = 0.2  # fraction of a client's own samples that is held out for testing (FedCRC)
@@ -45,6 +45,27 @@ def read_labels(train: ArrayLike, test: ArrayLike, clients: int) -> tuple[Indice
     if clients > len(before):
         raise InputError(f"clients: {clients} is more than the {len(before)} training samples")
     return before, after
+
+
+def read_pool(partition: str, train: ArrayLike, test: ArrayLike, clients: int) -> Indices:
+    """Return the labels of the training set followed by the test set, for a partition that splits locally.
+
+    Args:
+        partition: Name of the partition, for the message.
+        train: Labels of the training set, in any container.
+        test: Labels of the test set.
+        clients: Number of clients N.
+
+    Raises:
+        InputError: As `read_labels`, or if a client would get fewer than two samples.
+    """
+    check_clients(clients)
+    pool = np.concatenate(read_labels(train, test, clients=1))
+    if len(pool) < 2 * clients:
+        raise InputError(
+            f"clients: {clients} is too many; {partition} gives each one 2 of the {len(pool)} samples or more"
+        )
+    return pool
 
 
 def check_clients(clients: int) -> None:

@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike
 from kinfed.data.partitions.assign import (
     assign_at_random,
     assign_by_class,
-    check_clients,
     equal_sizes,
     number_of_classes,
     partition_by_owner,
     proportional_counts,
     read_labels,
+    read_pool,
     rounded_sizes,
     split_locally,
 )
@@ -100,13 +100,7 @@ class DirichletClients(Partitioner):
 
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
         """Assign the rows of both sets to clients, from their labels."""
-        check_clients(clients)
-        train, test = read_labels(train, test, clients=1)
-        pool = np.concatenate([train, test])
-        if len(pool) < 2 * clients:
-            raise InputError(
-                f"clients: {clients} is too many; dirichlet_clients gives each one 2 of the {len(pool)} samples or more"
-            )
+        pool = read_pool("dirichlet_clients", train, test, clients)
         left = np.bincount(pool)
         wanted = rng.dirichlet(np.full(len(left), self.alpha), clients)
         counts = np.zeros((clients, len(left)), dtype=np.int64)

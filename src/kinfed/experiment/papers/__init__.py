@@ -9,10 +9,17 @@ from kinfed.experiment.papers.table import IdentificationTable, PaperTable
 __all__ = ["FIGURES", "TABLES"]
 
 TABLES: dict[str, PaperTable | IdentificationTable] = {
+    "fedcka-table1": fedcka.TABLE1,
     "fedcka-table2": fedcka.TABLE2,
+    "fedcka-table3": fedcka.TABLE3,
+    "fedcka-table4": fedcka.TABLE4,
     "fedshibu-table1": fedshibu.TABLE1,
     "fedcrc-table1": fedcrc.TABLE1,
+    "fedcrc-table2": fedcrc.TABLE2,
+    "fedcrc-table3": fedcrc.TABLE3,
     "hetero-ssfl-table1": hetero_ssfl.TABLE1,
+    "hetero-ssfl-table2": hetero_ssfl.TABLE2,
+    "hetero-ssfl-table3": hetero_ssfl.TABLE3,
     "hetero-ssfl-table4": hetero_ssfl.TABLE4,
     "sftl-table1": sftl.TABLE1,
     "sftl-table2": sftl.TABLE2,

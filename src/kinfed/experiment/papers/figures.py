@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -13,6 +13,7 @@ from typing import cast
 from kinfed.errors import check_choice, plain
 from kinfed.experiment.config_file import with_present_names
 from kinfed.experiment.papers import FIGURES
+from kinfed.experiment.papers.cost import Cost, cost_of
 from kinfed.experiment.papers.figure import (
     CLASS_COUNTS,
     LAYERS,
@@ -36,8 +37,16 @@ from kinfed.experiment.papers.quantities import (
     similarities,
     speed_up,
 )
-from kinfed.experiment.papers.reproduce import Comparison, comparisons, other_setting, run_columns, setting_of
-from kinfed.experiment.papers.table import Fields, Row
+from kinfed.experiment.papers.reproduce import (
+    Columns,
+    Comparison,
+    by_column,
+    by_folder,
+    other_setting,
+    run_missing,
+    setting_of,
+)
+from kinfed.experiment.papers.table import Fields, Row, refuse_choice
 from kinfed.experiment.run import MakeCallback, nobody
 from kinfed.experiment.sources import train_sources
 from kinfed.experiment.training import Training
@@ -46,10 +55,17 @@ from kinfed.labels import folder_name
 
 __all__ = ["reproduce_figure"]
 
-Columns = Mapping[str, Sequence[Comparison]]
 
-
-def reproduce_figure(name: str, scale: str, out: Path, given: Fields, make_callback: MakeCallback = nobody) -> Path:
+def reproduce_figure(
+    name: str,
+    scale: str,
+    out: Path,
+    given: Fields,
+    make_callback: MakeCallback = nobody,
+    tell_cost: Callable[[Cost], None] = lambda _: None,
+    columns: str | Sequence[str] | None = None,
+    rows: str | Sequence[str] | None = None,
+) -> Path:
     """Run the missing experiments of a figure, and write its numbers to ``figure.json`` and ``figure.md``.
 
     Args:
@@ -58,30 +74,36 @@ def reproduce_figure(name: str, scale: str, out: Path, given: Fields, make_callb
         out: Folder for the results, with comparison folders as for a table.
         given: Fields of the config that overrule the figure's; not those in which panels or curves differ.
         make_callback: Observer of each run.
+        tell_cost: Function that is told, before the first run, what is to be done.
+        columns: None; a figure is drawn whole.
+        rows: None, likewise.
 
     Returns:
         Path of ``figure.md``.
 
     Raises:
-        InputError: If there is no such figure or scale, or a field is wrong, would have no effect, or is one in which
-            panels or curves differ.
+        InputError: If there is no such figure or scale, columns or rows are given, or a field is wrong, would have no
+            effect, or is one in which panels or curves differ.
     """
     check_choice("figure", name, [*FIGURES])
     figure = FIGURES[name]
     check_choice("scale", scale, [*figure.scales])
+    refuse_choice(columns, rows, "a figure is drawn whole")
     given = cast(Fields, with_present_names(given))
     with claimed(out):
         # The folder is a placeholder, so that all fields are checked before a source is trained.
-        placed: dict[str, Fields] = {panel: {"sources": os.curdir} for panel in _voting(figure, scale)}
-        other = other_setting(figure.table(scale, placed), scale, given)
+        placed = figure.table(scale, {of: {"sources": os.curdir} for of in _pools(figure, scale)})
+        other = other_setting(placed, scale, given)
+        trains = figure.quantity != CLASS_COUNTS
+        if trains:
+            tell_cost(cost_of(by_folder(by_column(placed, scale, given), out)))
         table = figure.table(scale, _train_sources(figure, scale, out, make_callback))
-        if figure.quantity == CLASS_COUNTS:
-            columns = {column: comparisons(table, scale, column, given) for column in table.columns}
-        else:
-            columns = run_columns(table, scale, out, given, make_callback)
-        curves, matrices = _measured(figure, scale, out, columns)
+        of_columns = by_column(table, scale, given)
+        if trains:
+            run_missing(of_columns, out, make_callback)
+        curves, matrices = _measured(figure, scale, out, of_columns)
         measured = Measured(
-            name, scale, figure.title, figure.shows, f"{setting_of(table, columns)}.", figure.note, other,
+            name, scale, figure.title, figure.shows, f"{setting_of(table, of_columns)}.", figure.note, other,
             "" if figure.quantity in MATRICES or figure.over == PANELS else figure.over,
             {**NUMBERS, **MATRICES}[figure.quantity], curves, matrices,
         )  # fmt: skip
@@ -111,9 +133,13 @@ def markdown(measured: Measured) -> str:
 # -- source models -----------------------------------------------------------------------------------------------------
 
 
-def _voting(figure: PaperFigure, scale: str) -> list[str]:
-    """Return the panels of a figure whose clients may vote for a source model."""
-    return [*figure.scales[scale].columns] if figure.sources and not figure.start else []
+def _pools(figure: PaperFigure, scale: str) -> dict[str, str]:
+    """Return the name of the pool of source models of each panel, whose clients may vote, and of rows with a source."""
+    if figure.start or not figure.sources:
+        return {}
+    own = figure.scales[scale]
+    rows = [row.label for row in own.instead or figure.rows if "source" in row.settings]
+    return {panel: panel for panel in own.columns} | dict.fromkeys(rows, "all")
 
 
 def _train_sources(figure: PaperFigure, scale: str, out: Path, make_callback: MakeCallback) -> dict[str, Fields]:
@@ -125,17 +151,13 @@ def _train_sources(figure: PaperFigure, scale: str, out: Path, make_callback: Ma
         (trained[name],) = (out / "sources" / name).glob("*.safetensors")
     if figure.start:
         return {panel: {"weights": str(trained[figure.start])} for panel in figure.scales[scale].columns}
-    if not trained:
-        return {}
-    pools = {panel: [name for name in trained if name != panel] for panel in _voting(figure, scale)}
-    for pool, names in {**pools, "all": [*trained]}.items():
+    pools = _pools(figure, scale)
+    for pool in {*pools.values()}:
         (out / "pools" / pool).mkdir(parents=True, exist_ok=True)
-        for name in names:
+        for name in trained.keys() - {pool}:
             for path in (trained[name], trained[name].with_suffix(".json")):
                 shutil.copyfile(path, out / "pools" / pool / f"{name}{path.suffix}")
-    rows = [row.label for row in figure.scales[scale].instead or figure.rows if "source" in row.settings]
-    folders = {**dict(zip(pools, pools, strict=True)), **dict.fromkeys(rows, "all")}
-    return {of: {"sources": str(out / "pools" / pool)} for of, pool in folders.items()}
+    return {of: {"sources": str(out / "pools" / pool)} for of, pool in pools.items()}
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +15,19 @@ from kinfed.experiment.config import EXECUTION, Config
 from kinfed.experiment.config_file import tables, with_present_names
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
 from kinfed.experiment.papers import FIGURES, TABLES
+from kinfed.experiment.papers.cost import Cost, cost_of
 from kinfed.experiment.papers.identification import PAPER, another_setting, identify
-from kinfed.experiment.papers.table import CELLS, ROUNDS, Fields, IdentificationTable, PaperTable, Row
+from kinfed.experiment.papers.table import (
+    CELLS,
+    ROUNDS,
+    SECONDS,
+    Fields,
+    IdentificationTable,
+    PaperTable,
+    Row,
+    chosen,
+    refuse_choice,
+)
 from kinfed.experiment.run import MakeCallback, go_on, nobody
 from kinfed.experiment.sources import train_sources
 from kinfed.experiment.targets import Reach, speed_up
@@ -25,7 +36,10 @@ from kinfed.experiment.uses import NO_SETTING, OF_CLIENTS, OF_METHODS, overruled
 from kinfed.fields import short
 from kinfed.files import claimed, read_json, write_whole
 
-__all__ = ["Comparison", "comparisons", "other_setting", "reproduce", "run_columns", "setting_of"]
+__all__ = [
+    "Columns", "Comparison", "by_column", "by_folder", "comparisons", "other_setting", "reproduce", "run_missing",
+    "setting_of",
+]  # fmt: skip
 
 # Fields that the experiment of an `IdentificationTable` sets itself.
 OF_IDENTIFICATION = ("methods", "settings", *OF_CLIENTS, "partition", "save_local", "new_clients", "train_images")
@@ -50,7 +64,19 @@ class Comparison:
     config: Config
 
 
-def reproduce(name: str, scale: str, out: Path, given: Fields, make_callback: MakeCallback = nobody) -> Path:
+Columns = Mapping[str, Sequence[Comparison]]  # comparisons by heading of the column
+
+
+def reproduce(
+    name: str,
+    scale: str,
+    out: Path,
+    given: Fields,
+    make_callback: MakeCallback = nobody,
+    tell_cost: Callable[[Cost], None] = lambda _: None,
+    columns: str | Sequence[str] | None = None,
+    rows: str | Sequence[str] | None = None,
+) -> Path:
     """Run the missing experiments of a table, and write ``table.json`` and ``table.md`` with the paper's numbers.
 
     Args:
@@ -61,13 +87,17 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, make_callback: Ma
         given: Fields of the config that overrule the table's, such as ``seeds`` or ``workers``; not those in which
             columns or rows differ. A field that changes the setting is named above the paper's numbers.
         make_callback: Observer of each run.
+        tell_cost: Function that is told, before the first run, what is to be done.
+        columns: Labels of the columns to run, as for `chosen`; by default all of the scale.
+        rows: Labels of the rows to run; by default all. Where numbers are compared with those of the first row, that
+            is run as well. Runs of other columns and rows that the folder holds are kept.
 
     Returns:
         Path of ``table.md``.
 
     Raises:
-        InputError: If there is no such table or scale, or a field is wrong, would have no effect, or is one in which
-            columns or rows differ.
+        InputError: If there is no such table, scale, column or row, or a field is wrong, would have no effect, or is
+            one in which columns or rows differ.
     """
     check_choice("table", name, [*TABLES, *FIGURES])
     table = TABLES[name]
@@ -76,58 +106,102 @@ def reproduce(name: str, scale: str, out: Path, given: Fields, make_callback: Ma
     with claimed(out):
         if isinstance(table, IdentificationTable):
             _refuse_own(given, OF_IDENTIFICATION, "is set by the experiment")
+            refuse_choice(columns, rows, f"{name} is one experiment")
             return identify(table, scale, out, given, make_callback)
-        return _reproduce(name, table.at(scale), scale, out, given, make_callback)
+        return _reproduce(name, table.at(scale), scale, out, given, make_callback, tell_cost, columns, rows)
 
 
-def _reproduce(name: str, table: PaperTable, scale: str, out: Path, given: Fields, make_callback: MakeCallback) -> Path:
+def _reproduce(
+    name: str,
+    table: PaperTable,
+    scale: str,
+    out: Path,
+    given: Fields,
+    make_callback: MakeCallback,
+    tell_cost: Callable[[Cost], None],
+    columns: str | Sequence[str] | None,
+    rows: str | Sequence[str] | None,
+) -> Path:
     """Reproduce a table whose columns are comparisons; see `reproduce`."""
-    to_train = bool(table.sources) and "sources" not in given
+    own = table.scales[scale]
+    own = replace(own, columns=tuple(chosen("columns", columns, own.columns)))
+    table = replace(table, scales={scale: own})
+    labels = chosen("rows", rows, [row.label for row in table.rows])
+    if table.quantity in (ROUNDS, SECONDS):
+        labels = [*dict.fromkeys([table.rows[0].label, *labels])]
     # The folder is a placeholder, so that all fields are checked before a source is trained.
-    other = other_setting(table, scale, {**given, "sources": os.curdir} if to_train else given)
-    if to_train:
+    placed = replace(table, fields={"sources": os.curdir, **table.fields}) if table.sources else table
+    other = other_setting(placed, scale, given, labels)
+    planned = by_column(placed, scale, given, labels)
+    tell_cost(cost_of(by_folder(planned, out)))
+    if table.sources and "sources" not in given and _need_sources(planned):
         given = {**given, "sources": str(_sources(table, given, out, make_callback))}
-    columns = run_columns(table, scale, out, given, make_callback)
+    of_columns = by_column(table, scale, given, labels)
+    run_missing(of_columns, out, make_callback)
+    table = replace(table, rows=tuple(row for row in table.rows if row.label in labels))
     found = {}
     for of, quantities in table.quantities().items():
-        found[of] = {column: _measured(out, of_column, quantities) for column, of_column in columns.items()}
+        found[of] = {column: _measured(out, of_column, quantities) for column, of_column in of_columns.items()}
     told = {"table": name, "scale": scale, "other_setting": other, **found}
     write_whole(out / "table.json", json.dumps(told, indent=1) + "\n")
-    votes = [told for of_column in columns.values() for comparison in of_column for told in _votes(out, comparison)]
-    write_whole(out / "table.md", markdown(table, columns, found, other) + "".join(f"\n{told}\n" for told in votes))
+    votes = [told for of_column in of_columns.values() for comparison in of_column for told in _votes(out, comparison)]
+    write_whole(out / "table.md", markdown(table, of_columns, found, other) + "".join(f"\n{told}\n" for told in votes))
     return out / "table.md"
 
 
-def other_setting(table: PaperTable, scale: str, given: Fields) -> dict[str, Any]:
+def other_setting(
+    table: PaperTable, scale: str, given: Fields, labels: Collection[str] | None = None
+) -> dict[str, Any]:
     """Check the given fields, and return those in which the setting differs from the table's, with their values.
 
     Raises:
         InputError: If a field is wrong, would have no effect, or is one in which columns or rows differ.
     """
-    _refuse_own(given, _apart(table), "differs between the columns or rows of this table")
-    configs = _configs(table, scale, given)
+    _refuse_own(given, _apart(table, scale), "differs between the columns or rows of this table")
+    configs = _configs(by_column(table, scale, given, labels))
     refuse_idle(given, configs, {**OF_CLIENTS, **OF_METHODS})
     none = NO_SETTING - ({"target_acc", "evaluate_every"} if table.quantity == ROUNDS else set())
-    base = _configs(table, scale, {name: value for name, value in given.items() if name in none})
+    without = {name: value for name, value in given.items() if name in none}
+    base = _configs(by_column(table, scale, without, labels))
     return overruled({name: value for name, value in given.items() if name not in none}, configs, base)
 
 
-def run_columns(
-    table: PaperTable, scale: str, out: Path, given: Fields, make_callback: MakeCallback = nobody
+def by_column(
+    table: PaperTable, scale: str, given: Fields, labels: Collection[str] | None = None
 ) -> dict[str, list[Comparison]]:
-    """Run the missing comparisons of a table, and return all of them by column."""
-    columns = {column: comparisons(table, scale, column, given) for column in table.scales[scale].columns}
-    for of_column in columns.values():
-        for comparison in of_column:
-            go_on(comparison.config, out / comparison.folder, make_callback)
-    return columns
+    """Return the comparisons of each column of a scale; see `comparisons`."""
+    return {column: comparisons(table, scale, column, given, labels) for column in table.scales[scale].columns}
 
 
-def _apart(table: PaperTable) -> set[str]:
-    """Return the fields in which the columns of a table differ, and the methods' fields in which its rows differ."""
+def _configs(columns: Columns) -> list[Config]:
+    return [comparison.config for of_column in columns.values() for comparison in of_column]
+
+
+def by_folder(columns: Columns, out: Path) -> dict[Path, Config]:
+    """Return the config of each comparison by its folder."""
+    return {out / c.folder: c.config for of_column in columns.values() for c in of_column}
+
+
+def run_missing(columns: Columns, out: Path, make_callback: MakeCallback) -> None:
+    """Run the missing runs of all comparisons."""
+    for folder, config in by_folder(columns, out).items():
+        go_on(config, folder, make_callback)
+
+
+def _apart(table: PaperTable, scale: str) -> set[str]:
+    """Return the fields in which the columns of a table differ, and the methods' fields in which its rows differ.
+
+    A field that the scale sets for all columns alike is not one of them. A partition is one if its fields are, since
+    with another partition they would not be read, and all columns would be the same.
+    """
     of_columns = [*table.columns.values(), *({"settings": {row.method: row.settings}} for row in table.rows)]
     own = {f"{method}.{name}" for of in of_columns for method, s in of.get("settings", {}).items() for name in s}
-    return {"methods", *own, *(name for of in of_columns for name in of if name != "settings")}
+    fields = {name for of in of_columns for name in of} - {"settings", *table.scales[scale].fields}
+    if fields & OF_CLIENTS.keys():
+        fields.add("partition")
+    if "model" in fields:
+        fields.add("models")
+    return {"methods", *own, *fields}
 
 
 def _refuse_own(given: Fields, names: Collection[str], why: str) -> None:
@@ -145,9 +219,9 @@ def _refuse_own(given: Fields, names: Collection[str], why: str) -> None:
             raise InputError(f"{name}: {short(value)} is not allowed; it {why}; use kinfed compare for other settings")
 
 
-def _configs(table: PaperTable, scale: str, given: Fields) -> list[Config]:
-    """Return the configs of all comparisons of a table."""
-    return [c.config for column in table.scales[scale].columns for c in comparisons(table, scale, column, given)]
+def _need_sources(columns: Columns) -> bool:
+    """Return True if a method of the comparisons transfers a source model."""
+    return any(config.method(label).requires.source_models for config in _configs(columns) for label in config.methods)
 
 
 def _sources(table: PaperTable, given: Fields, out: Path, make_callback: MakeCallback) -> Path:
@@ -158,7 +232,9 @@ def _sources(table: PaperTable, given: Fields, out: Path, make_callback: MakeCal
     return out / "sources"
 
 
-def comparisons(table: PaperTable, scale: str, column: str, given: Fields) -> list[Comparison]:
+def comparisons(
+    table: PaperTable, scale: str, column: str, given: Fields, labels: Collection[str] | None = None
+) -> list[Comparison]:
     """Group the rows of a column into comparisons.
 
     A comparison has one config, and each method once. Rows with another config, or with the same method and other
@@ -169,6 +245,7 @@ def comparisons(table: PaperTable, scale: str, column: str, given: Fields) -> li
         scale: Name of the scale.
         column: Heading of the column.
         given: Fields that overrule the table's.
+        labels: Labels of the rows that are run; all if not given. The folder of a row does not depend on them.
     """
     own = table.scales[scale].rows
     folders: dict[str, list[Row]] = {column: []}
@@ -180,21 +257,23 @@ def comparisons(table: PaperTable, scale: str, column: str, given: Fields) -> li
             and all(other.settings == row.settings for other in there if other.method == row.method)
         )
         folders.setdefault(next(fitting, f"{column}, {row.label}"), []).append(row)
+    run = [row for row in table.rows if labels is None or row.label in labels]
     found = []
-    for folder, rows in folders.items():
-        apart = own.get(rows[0].label, {})
-        layers = [table.fields, table.columns[column], table.scales[scale].fields, apart]
-        found.append(Comparison(folder, rows, apart, _config(table, layers, rows, given)))
+    for folder, there in folders.items():
+        if rows := [row for row in there if row in run]:
+            apart = own.get(rows[0].label, {})
+            layers = [table.fields, table.columns[column], table.scales[scale].fields, apart]
+            found.append(Comparison(folder, rows, apart, _config(run, layers, rows, given)))
     return found
 
 
-def _config(table: PaperTable, layers: Sequence[Fields], rows: Sequence[Row], given: Fields) -> Config:
+def _config(run: Sequence[Row], layers: Sequence[Fields], rows: Sequence[Row], given: Fields) -> Config:
     """Make the config of some rows; later layers overrule earlier ones, and a method's settings one by one.
 
     Args:
-        table: Table with all rows.
+        run: All rows of the table that are run.
         layers: Fields from the most general to the most specific.
-        rows: Rows whose methods are run.
+        rows: Rows of the config.
         given: Given fields, which overrule all layers.
     """
     fields = {name: value for layer in [*layers, given] for name, value in layer.items()}
@@ -205,7 +284,7 @@ def _config(table: PaperTable, layers: Sequence[Fields], rows: Sequence[Row], gi
         own = [*of_layers, row.settings, wanted.get(row.method, {})]
         settings[row.method] = {name: value for layer in own for name, value in layer.items()}
     # Settings of a method that no row has are passed on, so that the config refuses them.
-    unknown = {name: wanted[name] for name in wanted.keys() - {row.method for row in table.rows}}
+    unknown = {name: wanted[name] for name in wanted.keys() - {row.method for row in run}}
     return Config.checked({**fields, "methods": (*settings,), "settings": settings | unknown})
 
 
@@ -236,19 +315,21 @@ def _summaries(out: Path, comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _read(summaries: Sequence[Mapping[str, Any]], quantity: str) -> list[float | None]:
-    """Read a quantity from the summaries of all seeds: rounds to the target, or accuracies in percent.
+    """Read a quantity from the summaries of all seeds: rounds to the target, seconds, or accuracies in percent.
 
     An accuracy that a run does not have is left out; a target that a run did not reach is None.
     """
     if quantity == ROUNDS:
         return [summary[ROUNDS]["round"] for summary in summaries]
+    if quantity == SECONDS:
+        return [summary["seconds"]["train"] / summary["rounds"] for summary in summaries]
     accuracies = [summary["metrics"].get(quantity) for summary in summaries]
     return [100 * accuracy for accuracy in accuracies if accuracy is not None]
 
 
 def markdown(
     table: PaperTable,
-    columns: Mapping[str, Sequence[Comparison]],
+    columns: Columns,
     found: Mapping[str, Mapping[str, Cells]],
     other: Mapping[str, Any],
 ) -> str:
@@ -269,7 +350,8 @@ def markdown(
         beside = [
             f"{_of_rounds(found[CELLS][column], table, row, of_column[0].config.rounds)} | {printed.get(column, '–')}"
             if table.quantity == ROUNDS
-            else f"{_cell(found[CELLS][column], row)} | {printed.get(column, '–')}"
+            else f"{_cell(found[CELLS][column], row)}{_times(found[CELLS][column], table, row)} | "
+            f"{printed.get(column, '–')}"
             for column, of_column in columns.items()
         ]
         lines.append(f"| {row.label} | {' | '.join(beside)} |")
@@ -284,7 +366,7 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
-def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]) -> str:
+def _what_was_run(table: PaperTable, columns: Columns) -> str:
     """Describe the setting of the runs and the quantities that are shown."""
     config = next(iter(columns.values()))[0].config
     others: dict[str, list[str]] = {}
@@ -296,7 +378,7 @@ def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]
     return f"{setting_of(table, columns)}. {_quantity(table, config)}{of_others}{spread}."
 
 
-def setting_of(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]) -> str:
+def setting_of(table: PaperTable, columns: Columns) -> str:
     """Describe the setting of the runs; a part in which columns differ has all values, with ``/`` between them."""
     configs = [of_column[0].config for of_column in columns.values()]
     config = configs[0]
@@ -326,6 +408,8 @@ def setting_of(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]) -
 def _quantity(table: PaperTable, config: Config) -> str:
     if table.quantity == ROUNDS:
         return f"The numbers are rounds until the global model reaches {config.target_acc} on the whole test set"
+    if table.quantity == SECONDS:
+        return "The numbers are seconds of local training per round, and their ratio to the first row's"
     return f"The numbers are {table.quantity} after the last round, in percent"
 
 
@@ -336,6 +420,14 @@ def _header(heads: Sequence[str]) -> list[str]:
 def _printed(table: PaperTable, row: Row) -> dict[str, str]:
     """Return the paper's numbers of a row as text, by column."""
     numbers = dict(zip(table.columns, row.printed, strict=False))
+    if table.quantity == SECONDS:
+        of_columns: list[Cells] = [
+            {of.label: [of.printed[at]] for of in table.rows if at < len(of.printed)} for at in range(len(numbers))
+        ]
+        return {
+            column: f"{_cell(cells, row)}{_times(cells, table, row)}"
+            for column, cells in zip(numbers, of_columns, strict=True)
+        }
     if table.quantity != ROUNDS:
         return {column: f"{number:.2f}" for column, number in numbers.items()}
     first = dict(zip(table.columns, table.rows[0].printed, strict=False))
@@ -366,6 +458,14 @@ def _beside_first(own: Reach, first: Reach, is_first: bool) -> str:
     spread = f" ± {statistics.stdev(rounds):.1f}" if own.by_all and len(rounds) > 1 else ""
     times = None if is_first else speed_up(own, first)
     return f"{own}{spread}{'' if times is None else f' ({times})'}"
+
+
+def _times(cells: Cells, table: PaperTable, row: Row) -> str:
+    """Return the ratio of a row's mean seconds to those of the first row as text; empty for other quantities."""
+    if table.quantity != SECONDS or row is table.rows[0]:
+        return ""
+    own, first = ([s for s in cells.get(of.label, []) if s is not None] for of in (row, table.rows[0]))
+    return f" ({statistics.fmean(own) / statistics.fmean(first):.2f}×)" if own and first else ""
 
 
 def _votes(out: Path, comparison: Comparison) -> list[str]:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-__all__ = ["CELLS", "ROUNDS", "Fields", "IdentificationTable", "PaperTable", "Row", "Scale"]
+from kinfed.errors import InputError, check_choice
+from kinfed.fields import short
 
-ROUNDS = "rounds_to_target"  # the only quantity that is no accuracy
+__all__ = [
+    "CELLS",
+    "ROUNDS",
+    "SECONDS",
+    "Fields",
+    "IdentificationTable",
+    "PaperTable",
+    "Row",
+    "Scale",
+    "chosen",
+    "refuse_choice",
+]
+
+# The quantities that are no accuracies; both are compared with those of the first row.
+ROUNDS, SECONDS = "rounds_to_target", "seconds_per_round"
 CELLS = "cells"  # key of table.json for the cells that the paper prints
 
 Fields = Mapping[str, Any]
@@ -110,3 +125,40 @@ class IdentificationTable:
     printed: Mapping[str, str]
     scales: Mapping[str, Fields]
     note: str
+
+
+def chosen(what: str, given: str | Sequence[str] | None, labels: Sequence[str]) -> list[str]:
+    """Return the labels that were asked for, in their own order; all labels if none was.
+
+    Args:
+        what: ``columns`` or ``rows``, for the message.
+        given: Labels, or one text of labels with commas between them. A label may contain a comma itself.
+        labels: Labels of the table.
+
+    Raises:
+        InputError: If a label is not known; the message has all labels and the nearest one.
+
+    >>> chosen("rows", "printed, erased,FedAvg", ["FedAvg", "printed", "printed, erased"])
+    ['FedAvg', 'printed, erased']
+    """
+    if given is None:
+        return [*labels]
+    if isinstance(given, str):
+        parts, given = [part.strip() for part in given.split(",")], []
+        while parts:
+            fits = (n for n in range(len(parts), 0, -1) if ", ".join(parts[:n]) in labels)
+            length = next(fits, 1)
+            given.append(", ".join(parts[:length]))
+            parts = parts[length:]
+    if not (isinstance(given, Sequence) and given and all(isinstance(label, str) for label in given)):
+        raise InputError(f"{what}: {short(given)} is not allowed; must be labels of the table")
+    for label in given:
+        check_choice(what, label, labels)
+    return [label for label in labels if label in given]
+
+
+def refuse_choice(columns: str | Sequence[str] | None, rows: str | Sequence[str] | None, why: str) -> None:
+    """Refuse chosen columns or rows of what has none to choose from; ``why`` says so."""
+    for what, given in (("columns", columns), ("rows", rows)):
+        if given is not None:
+            raise InputError(f"{what}: {short(given)} would do nothing; {why}")

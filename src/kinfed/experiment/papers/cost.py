@@ -1,0 +1,65 @@
+"""What a table or figure costs: its runs and rounds, how many are left, and about how long they take."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinfed.engine import RunFolder
+from kinfed.engine.folder import SECONDS
+from kinfed.experiment.config import Config
+from kinfed.experiment.folders import SUMMARY
+from kinfed.labels import folder_name
+
+__all__ = ["Cost", "cost_of"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Runs and rounds of a table or figure.
+
+    Attributes:
+        runs: Number of all runs.
+        rounds: Number of the rounds of all runs.
+        left_runs: Number of runs that have not ended.
+        left_rounds: Number of rounds that they still have to do.
+        seconds: Estimated seconds of these rounds, at the mean pace of the method's rounds so far, or of all rounds
+            for a method that has none; None if no round has been done.
+    """
+
+    runs: int
+    rounds: int
+    left_runs: int
+    left_rounds: int
+    seconds: float | None
+
+
+def cost_of(comparisons: Mapping[Path, Config]) -> Cost:
+    """Count the runs and rounds of comparisons, and what is left of them.
+
+    Args:
+        comparisons: Config of each comparison by its folder, which need not exist yet.
+    """
+    rounds, left_runs = 0, 0
+    left: dict[str, int] = {}
+    taken: dict[str, list[float]] = {}
+    for folder, config in comparisons.items():
+        for method in config.methods:
+            for seed in range(config.seed, config.seed + config.seeds):
+                run = RunFolder(folder / folder_name(method, seed))
+                lines, ended = run.lines(SECONDS), (run.path / SUMMARY).is_file()
+                taken.setdefault(method, []).extend(sum(line.values()) - line["round"] for line in lines)
+                left[method] = left.get(method, 0) + (0 if ended else config.rounds - len(lines))
+                rounds += config.rounds
+                left_runs += not ended
+    of_all = [seconds for of_method in taken.values() for seconds in of_method]
+    pace = {method: statistics.fmean(own or of_all) for method, own in taken.items()} if of_all else {}
+    return Cost(
+        runs=sum(len(config.methods) * config.seeds for config in comparisons.values()),
+        rounds=rounds,
+        left_runs=left_runs,
+        left_rounds=sum(left.values()),
+        seconds=sum(count * pace[method] for method, count in left.items()) if pace else None,
+    )
