@@ -418,19 +418,22 @@ def reproduce(
     quiet: bool = False,
     **fields: Unpack[Fields],
 ) -> Path:
-    """Run the experiments of a paper's table, or those that are still missing.
+    """Run the experiments of a paper's table or figure, or those that are still missing.
 
     Args:
-        table: Name of the table, such as ``fedcka-table2``; ``kinfed reproduce --help`` lists all.
+        table: Name of the table or figure, such as ``fedcka-table2`` or ``fedcka-figure5``; ``kinfed reproduce --help``
+            lists all.
         scale: ``small``, or ``paper`` for as much as the paper ran.
         columns: Labels of the columns to run, as in the table, with commas between them or as a list; all if not given.
+            A figure is drawn whole.
         rows: Labels of the rows to run, likewise.
         out: Folder for the results; ``runs/TABLE-SCALE`` if not given. Finished runs in it are kept.
         quiet: Show no progress.
         **fields: Fields of the experiment that overrule those of the table, such as ``seeds`` or ``workers``.
 
     Returns:
-        Path of a Markdown file with the paper's numbers beside those of the runs.
+        Path of a Markdown file with the paper's numbers beside those of the runs. A figure also has its numbers in
+        ``figure.json``, and its pictures in ``figure.html`` and ``figure.png`` beside it.
 
     Raises:
         InputError: If there is no such table, scale, column or row, or a field is wrong, would do nothing, or is one
@@ -439,14 +442,23 @@ def reproduce(
 
     >>> kinfed.reproduce("fedcka-table2", seeds=3)  # doctest: +SKIP
     """
+    from kinfed.experiment.papers import FIGURES
+    from kinfed.experiment.papers.figures import reproduce_figure
     from kinfed.experiment.papers.reproduce import reproduce as reproduce_table
+    from kinfed.report.paper_figure import write_pictures
 
     _truths(quiet=quiet)
     path = Path("runs") / f"{table}-{scale}" if out is None else _path("out", out)
+    is_figure = table in [*FIGURES]  # a list, since the name may be anything
+    reproduce_it = reproduce_figure if is_figure else reproduce_table
     if quiet:
-        return reproduce_table(table, scale, path, fields, columns=columns, rows=rows)
-    with Display() as display:
-        return reproduce_table(table, scale, path, fields, display.run, display.cost, columns, rows)
+        told = reproduce_it(table, scale, path, fields, columns=columns, rows=rows)
+    else:
+        with Display() as display:
+            told = reproduce_it(table, scale, path, fields, display.run, display.cost, columns, rows)
+    if is_figure:
+        write_pictures(path)
+    return told
 
 
 def open_result(path: str | Path) -> Result:

@@ -72,7 +72,7 @@ class Display:
         self.console.print(f"then the best of each on fresh seeds, about {_duration(final)}; in all about {total}")
 
     def cost(self, cost: Cost) -> None:
-        """Print what the runs of a table cost, and about how long; if no round was done yet, after the first one."""
+        """Print what the runs cost, and about how long they take; if no round was done yet, after the first one."""
         if not cost.left_runs:
             return
         whole = f"{_count(cost.left_runs, 'run')}, {_count(cost.left_rounds, 'round')}"

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import kinfed
+from kinfed.data.samples import labels_of
 from kinfed.errors import InputError
+from kinfed.experiment.assemble import federation_of
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import parse_settings, read_toml
 from kinfed.experiment.run import folder_of
@@ -124,7 +126,7 @@ def test_every_field_is_written_except_those_that_are_not_given() -> None:
     written = config().toml()
     absent = {name for name in Config.model_fields if f"{name} = " not in written}
     assert absent == {
-        "channels", "classes_per_client", "patience", "stop_acc", "shift", "client_timeout", "image_size",
+        "channels", "classes", "classes_per_client", "patience", "stop_acc", "shift", "client_timeout", "image_size",
         "train_images", "model", "models", "head", "weights", "sources", "linear_probe", "linear_probe_images",
         "public", "target_acc", "log", "settings",
     }  # fmt: skip
@@ -181,3 +183,14 @@ def test_a_flag_is_what_was_typed_and_is_told_in_the_config(typed: str, meant: b
     flagged = config(save_local=typed)
     assert flagged.save_local is meant
     assert f"save_local = {str(meant).lower()}" in flagged.toml()
+
+
+def test_some_of_the_classes_are_all_that_a_federation_has() -> None:
+    told = config(classes="0, 1", train_images=100, clients=2, partition="iid", public=0)
+    assert told.classes == ("0", "1")
+    assert Config.checked({"methods": ("local",), "classes": ["0", "1"]}).classes == told.classes
+    federation = federation_of(told)
+    assert federation.class_counts().sum(axis=0).tolist() == [50, 50, *[0] * 8]
+    assert {*labels_of(federation.tested.samples).tolist()} == {0, 1}
+    with pytest.raises(InputError, match="classes: 'ten' is not known"):
+        federation_of(config(classes="ten"))

@@ -18,7 +18,7 @@ from kinfed.errors import InputError, RunFailed, plain
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import FORMER_NAMES, parse_settings
 from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS
-from kinfed.experiment.papers import TABLES
+from kinfed.experiment.papers import FIGURES, TABLES
 from kinfed.experiment.training import Training
 from kinfed.files import new_folder
 
@@ -269,7 +269,9 @@ def advise(
 @app.command()
 @with_config_options
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help=f"name of the table: {', '.join(TABLES)}")],
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help=f"name of the table or figure: {', '.join([*TABLES, *FIGURES])}")
+    ],
     scale: Annotated[str, typer.Option("--scale", help="small, or paper for the scale of the paper")] = "small",
     columns: Annotated[
         str | None, typer.Option("--columns", metavar="NAME,NAME", help="run only these columns of the table")
@@ -282,10 +284,11 @@ def reproduce(
     ] = None,
     given: Mapping[str, str] = {},
 ) -> None:
-    """Reproduce a table of one of the papers.
+    """Reproduce a table or a figure of one of the papers.
 
-    The paper's numbers and ours are written side by side. The same command continues what was stopped. Options overrule
-    the settings of the table, except those in which its columns or rows differ.
+    The paper's numbers and ours are written side by side; a figure is drawn to figure.html and figure.png. The same
+    command continues what was stopped. Options overrule the settings of the table, except those in which its columns or
+    rows differ.
     """
     from kinfed import api
 

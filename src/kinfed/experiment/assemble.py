@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinfed.data import Federation, load, make_federation, subsample, with_shift, with_validation
+from kinfed.data import Federation, load, make_federation, select_classes, subsample, with_shift, with_validation
 from kinfed.engine import (
     ClientRuntime,
     RoundSettings,
@@ -50,6 +50,8 @@ def _divided(config: Config) -> Federation:
         federation: Federation = config.objects[config.data]
         return federation
     dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
+    if config.classes is not None:
+        dataset = select_classes(dataset, config.classes)
     if config.train_images is not None:
         dataset = subsample(dataset, config.train_images, config.seed)
     return make_federation(

@@ -74,6 +74,11 @@ class Config(BaseModel):
     on_error: Literal["stop", "skip"] = Field(
         "stop", description="stop the run at an image that cannot be decoded, or skip the image"
     )
+    classes: tuple[str, ...] | None = Field(
+        None,
+        description="classes to train and test on, as in 0,1; the model still has an output for every class; by "
+        "default all",
+    )
     train_images: int | None = Field(
         None,
         ge=1,
@@ -209,6 +214,11 @@ class Config(BaseModel):
     def _plain(cls, value: Any, info: ValidationInfo) -> Any:
         value = plain_value(cls, value, info)
         return as_tuple(value) if info.field_name == "methods" else value
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _some_classes(cls, classes: Any) -> Any:
+        return tuple(name.strip() for name in classes.split(",")) if isinstance(classes, str) else classes
 
     @field_validator("methods")
     @classmethod

@@ -33,6 +33,7 @@ class Fields(TypedDict, total=False):
     channels: int | None
     image_size: int | None
     on_error: Literal["stop", "skip"]
+    classes: Sequence[str] | str | None
     train_images: int | None
     model: str | Callable[..., Any] | None
     models: str | None

@@ -28,7 +28,7 @@ from kinfed.report.table import NEW_CLIENTS, Cell, Table, table
 from kinfed.report.tuning import TUNED, Tuned, read_tuning, tuning_figure, tuning_notes, tuning_table
 from kinfed.report.verdict import verdict
 
-__all__ = ["as_html", "write_report"]
+__all__ = ["as_html", "document", "drawn", "write_report"]
 
 STYLE = """
 :root { color-scheme: light; }
@@ -113,18 +113,7 @@ def _page(runs: Sequence[Run], tuned: Sequence[Tuned] = (), advised: Sequence[Ad
         f"<details><summary>{_text(run.path.name)}</summary><pre>{html.escape(tomli_w.dumps(run.config))}</pre></details>"
         for run in runs
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{_text(title)}</title>
-<style>{STYLE}</style>
-<script>{get_plotlyjs()}</script>
-</head>
-<body>
-<h1>{_text(title)}</h1>
+    body = f"""
 {"".join(map(_advice, advised))}
 <p class="setting">{_text(setting(runs))}</p>
 <p class="verdict">{_text(verdict(runs))}</p>
@@ -138,7 +127,29 @@ def _page(runs: Sequence[Run], tuned: Sequence[Tuned] = (), advised: Sequence[Ad
 {"".join(sections)}
 <h2>Configuration</h2>
 <p class="caption">The complete config, defaults included.</p>
-{configs}
+{configs}"""
+    return document(title, body)
+
+
+def document(title: str, body: str) -> str:
+    """Return a self-contained HTML page in the report's style, with plotly.
+
+    Args:
+        title: Title and heading, plain text.
+        body: HTML under the heading.
+    """
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{_text(title)}</title>
+<style>{STYLE}</style>
+<script>{get_plotlyjs()}</script>
+</head>
+<body>
+<h1>{_text(title)}</h1>{body}
 </body>
 </html>
 """
@@ -188,7 +199,7 @@ def _tuning(tuned: Tuned) -> str:
     notes = "".join(f"<p>{_text(note)}</p>" for note in tuning_notes(tuned) if "edge" in note)
     told = f"{_table(tuning_table(tuned))}{f'<div class=notes>{notes}</div>' if notes else ''}"
     figure = tuning_figure(tuned)
-    return f'<h2>Tuning</h2><p class="caption">{_text(TUNED)}</p>{told}{_drawn(figure) if figure.data else ""}'
+    return f'<h2>Tuning</h2><p class="caption">{_text(TUNED)}</p>{told}{drawn(figure) if figure.data else ""}'
 
 
 def _new_clients(runs: Sequence[Run]) -> str:
@@ -213,7 +224,7 @@ def _vote(row: str, group: Sequence[Run]) -> str:
     if not voted(first):
         return told
     caption = f"The sources on each client's ballot (seed {first.summary['seed']}); similar ballots are adjacent."
-    return f'{told}{_table(vote_table(first))}<p class="caption">{_text(caption)}</p>{_drawn(ballot_figure(first))}'
+    return f'{told}{_table(vote_table(first))}<p class="caption">{_text(caption)}</p>{drawn(ballot_figure(first))}'
 
 
 def _pictures(row: str, run: Run) -> Iterator[str]:
@@ -264,9 +275,10 @@ def _notes(runs: Sequence[Run]) -> str:
 
 
 def _section(heading: str, caption: str, figure: go.Figure) -> str:
-    return f'<h2>{_text(heading)}</h2><p class="caption">{_text(caption)}</p>{_drawn(figure)}'
+    return f'<h2>{_text(heading)}</h2><p class="caption">{_text(caption)}</p>{drawn(figure)}'
 
 
-def _drawn(figure: go.Figure) -> str:
+def drawn(figure: go.Figure) -> str:
+    """Return the HTML of a figure, for a page that has plotly."""
     looks = {"displaylogo": False, "responsive": True}
     return str(figure.to_html(full_html=False, include_plotlyjs=False, config=looks))

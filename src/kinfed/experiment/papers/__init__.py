@@ -1,11 +1,12 @@
-"""Tables of the papers: their numbers, and the experiments that should reproduce them (specification H)."""
+"""Tables and figures of the papers: their numbers, and the experiments that should reproduce them (specification H)."""
 
 from __future__ import annotations
 
 from kinfed.experiment.papers import fedcka, fedcrc, fedshibu, hetero_ssfl, sftl
+from kinfed.experiment.papers.figure import PaperFigure
 from kinfed.experiment.papers.table import IdentificationTable, PaperTable
 
-__all__ = ["TABLES"]
+__all__ = ["FIGURES", "TABLES"]
 
 TABLES: dict[str, PaperTable | IdentificationTable] = {
     "fedcka-table1": fedcka.TABLE1,
@@ -24,3 +25,19 @@ TABLES: dict[str, PaperTable | IdentificationTable] = {
     "sftl-table2": sftl.TABLE2,
 }
 """Tables by name, as in ``kinfed reproduce NAME``."""
+
+FIGURES: dict[str, PaperFigure] = {
+    "fedshibu-figure1": fedshibu.FIGURE1,
+    "fedshibu-figure3": fedshibu.FIGURE3,
+    "fedshibu-figure4": fedshibu.FIGURE4,
+    "fedshibu-figure5": fedshibu.FIGURE5,
+    "fedcrc-figure1": fedcrc.FIGURE1,
+    "fedcrc-figure3": fedcrc.FIGURE3,
+    "fedcka-figure2": fedcka.FIGURE2,
+    "fedcka-figure4": fedcka.FIGURE4,
+    "fedcka-figure5": fedcka.FIGURE5,
+    "sftl-figure2": sftl.FIGURE2,
+    "sftl-figure3": sftl.FIGURE3,
+    "sftl-figure4": sftl.FIGURE4,
+}
+"""Figures by name, as in ``kinfed reproduce NAME``."""

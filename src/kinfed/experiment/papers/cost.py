@@ -1,4 +1,4 @@
-"""What a table costs: its runs and rounds, how many are left, and about how long they take."""
+"""What a table or figure costs: its runs and rounds, how many are left, and about how long they take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Cost", "cost_of"]
 
 @dataclass(frozen=True)
 class Cost:
-    """Runs and rounds of a table.
+    """Runs and rounds of a table or figure.
 
     Attributes:
         runs: Number of all runs.

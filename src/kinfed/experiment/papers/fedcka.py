@@ -1,10 +1,11 @@
-"""Tables 1, 2, 3 and 4 of FedCKA (Son et al. 2021)."""
+"""Tables 1, 2, 3 and 4 and Figures 2, 4 and 5 of FedCKA (Son et al. 2021)."""
 
 from __future__ import annotations
 
+from kinfed.experiment.papers.figure import CLASS_COUNTS, LAYERS, PaperFigure
 from kinfed.experiment.papers.table import SECONDS, Fields, PaperTable, Row, Scale
 
-__all__ = ["TABLE1", "TABLE2", "TABLE3", "TABLE4"]
+__all__ = ["FIGURE2", "FIGURE4", "FIGURE5", "TABLE1", "TABLE2", "TABLE3", "TABLE4"]
 
 _FIELDS: Fields = {
     "clients": 10, "partition": "dirichlet", "public": 0, "local_epochs": 10, "batch_size": 128, "lr": 0.01,
@@ -149,4 +150,55 @@ TABLE4 = PaperTable(
          "machine and the amount of data, and the paper's to a GPU; what can be compared are the ratios to FedAvg, in "
          "brackets. Other work on the machine falsifies them. The paper does not say which μ it has here: those of "
          "Table 1, which do not influence the time. kinfed's ResNet-50 has no projection head before its classifier.",
+)  # fmt: skip
+
+FIGURE2 = PaperFigure(
+    title="FedCKA (Son et al. 2021), Figure 2: how alike the layers of the clients' models are",
+    shows="CKA of each layer of ten local models with the global one, after 20 rounds on IID shares of CIFAR-10, on "
+          "test images. Early layers are alike, late ones are not. The text gives no numbers.",
+    quantity=LAYERS,
+    fields={**TABLE2.fields, "ft_epochs": 0, "save_local": True},
+    panels={"IID": {"partition": "iid"}, "α=0.1": {"alpha": 0.1}},
+    rows=(Row("FedAvg", "fedavg"),),
+    scales={
+        # 6 minutes: two runs of 20 rounds with 7 CPU seconds per round.
+        "small": Scale(
+            ("IID", "α=0.1"), {"train_images": 10_000, "local_epochs": 5, "rounds": 20, "evaluate_every": 20}
+        ),
+        "paper": Scale(("IID",), {"rounds": 20, "evaluate_every": 20}),
+    },
+    note="The local models of the last round and the global one that they became, on 512 test images. Debiased CKA is "
+         "0 on average for unrelated layers of any width, CKA is not. α=0.1 is not in the paper.",
+)  # fmt: skip
+
+FIGURE4 = PaperFigure(
+    title="FedCKA (Son et al. 2021), Figure 4: classes of ten clients at several levels of label skew",
+    shows="how many samples of each class of CIFAR-10 each client has, by Dirichlet α: the smaller, the more they "
+    "differ. The text gives no numbers.",
+    quantity=CLASS_COUNTS,
+    fields=TABLE2.fields,
+    panels={heading: {"alpha": of["alpha"]} for heading, of in TABLE2.columns.items()},
+    rows=(Row("FedAvg", "fedavg"),),
+    scales=dict.fromkeys(("small", "paper"), Scale((*TABLE2.columns,), {"rounds": 1})),
+    note="Nothing is trained.",
+)
+
+FIGURE5 = PaperFigure(
+    title="FedCKA (Son et al. 2021), Figure 5: the number of layers that are regularised",
+    shows="accuracy with α = 5 by the number M of regularised layers, from 1 to 7: best with the first two. A dotted "
+          "line is training at one place, 70 %. Of FedCKA, the text gives 67.86 for M = 2.",
+    quantity="global_acc",
+    fields={**TABLE2.fields, **TABLE2.columns["α=5"], "ft_epochs": 0},
+    panels={"α=5": {}},
+    over="fedcka.layers",
+    values={"small": (1, 2, 4, 7), "paper": (1, 2, 3, 4, 5, 6, 7)},
+    rows=(Row("FedCKA", "fedcka"), Row("FedAvg", "fedavg"), Row("all data at one place", "central")),
+    scales={
+        # 12 minutes: 4 runs of FedCKA with 15 CPU seconds per round (more with more layers), FedAvg and central with 7.
+        "small": Scale(
+            ("α=5",), {"train_images": 10_000, "local_epochs": 5, "rounds": 8, "evaluate_every": 8}
+        ),
+        "paper": Scale(("α=5",), {"rounds": 100, "evaluate_every": 100, "seeds": 3}),
+    },
+    note="FedAvg and training at one place have no M, and the same value everywhere.",
 )  # fmt: skip

@@ -1,12 +1,13 @@
-"""Tables I, II and III of FedCRC."""
+"""Tables I, II and III and Figures 1 and 3 of FedCRC; its figures have no numbers in the text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kinfed.experiment.papers.figure import HEAD_DISTANCE, PaperFigure
 from kinfed.experiment.papers.table import Fields, PaperTable, Row, Scale
 
-__all__ = ["TABLE1", "TABLE2", "TABLE3"]
+__all__ = ["FIGURE1", "FIGURE3", "TABLE1", "TABLE2", "TABLE3"]
 
 _DATA: Mapping[str, Fields] = {
     "MNIST": {"data": "mnist", "model": "cnn4"},
@@ -163,4 +164,69 @@ TABLE3 = PaperTable(
     note="Global model; means over all clients, each tested on a fifth of its own images. After few rounds most of the "
          "head is still the initial one if τ = 0.99, so that a short run says little about τ. The paper has no column "
          "of MNIST.",
+)  # fmt: skip
+
+_START: Fields = {
+    "data": ("mnist",), "model": "cnn4", "train_images": 6000, "epochs": 1, "lr": 0.05, "momentum": 0.9,
+    "batch_size": 50,
+}  # fmt: skip
+
+FIGURE1 = PaperFigure(
+    title="FedCRC, Figure 1: how far the clients' predictors drift apart",
+    shows="L2 distance between the predictors (heads) of two clients that train from one pre-trained model on MNIST, "
+          "by the number of updates: it grows, and with Dirichlet β = 0.1 far more than IID. The text gives no "
+          "numbers, and says no more of the training.",
+    quantity=HEAD_DISTANCE,
+    fields={
+        **{name: value for name, value in TABLE1.fields.items() if name not in ("participation", "lr_schedule")},
+        "data": "mnist", "model": "cnn4", "clients": 10, "local_epochs": 1, "lr_schedule": "constant",
+        "evaluate_every": 1000,
+    },
+    panels={"IID": _SKEW["IID"], "β=0.1": _SKEW["β=0.1"]},
+    over="rounds",
+    values={"small": (1, 2, 4), "paper": (1, 2, 5, 10, 20, 50)},
+    rows=(
+        Row("training alone", "local"),
+        Row("FedPer", "fedper"),
+        Row("FedRep", "fedrep", settings={"head_epochs": 1, "body_epochs": 1}),
+        Row("FedCRC-Per", "fedcrc", settings={"tau": 0.99}),
+    ),
+    scales={
+        # About 10 minutes: 28 rounds in each panel with 7 CPU seconds, and the tests. The clients of both panels train
+        # on as many images: with Dirichlet, a fifth of all 10,000 test images and of the training images is held out.
+        "small": Scale(("IID", "β=0.1"), {}, {"IID": {"train_images": 10_240}, "β=0.1": {"train_images": 2800}}),
+        "paper": Scale(("IID", "β=0.1"), {"seeds": 3}, {"IID": {"train_images": 56_000}}),
+    },
+    sources={scale: {"pre-trained": _START} for scale in ("small", "paper")},
+    start="pre-trained",
+    note="Mean over all pairs of ten clients, one local epoch per round. The curve of clients that train alone is the "
+         "paper's experiment; the others show what the methods that have personal heads do to them.",
+)  # fmt: skip
+
+FIGURE3 = PaperFigure(
+    title="FedCRC, Figure 3: test accuracy of FedCRC and FedAvg by round",
+    shows="accuracy by round under two distributions, with all clients in each round and one local epoch: FedCRC rises "
+          "faster than FedAvg. The text names neither the data nor the distributions, and gives no numbers.",
+    quantity="global_acc_mean",
+    fields={
+        **{name: value for name, value in TABLE1.fields.items() if name != "participation"},
+        **_DATA["CIFAR-10"], "local_epochs": 1,
+    },
+    panels={"β=0.1": _SKEW["β=0.1"], "IID": _SKEW["IID"]},
+    rows=(
+        Row("FedAvg", "fedavg"),
+        Row("FedCRC", "fedcrc", settings={"tau": 0.99}),
+        Row("FedCRC-Per", "fedcrc", quantity="stale_acc_mean", settings={"tau": 0.99}),
+    ),
+    scales={
+        # About 11 minutes: 4 runs of 10 rounds with 10 to 13 CPU seconds, and the tests. As many images in both panels.
+        "small": Scale(
+            ("β=0.1", "IID"),
+            {"clients": 20, "rounds": 10, "augment": "none", "evaluate_every": 2},
+            {"β=0.1": {"train_images": 2000}, "IID": {"train_images": 9600}},
+        ),
+        "paper": Scale(("β=0.1", "IID"), {"rounds": 100, "evaluate_every": 2, "seeds": 3}),
+    },
+    note="With Dirichlet, the clients' data contain the test set, of which they hold a fifth out. FedCRC and "
+         "FedCRC-Per are the same runs.",
 )  # fmt: skip

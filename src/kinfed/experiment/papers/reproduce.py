@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from kinfed.errors import InputError, check_choice, plain
-from kinfed.experiment.config import Config
+from kinfed.experiment.config import EXECUTION, Config
 from kinfed.experiment.config_file import tables, with_present_names
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
-from kinfed.experiment.papers import TABLES
+from kinfed.experiment.papers import FIGURES, TABLES
 from kinfed.experiment.papers.cost import Cost, cost_of
 from kinfed.experiment.papers.identification import PAPER, another_setting, identify
 from kinfed.experiment.papers.table import (
@@ -26,6 +26,7 @@ from kinfed.experiment.papers.table import (
     PaperTable,
     Row,
     chosen,
+    refuse_choice,
 )
 from kinfed.experiment.run import MakeCallback, go_on, nobody
 from kinfed.experiment.sources import train_sources
@@ -35,7 +36,10 @@ from kinfed.experiment.uses import NO_SETTING, OF_CLIENTS, OF_METHODS, overruled
 from kinfed.fields import short
 from kinfed.files import claimed, read_json, write_whole
 
-__all__ = ["Comparison", "comparisons", "reproduce"]
+__all__ = [
+    "Columns", "Comparison", "by_column", "by_folder", "comparisons", "other_setting", "reproduce", "run_missing",
+    "setting_of",
+]  # fmt: skip
 
 # Fields that the experiment of an `IdentificationTable` sets itself.
 OF_IDENTIFICATION = ("methods", "settings", *OF_CLIENTS, "partition", "save_local", "new_clients", "train_images")
@@ -58,6 +62,9 @@ class Comparison:
     rows: Sequence[Row]
     own: Fields
     config: Config
+
+
+Columns = Mapping[str, Sequence[Comparison]]  # comparisons by heading of the column
 
 
 def reproduce(
@@ -92,16 +99,14 @@ def reproduce(
         InputError: If there is no such table, scale, column or row, or a field is wrong, would have no effect, or is
             one in which columns or rows differ.
     """
-    check_choice("table", name, [*TABLES])
+    check_choice("table", name, [*TABLES, *FIGURES])
     table = TABLES[name]
     check_choice("scale", scale, [*table.scales])
     given = cast(Fields, with_present_names(given))
     with claimed(out):
         if isinstance(table, IdentificationTable):
             _refuse_own(given, OF_IDENTIFICATION, "is set by the experiment")
-            for what, labels in (("columns", columns), ("rows", rows)):
-                if labels is not None:
-                    raise InputError(f"{what}: {short(labels)} would do nothing; {name} is one experiment")
+            refuse_choice(columns, rows, f"{name} is one experiment")
             return identify(table, scale, out, given, make_callback)
         return _reproduce(name, table.at(scale), scale, out, given, make_callback, tell_cost, columns, rows)
 
@@ -118,7 +123,6 @@ def _reproduce(
     rows: str | Sequence[str] | None,
 ) -> Path:
     """Reproduce a table whose columns are comparisons; see `reproduce`."""
-    _refuse_own(given, _apart(table, scale), "differs between the columns or rows of this table")
     own = table.scales[scale]
     own = replace(own, columns=tuple(chosen("columns", columns, own.columns)))
     table = replace(table, scales={scale: own})
@@ -126,22 +130,14 @@ def _reproduce(
     if table.quantity in (ROUNDS, SECONDS):
         labels = [*dict.fromkeys([table.rows[0].label, *labels])]
     # The folder is a placeholder, so that all fields are checked before a source is trained.
-    placed = {"sources": os.curdir, **given} if table.sources else given
-    planned = {
-        out / comparison.folder: comparison.config
-        for column in own.columns
-        for comparison in comparisons(table, scale, column, placed, labels)
-    }
-    configs = [*planned.values()]
-    refuse_idle(given, configs, {**OF_CLIENTS, **OF_METHODS})
-    other = _other_setting(table, scale, placed, labels, configs)
-    tell_cost(cost_of(planned))
-    if placed is not given and "sources" not in given and _need_sources(configs):
+    placed = replace(table, fields={"sources": os.curdir, **table.fields}) if table.sources else table
+    other = other_setting(placed, scale, given, labels)
+    planned = by_column(placed, scale, given, labels)
+    tell_cost(cost_of(by_folder(planned, out)))
+    if table.sources and "sources" not in given and _need_sources(planned):
         given = {**given, "sources": str(_sources(table, given, out, make_callback))}
-    of_columns = {column: comparisons(table, scale, column, given, labels) for column in own.columns}
-    for of_column in of_columns.values():
-        for comparison in of_column:
-            go_on(comparison.config, out / comparison.folder, make_callback)
+    of_columns = by_column(table, scale, given, labels)
+    run_missing(of_columns, out, make_callback)
     table = replace(table, rows=tuple(row for row in table.rows if row.label in labels))
     found = {}
     for of, quantities in table.quantities().items():
@@ -151,6 +147,45 @@ def _reproduce(
     votes = [told for of_column in of_columns.values() for comparison in of_column for told in _votes(out, comparison)]
     write_whole(out / "table.md", markdown(table, of_columns, found, other) + "".join(f"\n{told}\n" for told in votes))
     return out / "table.md"
+
+
+def other_setting(
+    table: PaperTable, scale: str, given: Fields, labels: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Check the given fields, and return those in which the setting differs from the table's, with their values.
+
+    Raises:
+        InputError: If a field is wrong, would have no effect, or is one in which columns or rows differ.
+    """
+    _refuse_own(given, _apart(table, scale), "differs between the columns or rows of this table")
+    configs = _configs(by_column(table, scale, given, labels))
+    refuse_idle(given, configs, {**OF_CLIENTS, **OF_METHODS})
+    none = NO_SETTING - ({"target_acc", "evaluate_every"} if table.quantity == ROUNDS else set())
+    without = {name: value for name, value in given.items() if name in none}
+    base = _configs(by_column(table, scale, without, labels))
+    return overruled({name: value for name, value in given.items() if name not in none}, configs, base)
+
+
+def by_column(
+    table: PaperTable, scale: str, given: Fields, labels: Collection[str] | None = None
+) -> dict[str, list[Comparison]]:
+    """Return the comparisons of each column of a scale; see `comparisons`."""
+    return {column: comparisons(table, scale, column, given, labels) for column in table.scales[scale].columns}
+
+
+def _configs(columns: Columns) -> list[Config]:
+    return [comparison.config for of_column in columns.values() for comparison in of_column]
+
+
+def by_folder(columns: Columns, out: Path) -> dict[Path, Config]:
+    """Return the config of each comparison by its folder."""
+    return {out / c.folder: c.config for of_column in columns.values() for c in of_column}
+
+
+def run_missing(columns: Columns, out: Path, make_callback: MakeCallback) -> None:
+    """Run the missing runs of all comparisons."""
+    for folder, config in by_folder(columns, out).items():
+        go_on(config, folder, make_callback)
 
 
 def _apart(table: PaperTable, scale: str) -> set[str]:
@@ -184,19 +219,9 @@ def _refuse_own(given: Fields, names: Collection[str], why: str) -> None:
             raise InputError(f"{name}: {short(value)} is not allowed; it {why}; use kinfed compare for other settings")
 
 
-def _other_setting(
-    table: PaperTable, scale: str, given: Fields, labels: Collection[str], configs: Sequence[Config]
-) -> dict[str, Any]:
-    """Return the given fields in which the configs differ from the table's; see `overruled`."""
-    none = NO_SETTING - ({"target_acc", "evaluate_every"} if table.quantity == ROUNDS else set())
-    without = {name: value for name, value in given.items() if name in none}
-    base = [c.config for of in table.scales[scale].columns for c in comparisons(table, scale, of, without, labels)]
-    return overruled({name: value for name, value in given.items() if name not in none}, configs, base)
-
-
-def _need_sources(configs: Sequence[Config]) -> bool:
-    """Return True if a method of the configs transfers a source model."""
-    return any(config.method(label).requires.source_models for config in configs for label in config.methods)
+def _need_sources(columns: Columns) -> bool:
+    """Return True if a method of the comparisons transfers a source model."""
+    return any(config.method(label).requires.source_models for config in _configs(columns) for label in config.methods)
 
 
 def _sources(table: PaperTable, given: Fields, out: Path, make_callback: MakeCallback) -> Path:
@@ -304,7 +329,7 @@ def _read(summaries: Sequence[Mapping[str, Any]], quantity: str) -> list[float |
 
 def markdown(
     table: PaperTable,
-    columns: Mapping[str, Sequence[Comparison]],
+    columns: Columns,
     found: Mapping[str, Mapping[str, Cells]],
     other: Mapping[str, Any],
 ) -> str:
@@ -341,35 +366,42 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
-def _what_was_run(table: PaperTable, columns: Mapping[str, Sequence[Comparison]]) -> str:
+def _what_was_run(table: PaperTable, columns: Columns) -> str:
     """Describe the setting of the runs and the quantities that are shown."""
-    configs = [of_column[0].config for of_column in columns.values()]
-    config = configs[0]
-    data, partition, model = (
-        "/".join(dict.fromkeys(plain(value) for value in values))
-        for values in zip(*((c.data, c.partition, c.models or c.model) for c in configs), strict=True)
-    )
+    config = next(iter(columns.values()))[0].config
     others: dict[str, list[str]] = {}
     for row in table.rows:
         if row.quantity:
             others.setdefault(row.quantity, []).append(row.label)
     of_others = "".join(f"; for {' and '.join(labels)}, {quantity}" for quantity, labels in others.items())
+    spread = "; ± is the sample standard deviation over seeds" if config.seeds > 1 else ""
+    return f"{setting_of(table, columns)}. {_quantity(table, config)}{of_others}{spread}."
+
+
+def setting_of(table: PaperTable, columns: Columns) -> str:
+    """Describe the setting of the runs; a part in which columns differ has all values, with ``/`` between them."""
+    configs = [of_column[0].config for of_column in columns.values()]
+    config = configs[0]
+    data, clients, partition, model, rounds = (
+        "/".join(dict.fromkeys(plain(value) for value in values))
+        for values in zip(
+            *((c.data, c.clients, c.partition, c.models or c.model, c.rounds) for c in configs), strict=True
+        )
+    )
     apart = [
         f"; {row.label}: {', '.join(f'{name} {value}' for name, value in own.items() if value is not None)}"
         for comparison in next(iter(columns.values()))
-        if (own := {name: getattr(comparison.config, name) for name in comparison.own})
+        if (own := {name: getattr(comparison.config, name) for name in comparison.own if name not in EXECUTION})
         for row in comparison.rows
     ]
     some = f" ({config.participation:.0%} of them per round)" if config.participation < 1 else ""
     seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}" if config.seeds > 1 else f"seed {config.seed}"
     tuned = any(row.also is not None and row.also.startswith("fine_tuned") for row in table.rows)
-    tuning = f", fine-tuning for {config.ft_epochs} epochs with lr {config.ft_lr}" if tuned else ""
-    spread = "; ± is the sample standard deviation over seeds" if config.seeds > 1 else ""
+    tuning = f", fine-tuning for {config.ft_epochs} epochs with lr {config.ft_lr}" if tuned and config.ft_epochs else ""
     return (
-        f"{data}, {config.clients} clients{some}, partition {partition}, model {model}, {config.rounds} rounds of "
+        f"{data}, {clients} clients{some}, partition {partition}, model {model}, {rounds} rounds of "
         f"{config.local_epochs} local epochs, batch {config.batch_size}, lr {config.lr}{tuning}, "
-        f"{seeds}{''.join(apart)}. "
-        f"{_quantity(table, config)}{of_others}{spread}."
+        f"{seeds}{''.join(apart)}"
     )
 
 

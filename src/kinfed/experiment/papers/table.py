@@ -9,7 +9,18 @@ from typing import Any, Self
 from kinfed.errors import InputError, check_choice
 from kinfed.fields import short
 
-__all__ = ["CELLS", "ROUNDS", "SECONDS", "Fields", "IdentificationTable", "PaperTable", "Row", "Scale", "chosen"]
+__all__ = [
+    "CELLS",
+    "ROUNDS",
+    "SECONDS",
+    "Fields",
+    "IdentificationTable",
+    "PaperTable",
+    "Row",
+    "Scale",
+    "chosen",
+    "refuse_choice",
+]
 
 # The quantities that are no accuracies; both are compared with those of the first row.
 ROUNDS, SECONDS = "rounds_to_target", "seconds_per_round"
@@ -144,3 +155,10 @@ def chosen(what: str, given: str | Sequence[str] | None, labels: Sequence[str]) 
     for label in given:
         check_choice(what, label, labels)
     return [label for label in labels if label in given]
+
+
+def refuse_choice(columns: str | Sequence[str] | None, rows: str | Sequence[str] | None, why: str) -> None:
+    """Refuse chosen columns or rows of what has none to choose from; ``why`` says so."""
+    for what, given in (("columns", columns), ("rows", rows)):
+        if given is not None:
+            raise InputError(f"{what}: {short(given)} would do nothing; {why}")
