@@ -26,6 +26,16 @@ def told(terminal: bool) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
+def test_an_epoch_of_a_source_model_is_no_first_round() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False, width=100)
+    display, lines = Display(console), console.file.getvalue  # type: ignore[attr-defined]
+    display.cost(Cost(runs=1, rounds=8, left_runs=1, left_rounds=8, seconds=None))
+    display.source("mnist", 0, 3).round({"round": 1, "refused": {}})
+    assert "at the pace so far" not in lines()
+    display.run("fedavg", 0, 8).round({"round": 1, "refused": {}})
+    assert "at the pace so far" in lines()
+
+
 def test_without_a_terminal_a_few_plain_lines_are_printed() -> None:
     lines = told(terminal=False).splitlines()
     assert "continues after round 2 of 10" in lines[0]

@@ -443,21 +443,20 @@ def reproduce(
     >>> kinfed.reproduce("fedcka-table2", seeds=3)  # doctest: +SKIP
     """
     from kinfed.experiment.papers import FIGURES
+    from kinfed.experiment.papers.cost import UNSEEN
     from kinfed.experiment.papers.figures import reproduce_figure
     from kinfed.experiment.papers.reproduce import reproduce as reproduce_table
+    from kinfed.experiment.papers.table import refuse_choice
     from kinfed.report.paper_figure import write_pictures
 
     _truths(quiet=quiet)
     path = Path("runs") / f"{table}-{scale}" if out is None else _path("out", out)
-    is_figure = table in [*FIGURES]  # a list, since the name may be anything
-    reproduce_it = reproduce_figure if is_figure else reproduce_table
-    if quiet:
-        told = reproduce_it(table, scale, path, fields, columns=columns, rows=rows)
-    else:
-        with Display() as display:
-            told = reproduce_it(table, scale, path, fields, display.run, display.cost, columns, rows)
-    if is_figure:
-        write_pictures(path)
+    with contextlib.nullcontext(UNSEEN) if quiet else Display() as spectator:
+        if table not in [*FIGURES]:  # a list, since the name may be anything
+            return reproduce_table(table, scale, path, fields, spectator, columns, rows)
+        refuse_choice(columns, rows, "a figure is drawn whole")
+        told = reproduce_figure(table, scale, path, fields, spectator)
+    write_pictures(path)
     return told
 
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import kinfed
+from kinfed.engine import NoCallback
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.papers import FIGURES, TABLES
@@ -54,6 +55,23 @@ def own(monkeypatch: pytest.MonkeyPatch) -> dict[str, PaperFigure]:
     for module in ("papers", "papers.figures"):
         monkeypatch.setattr(f"kinfed.experiment.{module}.FIGURES", figures)
     return figures
+
+
+class Watching:
+    """Keeps the costs, and refuses to see a source as a run."""
+
+    def __init__(self, costs: list[Cost]) -> None:
+        self.cost = costs.append
+        self.runs: list[str] = []
+        self.sources: list[str] = []
+
+    def run(self, method: str, seed: int, rounds: int) -> NoCallback:
+        self.runs.append(method)
+        return NoCallback()
+
+    def source(self, name: str, seed: int, epochs: int) -> NoCallback:
+        self.sources.append(name)
+        return NoCallback()
 
 
 def drawn(folder: Path) -> dict[str, Any]:
@@ -161,7 +179,9 @@ def test_a_quantity_by_a_field_from_a_common_start(own: dict[str, PaperFigure], 
             "values": {"small": (1, 3), "paper": (1, 3)}, "sources": {"small": {"start": training}}, "start": "start",
         }
     )  # fmt: skip
-    kinfed.reproduce("a", out=out, quiet=True)
+    watching = Watching([])
+    reproduce_figure("a", "small", out, {}, watching)
+    assert (watching.runs, len(watching.sources)) == (["local", "local"], 1)  # epochs of a source are no rounds
     curve = drawn(out)["curves"]["all"]["alone"]
     (first,), (last,) = curve["values"]
     assert 0 < first < last  # heads part with every update
@@ -192,7 +212,7 @@ def test_transfers_between_subsets_as_a_matrix_and_as_a_mean(own: dict[str, Pape
     assert baseline == [1, 1]
     assert vote == [high[0], low[1]]  # the only source that is not of the target's own classes
     costs: list[Cost] = []
-    reproduce_figure("mean", "small", out, {}, tell_cost=costs.append)
+    reproduce_figure("mean", "small", out, {}, Watching(costs))
     assert (costs[0].runs, costs[0].rounds, costs[0].left_runs) == (8, 16, 0)  # the same runs
     (curves,) = drawn(out)["curves"].values()
     assert curves["random"]["values"] == [[high[0]], [low[1]]]
@@ -210,7 +230,7 @@ def test_a_figure_has_no_columns_or_rows_to_choose_from(
 def test_class_counts_need_no_training(own: dict[str, PaperFigure], out: Path) -> None:
     own["a"] = PaperFigure(**BASIC | {"quantity": CLASS_COUNTS})
     costs: list[Cost] = []
-    reproduce_figure("a", "small", out, {}, tell_cost=costs.append)
+    reproduce_figure("a", "small", out, {}, Watching(costs))
     assert not costs
     matrix = drawn(out)["matrices"]["all"]
     assert (len(matrix["rows"]), len(matrix["columns"])) == (10, 4)

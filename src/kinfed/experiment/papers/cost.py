@@ -1,4 +1,4 @@
-"""What a table or figure costs: its runs and rounds, how many are left, and about how long they take."""
+"""What a table or figure costs: runs and rounds, how many are left, and about how long they take; who is told."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from kinfed.engine import RunFolder
+from kinfed.engine import Callback, RunFolder
 from kinfed.engine.folder import SECONDS
 from kinfed.experiment.config import Config
 from kinfed.experiment.folders import SUMMARY
+from kinfed.experiment.run import nobody
 from kinfed.labels import folder_name
 
-__all__ = ["Cost", "cost_of"]
+__all__ = ["UNSEEN", "Cost", "Spectator", "cost_of"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,31 @@ class Cost:
     left_runs: int
     left_rounds: int
     seconds: float | None
+
+
+class Spectator(Protocol):
+    """Observer of the runs of a table or figure."""
+
+    def cost(self, cost: Cost) -> None:
+        """Report what is to be done, before it begins."""
+
+    def run(self, method: str, seed: int, rounds: int, /) -> Callback:
+        """Return the observer of one run."""
+
+    def source(self, name: str, seed: int, epochs: int, /) -> Callback:
+        """Return the observer of the training of one source model, whose rounds are epochs."""
+
+
+class _Unseen:
+    """Observer that does nothing."""
+
+    run = source = staticmethod(nobody)
+
+    def cost(self, cost: Cost) -> None:
+        """Do nothing."""
+
+
+UNSEEN = _Unseen()
 
 
 def cost_of(comparisons: Mapping[Path, Config]) -> Cost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -13,7 +13,7 @@ from typing import cast
 from kinfed.errors import check_choice, plain
 from kinfed.experiment.config_file import with_present_names
 from kinfed.experiment.papers import FIGURES
-from kinfed.experiment.papers.cost import Cost, cost_of
+from kinfed.experiment.papers.cost import UNSEEN, Spectator, cost_of
 from kinfed.experiment.papers.figure import (
     CLASS_COUNTS,
     LAYERS,
@@ -46,8 +46,8 @@ from kinfed.experiment.papers.reproduce import (
     run_missing,
     setting_of,
 )
-from kinfed.experiment.papers.table import Fields, Row, refuse_choice
-from kinfed.experiment.run import MakeCallback, nobody
+from kinfed.experiment.papers.table import Fields, Row
+from kinfed.experiment.run import MakeCallback
 from kinfed.experiment.sources import train_sources
 from kinfed.experiment.training import Training
 from kinfed.files import claimed, write_whole
@@ -61,10 +61,7 @@ def reproduce_figure(
     scale: str,
     out: Path,
     given: Fields,
-    make_callback: MakeCallback = nobody,
-    tell_cost: Callable[[Cost], None] = lambda _: None,
-    columns: str | Sequence[str] | None = None,
-    rows: str | Sequence[str] | None = None,
+    spectator: Spectator = UNSEEN,
 ) -> Path:
     """Run the missing experiments of a figure, and write its numbers to ``figure.json`` and ``figure.md``.
 
@@ -73,22 +70,18 @@ def reproduce_figure(
         scale: Name of one of the figure's scales.
         out: Folder for the results, with comparison folders as for a table.
         given: Fields of the config that overrule the figure's; not those in which panels or curves differ.
-        make_callback: Observer of each run.
-        tell_cost: Function that is told, before the first run, what is to be done.
-        columns: None; a figure is drawn whole.
-        rows: None, likewise.
+        spectator: Observer of the runs.
 
     Returns:
         Path of ``figure.md``.
 
     Raises:
-        InputError: If there is no such figure or scale, columns or rows are given, or a field is wrong, would have no
-            effect, or is one in which panels or curves differ.
+        InputError: If there is no such figure or scale, or a field is wrong, would have no effect, or is one in which
+            panels or curves differ.
     """
     check_choice("figure", name, [*FIGURES])
     figure = FIGURES[name]
     check_choice("scale", scale, [*figure.scales])
-    refuse_choice(columns, rows, "a figure is drawn whole")
     given = cast(Fields, with_present_names(given))
     with claimed(out):
         # The folder is a placeholder, so that all fields are checked before a source is trained.
@@ -96,11 +89,11 @@ def reproduce_figure(
         other = other_setting(placed, scale, given)
         trains = figure.quantity != CLASS_COUNTS
         if trains:
-            tell_cost(cost_of(by_folder(by_column(placed, scale, given), out)))
-        table = figure.table(scale, _train_sources(figure, scale, out, make_callback))
+            spectator.cost(cost_of(by_folder(by_column(placed, scale, given), out)))
+        table = figure.table(scale, _train_sources(figure, scale, out, spectator.source))
         of_columns = by_column(table, scale, given)
         if trains:
-            run_missing(of_columns, out, make_callback)
+            run_missing(of_columns, out, spectator.run)
         curves, matrices = _measured(figure, scale, out, of_columns)
         measured = Measured(
             name, scale, figure.title, figure.shows, f"{setting_of(table, of_columns)}.", figure.note, other,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ from kinfed.experiment.config import EXECUTION, Config
 from kinfed.experiment.config_file import tables, with_present_names
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
 from kinfed.experiment.papers import FIGURES, TABLES
-from kinfed.experiment.papers.cost import Cost, cost_of
+from kinfed.experiment.papers.cost import UNSEEN, Spectator, cost_of
 from kinfed.experiment.papers.identification import PAPER, another_setting, identify
 from kinfed.experiment.papers.table import (
     CELLS,
@@ -28,7 +28,7 @@ from kinfed.experiment.papers.table import (
     chosen,
     refuse_choice,
 )
-from kinfed.experiment.run import MakeCallback, go_on, nobody
+from kinfed.experiment.run import MakeCallback, go_on
 from kinfed.experiment.sources import train_sources
 from kinfed.experiment.targets import Reach, speed_up
 from kinfed.experiment.training import Training
@@ -72,8 +72,7 @@ def reproduce(
     scale: str,
     out: Path,
     given: Fields,
-    make_callback: MakeCallback = nobody,
-    tell_cost: Callable[[Cost], None] = lambda _: None,
+    spectator: Spectator = UNSEEN,
     columns: str | Sequence[str] | None = None,
     rows: str | Sequence[str] | None = None,
 ) -> Path:
@@ -86,8 +85,7 @@ def reproduce(
             other settings than in a row above.
         given: Fields of the config that overrule the table's, such as ``seeds`` or ``workers``; not those in which
             columns or rows differ. A field that changes the setting is named above the paper's numbers.
-        make_callback: Observer of each run.
-        tell_cost: Function that is told, before the first run, what is to be done.
+        spectator: Observer of the runs.
         columns: Labels of the columns to run, as for `chosen`; by default all of the scale.
         rows: Labels of the rows to run; by default all. Where numbers are compared with those of the first row, that
             is run as well. Runs of other columns and rows that the folder holds are kept.
@@ -107,8 +105,8 @@ def reproduce(
         if isinstance(table, IdentificationTable):
             _refuse_own(given, OF_IDENTIFICATION, "is set by the experiment")
             refuse_choice(columns, rows, f"{name} is one experiment")
-            return identify(table, scale, out, given, make_callback)
-        return _reproduce(name, table.at(scale), scale, out, given, make_callback, tell_cost, columns, rows)
+            return identify(table, scale, out, given, spectator.run)
+        return _reproduce(name, table.at(scale), scale, out, given, spectator, columns, rows)
 
 
 def _reproduce(
@@ -117,8 +115,7 @@ def _reproduce(
     scale: str,
     out: Path,
     given: Fields,
-    make_callback: MakeCallback,
-    tell_cost: Callable[[Cost], None],
+    spectator: Spectator,
     columns: str | Sequence[str] | None,
     rows: str | Sequence[str] | None,
 ) -> Path:
@@ -133,11 +130,11 @@ def _reproduce(
     placed = replace(table, fields={"sources": os.curdir, **table.fields}) if table.sources else table
     other = other_setting(placed, scale, given, labels)
     planned = by_column(placed, scale, given, labels)
-    tell_cost(cost_of(by_folder(planned, out)))
+    spectator.cost(cost_of(by_folder(planned, out)))
     if table.sources and "sources" not in given and _need_sources(planned):
-        given = {**given, "sources": str(_sources(table, given, out, make_callback))}
+        given = {**given, "sources": str(_sources(table, given, out, spectator.source))}
     of_columns = by_column(table, scale, given, labels)
-    run_missing(of_columns, out, make_callback)
+    run_missing(of_columns, out, spectator.run)
     table = replace(table, rows=tuple(row for row in table.rows if row.label in labels))
     found = {}
     for of, quantities in table.quantities().items():
