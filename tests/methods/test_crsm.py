@@ -394,6 +394,11 @@ def test_rows_become_weights(fields: dict[str, Any], row: int, expected: list[fl
     assert torch.allclose(weights.sum(dim=1), torch.ones(3, dtype=torch.float64))
 
 
+def test_a_control_without_a_similarity_would_do_nothing() -> None:
+    assert FedSHIBU(norm="own").idle["control"] == "a norm that has a similarity"
+    assert "control" not in FedSHIBU().idle
+
+
 def test_controls_keep_own_weights_and_take_the_similarity_away() -> None:
     stream = torch_stream(0, "test")
     weights = torch.rand(6, 6, generator=stream, dtype=torch.float64)

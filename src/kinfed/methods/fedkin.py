@@ -133,11 +133,11 @@ class FedKin(Grouped):
         told = ServerState({**state.tensors, **self.learned(server, state, uploads)}, state.numbers)
         phase, asked, round = (state.numbers[name] for name in (PHASE, ASKED, ROUND))
         told = _with_answers(told, uploads) if phase == ASKING else told
-        if phase == ASKING and self._is_enough(server, told):
+        if is_answered := phase == ASKING and self._is_enough(server, told):
             told = _with_found(told)
         after = super().aggregate(server, told, uploads)
         tensors = {**select(told.tensors, ("kin.", f"{GROUP}0.")), **after.tensors}
-        if phase == ASKING and self._is_enough(server, told):
+        if is_answered:
             divided, could = bool(after.tensors[GROUP].any()), _could_divide(told)
             asked += could
             again = not could or (_may_divide(told) and asked < QUESTIONS)

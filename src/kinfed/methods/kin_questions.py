@@ -7,6 +7,7 @@ models that it compares. So no samples need to be held back.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -111,17 +112,17 @@ def answers(base: FedAvg, client: Client, message: Message, state: ClientState) 
     initial = client.model.tensors()
     common = {**initial, **select(message.tensors, base.shared)}
     told: dict[str, float] = {}
-    of_start: Tensor | None = None
+
+    @functools.cache
+    def of_start() -> Tensor:
+        return _losses(base, client, {**common, **start}, initial)
+
     for level, share in shares.items():
         means = under(f"{OWN}{level}.", message.tensors), under(f"{REST}{level}.", message.tensors)
-        if of_start is None and not all(means):
-            of_start = _losses(base, client, {**common, **start}, initial)
         of_own, of_rest = (
-            _losses(base, client, {**common, **tensors}, initial) if tensors else of_start
+            _losses(base, client, {**common, **tensors}, initial) if tensors else of_start()
             for tensors in (_of_others(means[0], own, share), means[1])
         )
-        assert of_own is not None
-        assert of_rest is not None
         prefers = of_rest - of_own
         told |= {f"{LOSS}{level}": of_own.sum().item(), f"{APART}{level}": prefers.mean().item()}
         told |= {f"{ERROR}{level}": (prefers.var() / len(prefers)).item()}

@@ -60,7 +60,8 @@ class RowWeights:
     def fields_of_norms(self) -> Mapping[str, tuple[str, bool]]:
         """Fields of single norms, each with the norm that reads it and True if it is the chosen one."""
         norms = {"reach": "distance", "temperature": "softmax", "gamma": "power", "k": "topk", "own": "own"}
-        return {field: (f"norm={norm}", self.norm == norm) for field, norm in norms.items()}
+        of_norms = {field: (f"norm={norm}", self.norm == norm) for field, norm in norms.items()}
+        return {**of_norms, "control": ("a norm that has a similarity", self.norm != "own")}
 
     def row_weights(self, similarity: Tensor, counts: Tensor, representation: Tensor) -> Tensor:
         """Turn a similarity matrix into weights, m×m, whose rows sum to 1.
