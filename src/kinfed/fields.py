@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo
 
 from kinfed.errors import InputError
 
-__all__ = ["check_fields", "field_types", "is_text", "one_line", "parse_duration", "plain_value", "short"]
+__all__ = ["check_fields", "field_types", "is_text", "listed", "one_line", "parse_duration", "plain_value", "short"]
 
 SHOWN = 60  # characters of a value in a message
 
@@ -120,6 +120,15 @@ def plain_value(kind: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, str) and not is_text(value):
         raise InputError(f"{name}: {short(value)} is not allowed; must be text that can be encoded in UTF-8")
     return value
+
+
+def listed(value: Any) -> Any:
+    """Split a text at its commas; return any other value unchanged.
+
+    >>> listed("0, 1"), listed(["a,b"])
+    (('0', '1'), ['a,b'])
+    """
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
 def is_text(value: str) -> bool:

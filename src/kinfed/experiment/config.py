@@ -30,7 +30,7 @@ from kinfed.data.partitions import PARTITIONS, as_partition, make_partition, par
 from kinfed.errors import InputError, check_choice
 from kinfed.experiment.config_file import MARK, read_toml
 from kinfed.experiment.device import available
-from kinfed.fields import one_line, plain_value, short
+from kinfed.fields import listed, one_line, plain_value, short
 from kinfed.labels import folder_name, parse_label
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Config(BaseModel):
     @field_validator("classes", mode="before")
     @classmethod
     def _some_classes(cls, classes: Any) -> Any:
-        return tuple(name.strip() for name in classes.split(",")) if isinstance(classes, str) else classes
+        return listed(classes)
 
     @field_validator("methods")
     @classmethod

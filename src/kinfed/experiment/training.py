@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from kinfed.errors import InputError, check_choice
 from kinfed.experiment.device import available
-from kinfed.fields import one_line, plain_value
+from kinfed.fields import listed, one_line, plain_value
 
 __all__ = ["Training"]
 
@@ -98,7 +98,7 @@ class Training(BaseModel):
     @field_validator("classes", mode="before")
     @classmethod
     def _listed(cls, classes: Any) -> Any:
-        return tuple(name.strip() for name in classes.split(",")) if isinstance(classes, str) else classes
+        return listed(classes)
 
     @field_validator("model")
     @classmethod
