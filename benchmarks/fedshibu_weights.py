@@ -193,11 +193,10 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     for study in asked.only or [*STUDIES, "sizes"]:
         called = f"fedshibu-weights-{study.replace(' ', '-')}"
-        result = (sizes if study == "sizes" else lambda *of, study=study: measured(study, *of))(
-            asked.work / called, asked
-        )
+        work = asked.work / called
+        result = sizes(work, asked) if study == "sizes" else measured(study, work, asked)
         write_whole(asked.out / f"{called}.json", json.dumps(result, indent=1) + "\n")
-        print(f"{(table_of_sizes if study == 'sizes' else table)(result)}\n", flush=True)
+        print(table_of_sizes(result) if study == "sizes" else table(result), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

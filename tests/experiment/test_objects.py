@@ -292,3 +292,12 @@ def test_a_field_that_an_object_has_by_default_is_not_one_that_somebody_asked_fo
     assert configure(given).settings["fedshibu"]["norm"] == "sum"  # gamma, k, … would do nothing, and are not refused
     with pytest.raises(InputError, match=r"^fedshibu.gamma: 2.0 would do nothing; it is of norm=power"):
         configure({"methods": labels, "settings": {"fedshibu": {"norm": "sum", "gamma": 2.0}}})
+
+
+def test_the_frame_tells_the_group_of_every_client(tmp_path: Path) -> None:
+    fields = {**SMALL, "clients": 6, "new_clients": 2, "rounds": 1, "partition": "iid", "shift": "rotate:2"}
+    frame = kinfed.run("oracle_groups", out=tmp_path / "oracle", **fields).frame()
+    federation = json.loads((tmp_path / "oracle" / "federation.json").read_text())
+    assert frame["group"].to_list()[:4] == federation["groups"][:4]
+    frame = kinfed.run("fedkin", out=tmp_path / "kin", **fields).frame()  # one round: nobody is divided
+    assert frame["group"].to_list() == [0] * 6  # the new clients' groups as well

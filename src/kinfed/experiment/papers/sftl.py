@@ -41,8 +41,7 @@ TABLE2 = PaperTable(
     quantity=ROUNDS,
     fields={
         **_FIELDS, "data": "usps", "image_size": 28, "clients": 100, "participation": 0.1, "target_acc": 0.9,
-        "stop_acc": 0.9,
-        "checkpoint_every": 50, "settings": {"fedvote": {"round": 5}},
+        "stop_acc": 0.9, "checkpoint_every": 50, "settings": {"fedvote": {"round": 5}},
     },
     columns={"non-IID": {"partition": "sort"}, "IID": {"partition": "iid"}},
     rows=(
