@@ -83,17 +83,19 @@ def measured(study: str, work: Path, asked: argparse.Namespace) -> dict[str, Any
     runs = read_runs([work / "forms"])
     found, rows = compared(runs), in_rows(runs)
     of = {name: (found[row], rows[row]) for name, row in names.items()}
-    for form, own in FORMS.items():
-        later = {**fields, "lr": settings_of(of[form][1][0])["lr"], "seed": of[form][1][0].summary["seed"]}
-        for control in CONTROLS:
-            out = work / f"{form}, {control}"
-            if (out / "comparison.toml").is_file():
-                kinfed.resume(out, quiet=True)
-            else:
-                kinfed.compare([FedSHIBU(**own, control=control)], out=out, seeds=asked.seeds, quiet=True, **later)
-            runs = read_runs([out])
-            (row,) = [row for row in compared(runs) if row != "local"]
-            of[f"{form}, {control}"] = compared(runs)[row], in_rows(runs)[row]
+    controls = {
+        f"{form}, {control}": spelled({**own, "control": control, "lr": settings_of(of[form][1][0])["lr"]})
+        for form, own in FORMS.items()
+        for control in CONTROLS
+    }
+    if (work / "controls" / "comparison.toml").is_file():
+        kinfed.resume(work / "controls", quiet=True)
+    else:
+        later = {**fields, "seed": runs[0].summary["seed"]}
+        kinfed.compare([*controls.values()], out=work / "controls", seeds=asked.seeds, quiet=True, **later)
+    runs = read_runs([work / "controls"])
+    found, rows = compared(runs), in_rows(runs)
+    of |= {name: (found[row], rows[row]) for name, row in controls.items()}
     return {
         "study": study,
         "seeds": [*of["local"][0].seeds],

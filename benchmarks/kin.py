@@ -8,9 +8,10 @@ draws the clients anew (`kinfed.tune`). The controls run with the settings of th
 * **erased**: FedSHIBU's own weights are kept, and the rest of a row is spread equally over the other clients.
 * **permuted**: the others' weights in a row, or the clients of the groups that fedkin finds, change places by chance.
 
-The methods are tuned in parts, so that fedkin can be measured again without the others. The results of all parts that
-are there go to a JSON file for each federation in the folder of ``--out``. What is finished is not repeated, and what
-was stopped continues. The last lines are the tables. MNIST and CIFAR-10 are read from the folder of ``--data``.
+The methods are tuned in parts, so that fedkin can be measured again without the others: if their runs are gone, they are
+run again on the same seeds with the settings that the JSON file tells. The results of all parts that are there go to
+a JSON file for each federation in the folder of ``--out``. What is finished is not repeated, and what was stopped
+continues. The last lines are the tables. MNIST and CIFAR-10 are read from the folder of ``--data``.
 """
 
 from __future__ import annotations
@@ -96,11 +97,15 @@ def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]
     fields = {**COMMON, **FEDERATIONS[name], "seed": asked.seed}
     if fields["data"] != "digits":
         fields["data"] = str(asked.data / fields["data"])
-    for part in asked.part or PARTS:
+    parts = asked.part or [*PARTS]
+    earlier = asked.out / f"{work.name}.json"
+    if "others" not in parts and earlier.is_file():
+        run_again(json.loads(earlier.read_text())["rows"], work / "others", asked.seeds, fields)
+    for part in parts:
         methods = [of for of in PARTS[part] if "shift" in fields or of not in (CEILING, HEAD_CEILING)]
         if part != "others":  # training alone is there, and need not be tuned again
             (alone, *_) = in_rows(read_runs([work / "others"]))["local"]
-            methods = [*methods, f"local:lr={alone.config['lr']}"]
+            methods = [*methods, f"local:lr={settings_of(alone)['lr']}"]
         kinfed.tune(methods, out=work / part, seeds=asked.seeds, quiet=True, **fields)
     runs = read_runs([work / part for part in PARTS if (work / part).is_dir()])
     rows = {row: of for row, of in in_rows(runs).items() if not row.startswith("local:")}
@@ -134,6 +139,22 @@ def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]
             for row, of in told.items()
         },
     }
+
+
+def run_again(told: dict[str, Any], out: Path, seeds: int, fields: dict[str, Any]) -> None:
+    """Compare the other methods with the settings that a summary tells, on the seeds that follow that of the tuning."""
+    if (out / "comparison.toml").is_file():
+        kinfed.resume(out, quiet=True)
+        return
+    methods = [method for method in PARTS["others"] if method in told]
+    lines = [f"methods = {json.dumps(methods)}"]
+    for method in methods:
+        settings = {name: json.dumps(value) for name, value in told[method]["settings"].items()}
+        lines += [f'["{method}"]', *(f"{name} = {value}" for name, value in settings.items())]
+    file = out.with_name("settings.toml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, "\n".join(lines) + "\n")
+    kinfed.compare(config=file, out=out, seeds=seeds, quiet=True, **{**fields, "seed": fields["seed"] + 1})
 
 
 def settings_of(run: Run) -> dict[str, Any]:
