@@ -8,9 +8,9 @@ draws the clients anew (`kinfed.tune`). The controls run with the settings of th
 * **erased**: FedSHIBU's own weights are kept, and the rest of a row is spread equally over the other clients.
 * **permuted**: the others' weights in a row, or the clients of the groups that fedkin finds, change places by chance.
 
-The methods are tuned in parts, so that fedkin can be measured again without the others: if their runs are gone, they are
-run again on the same seeds with the settings that the JSON file tells. The results of all parts that are there go to
-a JSON file for each federation in the folder of ``--out``. What is finished is not repeated, and what was stopped
+The methods are tuned in parts, so that fedkin can be measured again without the others: if their runs are gone, they
+are run again on the same seeds with the settings that the JSON file tells. The results of all parts that are there go
+to a JSON file for each federation in the folder of ``--out``. What is finished is not repeated, and what was stopped
 continues. The last lines are the tables. MNIST and CIFAR-10 are read from the folder of ``--data``.
 """
 
