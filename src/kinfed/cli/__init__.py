@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import sys
 import warnings
@@ -37,6 +38,11 @@ app = typer.Typer(
 )
 sources = typer.Typer(help="Train or list source models for a vote.")
 app.add_typer(sources, name="sources")
+
+if TYPE_CHECKING:
+    from typer import TyperException as CommandError
+else:  # errors of older versions, which Flower needs, are click's
+    CommandError = getattr(typer, "TyperException", None) or importlib.import_module("click").ClickException
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -551,7 +557,7 @@ def main() -> None:
     warnings.showwarning = lambda message, *_: _complain(f"warning: {message}")
     try:
         code = app(arguments or ["--help"], standalone_mode=False)
-    except (InputError, typer.TyperException) as error:
+    except (InputError, CommandError) as error:
         # The message of typer's errors is better than their str().
         _complain(getattr(error, "format_message", error.__str__)())
         code = WRONG_INPUT
