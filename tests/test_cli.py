@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import multiprocessing
 import re
 import subprocess
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kinfed import cli
+from kinfed import __version__, cli
 from kinfed.data.formats.hub import HUB
 from kinfed.experiment.config import Config
 from kinfed.methods import METHODS
+from kinfed.methods.fields_of import described_fields
 from kinfed.models import ARCHITECTURES
 
 
@@ -209,3 +211,58 @@ def test_every_form_of_a_data_folder_is_listed(kinfed) -> None:  # type: ignore[
     assert all(
         form in out for form in ("train.parquet", "train/CLASS/*.png", "train-images-idx3-ubyte.gz", "a federation")
     )
+
+
+def test_version_and_short_help(kinfed) -> None:  # type: ignore[no-untyped-def]
+    assert kinfed("--version") == (0, f"kinfed {__version__}\n", "")
+    assert kinfed("run", "-h") == kinfed("run", "--help")
+
+
+def test_options_stand_in_groups_under_headings(kinfed) -> None:  # type: ignore[no-untyped-def]
+    _, out, _ = kinfed("compare", "--help")
+    headings = re.findall(r"^(\w[\w ]*):$", out, re.MULTILINE)
+    assert headings == ["Arguments", "Options", *cli.GROUPS.values()]
+    training = out.partition("\nTraining:")[2].partition("\nTests of the models:")[0]
+    assert "--lr FLOAT" in training
+    assert "--clients" not in training
+
+
+def test_true_or_false_is_a_flag(kinfed) -> None:  # type: ignore[no-untyped-def]
+    asked = ["run", "fedavg", "--clients", "5", "--partition", "iid", "--rounds", "1", "--ft-epochs", "0", "--quiet"]
+    assert kinfed(*asked, "--save-local", "--out", "saved")[0] == 0
+    assert kinfed(*asked, "--no-save-local", "--out", "not")[0] == 0
+    assert Path("saved/models/client-00000-local.safetensors").is_file()
+    assert not Path("not/models/client-00000-local.safetensors").exists()
+
+
+def test_quiet_shows_no_progress_and_json_prints_the_summaries_alone(kinfed) -> None:  # type: ignore[no-untyped-def]
+    asked = ["compare", "fedavg", "--clients", "5", "--partition", "iid", "--rounds", "1", "--ft-epochs", "0"]
+    code, out, err = kinfed(*asked, "--quiet", "--out", "quiet")
+    assert (code, err) == (0, "")
+    assert "fedavg" in out
+    code, out, err = kinfed(*asked, "--json", "--out", "told")
+    told = json.loads(out)
+    assert (code, err, told["path"]) == (0, "", "told")
+    assert [run["method"] for run in told["runs"]] == ["fedavg"]
+    assert told["runs"][0] == json.loads(Path("told/fedavg-seed0/summary.json").read_text())
+    code, out, _ = kinfed("report", "told", "--format", "csv")
+    assert (code, out.partition(",")[0]) == (0, "method")
+    assert kinfed("report", "told", "--format", "json", "--out", "t.json")[:2] == (0, "")
+    assert json.loads(Path("t.json").read_text())[0]["method"] == "fedavg"
+    code, _, err = kinfed("report", "told", "--format", "csv", "--out", "told")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_a_method_is_described_with_types_defaults_and_meanings(kinfed) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = kinfed("methods", "fedvote+fedprox")
+    assert code == 0
+    assert "\n  mu: number ≥ 0 [0.1]\n    Strength μ of the proximal term" in out
+    assert "\n  classifier: keep | reinit | source [keep]\n" in out
+    code, _, err = kinfed("methods", "fedpro")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "did you mean fedprox?" in err
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_field_of_a_method_has_a_meaning(name: str) -> None:
+    assert all(field.meaning and field.type for field in described_fields(METHODS[name]))

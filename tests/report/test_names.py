@@ -174,7 +174,7 @@ def test_every_command_shows_them(
         ("fedshibu", "run", "fedshibu", *of_data, *short, "--out", FOLDER),
         ("report", "report", FOLDER),
         ("resume", "resume", FOLDER),
-        ("fedavg", "run", "fedavg", *of_data, *short, "--save-local", "true", "--log", "tensorboard", "--out",
+        ("fedavg", "run", "fedavg", *of_data, *short, "--save-local", "--log", "tensorboard", "--out",
          f"v{FOLDER}"),
         ("sources", "sources", "train", "--data", "[b] $5{.npz", "--data", "<i>s[.npz", "--model", "tiny_cnn",
          "--epochs", "1", "--out", "pool"),

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import importlib
 import inspect
+import json
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_o
 
 import typer
 from pydantic import BaseModel
+from typer.core import TyperCommand
 
 from kinfed.errors import InputError, RunFailed, plain
 from kinfed.experiment.config import Config
@@ -32,7 +35,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="kinfed",
     help="Federated learning for clients that differ: in their data, in having labels, in the models they can run.",
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -49,12 +52,42 @@ WRONG_INPUT = 2
 INTERRUPTED = 130
 
 
+# Headings of the options in a command's help; a group begins with the option of this field.
+GROUPS = {
+    "data": "Data",
+    "model": "Models",
+    "clients": "Clients",
+    "rounds": "Training",
+    "ft_epochs": "Tests of the models",
+    "public": "Public images and seeds",
+    "evaluate_every": "Rounds that are tested or saved",
+    "workers": "Execution",
+}
+
+
+class Grouped(TyperCommand):
+    """Command whose help shows its options in groups with headings."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options; an option without a group is under ``Options``."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            of = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record := parameter.get_help_record(ctx):
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or of, []).append(record)
+        for heading, records in groups.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
 def with_options(
     command: Callable[..., None], config: type[BaseModel], but: Sequence[str], usual: Mapping[str, Any] = {}
 ) -> Callable[..., None]:
     """Give a command one option for each field of a config, collected in its argument ``given``.
 
-    The values are passed on as text. The config checks them, so that the message of an error is the same everywhere.
+    The values are passed on as text, those of flags as bool. The config checks them, so that the message of an error is
+    the same everywhere.
 
     Args:
         command: Command with an argument ``given``, a mapping from the names of the given fields to text.
@@ -64,23 +97,22 @@ def with_options(
     """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
     fields = {name: f for name, f in config.model_fields.items() if name not in but}
-    options = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                str | None,
-                typer.Option(
-                    *(f"--{of.replace('_', '-')}" for of in (name, FORMER_NAMES.get(name)) if of),
-                    metavar=_metavar(field.annotation),
-                    help=f"{field.description}{_shown(usual.get(name, field.default))}",
-                    show_default=False,
-                ),
-            ],
+    options, group = [], None
+    for name, field in fields.items():
+        group = GROUPS.get(name, group)
+        is_flag = field.annotation in (bool, bool | None)
+        names = [f"--{of.replace('_', '-')}" for of in (name, FORMER_NAMES.get(name)) if of]
+        if is_flag:
+            names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
+        option = typer.Option(
+            *names,
+            metavar=None if is_flag else _metavar(field.annotation),
+            help=f"{field.description}{'' if is_flag else _shown(usual.get(name, field.default))}",
+            show_default=False,
+            rich_help_panel=group,
         )
-        for name, field in fields.items()
-    ]
+        annotation = Annotated[bool | None, option] if is_flag else Annotated[str | None, option]
+        options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
 
     def wrapped(**arguments: Any) -> None:
         given = {name: arguments.pop(name) for name in fields}
@@ -100,6 +132,22 @@ with_advice_options = functools.partial(
     with_options, config=Config, but=("methods", "settings", "log"), usual=ADVICE_DEFAULTS
 )
 with_training_options = functools.partial(with_options, config=Training, but=("data",))
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"kinfed {sys.modules['kinfed'].__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="show the version and exit")
+    ] = False,
+) -> None:
+    """Read the options before the command."""
+    del version
 
 
 def _shown(default: Any) -> str:
@@ -133,6 +181,10 @@ Assignments = Annotated[
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="allow the import of code that a file names as package.module:Name")
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", help="show no progress")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="print the summaries of the runs as JSON instead of the table, and no progress")
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or comparison")]
 
 
@@ -142,7 +194,7 @@ def _asked(config: Path | None, assignments: list[str] | None, given: Mapping[st
     return {**given, **({"settings": settings} if settings else {}), **({"config": config} if config else {})}
 
 
-@app.command()
+@app.command(cls=Grouped)
 @with_config_options
 def run(
     method: Annotated[
@@ -156,6 +208,8 @@ def run(
     overwrite: Overwrite = False,
     assignments: Assignments = None,
     allow_code: AllowCode = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     given: Mapping[str, str] = {},
 ) -> None:
     """Run one method.
@@ -166,10 +220,11 @@ def run(
 
     asked = _asked(config, assignments, given)
     with api.result_folder(out, method) as folder, _resumable(f"kinfed resume {folder}"):
-        _show(api.run(method, out=folder, overwrite=overwrite, allow_code=allow_code, **asked))
+        still = quiet or as_json
+        _show(api.run(method, out=folder, overwrite=overwrite, allow_code=allow_code, quiet=still, **asked), as_json)
 
 
-@app.command()
+@app.command(cls=Grouped)
 @with_config_options
 def compare(
     methods: Annotated[
@@ -180,6 +235,8 @@ def compare(
     overwrite: Overwrite = False,
     assignments: Assignments = None,
     allow_code: AllowCode = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     given: Mapping[str, str] = {},
 ) -> None:
     """Compare several methods on the same clients.
@@ -190,7 +247,9 @@ def compare(
 
     asked = _asked(config, assignments, given)
     with api.result_folder(out, "compare") as folder, _resumable(f"kinfed resume {folder}"):
-        _show(api.compare(methods, out=folder, overwrite=overwrite, allow_code=allow_code, **asked))
+        still = quiet or as_json
+        held = api.compare(methods, out=folder, overwrite=overwrite, allow_code=allow_code, quiet=still, **asked)
+        _show(held, as_json)
 
 
 @app.command()
@@ -204,15 +263,18 @@ def resume(
         typer.Option("--device", metavar="TEXT", help="device to go on with; on another one the last bits differ"),
     ] = None,
     allow_code: AllowCode = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Continue a run or a comparison that was stopped."""
     from kinfed import api
 
     with _resumable(f"kinfed resume {path}"):
-        _show(api.resume(path, rounds=rounds, device=device, allow_code=allow_code))
+        still = quiet or as_json
+        _show(api.resume(path, rounds=rounds, device=device, allow_code=allow_code, quiet=still), as_json)
 
 
-@app.command()
+@app.command(cls=Grouped)
 @with_tuning_options
 def tune(
     methods: Annotated[
@@ -231,6 +293,8 @@ def tune(
     out: Out = None,
     assignments: Assignments = None,
     allow_code: AllowCode = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     given: Mapping[str, str] = {},
 ) -> None:
     """Tune methods on validation samples, and compare the best setting of each.
@@ -241,10 +305,11 @@ def tune(
 
     asked = _asked(config, assignments, given)
     with api.result_folder(out, "tune") as folder, _resumable(f"kinfed resume {folder}"):
-        _show(api.tune(methods, over=over or (), budget=budget, out=folder, allow_code=allow_code, **asked))
+        asked |= {"over": over or (), "budget": budget, "out": folder, "allow_code": allow_code}
+        _show(api.tune(methods, quiet=quiet or as_json, **asked), as_json)
 
 
-@app.command()
+@app.command(cls=Grouped)
 @with_advice_options
 def advise(
     budget: Budget = None,
@@ -272,7 +337,7 @@ def advise(
             typer.echo(f"\n{plain(told.command)}")
 
 
-@app.command()
+@app.command(cls=Grouped)
 @with_config_options
 def reproduce(
     table: Annotated[
@@ -310,11 +375,22 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="file name of the page [RUN/report.html]")
     ] = None,
+    form: Annotated[
+        Literal["html", "csv", "json", "markdown", "latex"],
+        typer.Option("--format", help="html for the page; the others print the table alone, or write it to --out"),
+    ] = "html",
 ) -> None:
-    """Write the HTML page and the picture of runs."""
+    """Write the HTML page and the picture of runs, or their table in another format."""
+    from kinfed.report.formats import formatted, write_formatted
     from kinfed.report.page import write_report
     from kinfed.report.terminal import show
 
+    if form != "html":
+        if out is None:
+            typer.echo(formatted(paths, form), nl=False)
+        else:
+            write_formatted(paths, form, out)
+        return
     show(paths)
     typer.echo(f"\n{plain(write_report(paths, out or paths[0] / 'report.html'))}")
 
@@ -375,7 +451,7 @@ def similarity(
             typer.echo(plain(path))
 
 
-@app.command()
+@app.command(cls=Grouped)
 @with_config_options
 def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, str] = {}) -> None:
     """Show the data of each client before training.
@@ -389,12 +465,12 @@ def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, st
         show_partition(given, config, folder)
 
 
-@app.command()
+@app.command(cls=Grouped)
 @with_config_options
 def vote(
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", help="run with --save-local true; without one, FedAvg is run first"),
+        typer.Argument(metavar="[RUN]", help="run with --save-local; without one, FedAvg is run first"),
     ] = None,
     measure: Annotated[str, typer.Option("--measure", metavar="NAME", help="similarity measure")] = "sketched_cka",
     ballot: Annotated[
@@ -484,14 +560,40 @@ def list_sources(pool: Annotated[Path, typer.Argument(metavar="DIR", help="folde
 
 
 @app.command()
-def methods() -> None:
-    """List the methods.
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[METHOD]", help="method whose fields are described; by default all are listed"),
+    ] = None,
+) -> None:
+    """List the methods, or describe the fields of one.
 
     Methods of other packages are marked with the name of the package.
     """
     from kinfed.methods import METHODS
 
+    if name is not None:
+        _describe(name)
+        return
     _list([(name, f"{_documented(METHODS, name)}{_origin(METHODS, name)}") for name in METHODS])
+
+
+def _describe(name: str) -> None:
+    """Print what a method does, and its fields with types, defaults and meanings."""
+    from kinfed.methods import METHODS, method_fields
+    from kinfed.methods.fields_of import described_fields
+
+    method_fields(name)  # refuses what cannot be joined
+    wrapper, _, base = name.partition("+")
+    for part in filter(None, (wrapper, base)):
+        typer.echo(f"{plain(part)}: {plain(_documented(METHODS, part))}")
+        described = described_fields(METHODS.find(part))
+        if not described:
+            typer.echo("\n  It has no fields of its own.")
+        for field in described:
+            typer.echo(f"\n  {field.name}: {field.type}{f' [{field.default}]' if field.default else ''}")
+            if field.meaning:
+                typer.echo(textwrap.fill(plain(field.meaning), 80, initial_indent="    ", subsequent_indent="    "))
 
 
 @app.command()
@@ -546,7 +648,10 @@ def _resumable(command: str) -> Iterator[None]:
         raise typer.Exit(FAILED) from error
 
 
-def _show(result: Result) -> None:
+def _show(result: Result, as_json: bool = False) -> None:
+    if as_json:
+        typer.echo(json.dumps({"path": str(result.path), "report": str(result.report()), "runs": result.summaries}))
+        return
     result.table()
     typer.echo(f"\nresults  {plain(result.path)}\nreport   {plain(result.report())}")
 

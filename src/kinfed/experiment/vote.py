@@ -69,7 +69,7 @@ class Electorate:
         saved = sorted((run / "models").glob("client-*-local.safetensors"))
         if not saved:
             raise InputError(
-                f"run: {str(run)!r} has no saved client models of the last round; run it with --save-local true and a "
+                f"run: {str(run)!r} has no saved client models of the last round; run it with --save-local and a "
                 "method that sends whole models, such as fedavg"
             )
         runtime = runtime_of(config)

@@ -47,7 +47,7 @@ def _of_comparison(runs: Sequence[Run]) -> Iterator[str]:
         yield (
             "The own test accuracy of methods without labels is that of a classifier on their representations, "
             "fitted to the pooled labels of all clients. It cannot be compared with that of other methods; "
-            "--linear-probe true tests all methods this way."
+            "--linear-probe tests all methods this way."
         )
     for target in targets([run.summary for run in runs]):
         reaches = reaches_of(runs, target)
