@@ -470,13 +470,14 @@ def open_result(path: str | Path) -> Result:
 
 @untouched()
 def load(
-    path: str | Path, *, client: int | None = None, module: nn.Module | None = None, allow_code: bool = False
+    path: str | Path, *, client: int | str | None = None, module: nn.Module | None = None, allow_code: bool = False
 ) -> Predictor:
     """Load a trained model, ready for use.
 
     Args:
         path: A run folder, for its global model; or a safetensors file in its folder ``models``.
-        client: Number of the client whose personal model is loaded from a run folder instead of the global one.
+        client: Number or name of the client whose personal model is loaded from a run folder instead of the global one.
+            A number is an int; text is a name, or else a number if the data give the clients no names.
         module: For an architecture of your own, a module as your function makes it.
         allow_code: Import the function that the model's file names, and call it to make the module.
 

@@ -76,7 +76,8 @@ def kinship(run: Run, name: str) -> go.Figure:
     """
     beside, rounds = _beside(run), _rounds(run, name)
     title, order = run.pictures[name].title, beside.order
-    names = [f"{i}" for i in order]
+    labelled = [*map(hypertext, run.client_labels)]
+    names = [labelled[i] for i in order]
     held = [_held(run, i) for i in order]
     text = [[f"{a} and {b}" for b in held] for a in held]
     figure = make_subplots(cols=2, subplot_titles=(hypertext(beside.title), " "), horizontal_spacing=0.14)

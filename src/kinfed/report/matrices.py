@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_matrix", "last_round", "matrix_figure", "shows_kinship"]
+__all__ = ["LABELLED", "draw_matrix", "last_round", "matrix_figure", "shows_kinship"]
 
 LABELLED = 30  # largest number of rows or columns whose names are shown in a PNG
 
@@ -101,7 +101,9 @@ def _names(run: Run, picture: Picture, axis: int) -> list[str]:
     """Return the names of the rows (``axis`` 0) or of the columns (1)."""
     size, meaning = picture.matrix.shape[axis], (picture.rows, picture.columns)[axis]
     names = [str(i) for i in range(size)]
-    if meaning == "classes":
+    if meaning == "clients":
+        names = run.client_labels
+    elif meaning == "classes":
         names = labels(run.federation["classes"])
     elif not isinstance(meaning, str):
         names = labels(meaning)

@@ -73,14 +73,11 @@ class Holdings:
             about: Caption of the tables and pictures: data set, partition and seed, in words.
         """
         both = (federation.partition, federation.new_clients)
-        named = federation.partition.names
         return cls(
             plain(about),
             tuple(map(plain, federation.dataset.classes)),
             tuple(
-                ("new " if p is federation.new_clients else "") + (plain(p.names[i]) if named else str(i))
-                for p in both
-                for i in range(len(p))
+                ("new " if p is federation.new_clients else "") + plain(p.name(i)) for p in both for i in range(len(p))
             ),
             np.concatenate([federation.class_counts(), federation.new_class_counts()]),
             np.concatenate([federation.test_class_counts(), federation.new_test_class_counts()]),
