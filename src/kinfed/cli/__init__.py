@@ -497,6 +497,20 @@ def datasets() -> None:
 
 
 @app.command()
+def example(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder for the data; must be new or empty")],
+) -> None:
+    """Write example data: images of four sites, a table of wards, and images without labels.
+
+    README.md in the folder has the commands to try.
+    """
+    from kinfed.data.example import write_example
+
+    write_example(folder)
+    typer.echo(f"{plain(folder / 'README.md')} has the commands to try")
+
+
+@app.command()
 def models() -> None:
     """List the architectures."""
     from kinfed.models import ARCHITECTURES
