@@ -374,7 +374,8 @@ def similarity(
 def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, str] = {}) -> None:
     """Show the data of each client before training.
 
-    The numbers of samples per client and class are written as a table, a picture and JSON.
+    The numbers of samples per client and class are written as a table, a picture and JSON, with a picture of some
+    images.
     """
     from kinfed import api
     from kinfed.cli.partition import show_partition

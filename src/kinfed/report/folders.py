@@ -23,6 +23,10 @@ from kinfed.report.names import labels
 
 __all__ = ["Run", "read_runs"]
 
+LABEL = (
+    16  # longest label of a client on an axis, in characters; less than other names, as figures have it on both axes
+)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -67,8 +71,8 @@ class Run:
 
     @property
     def client_labels(self) -> list[str]:
-        """The names of the clients as printable, short and distinct labels."""
-        return labels(map(self.client_name, range(len(self.federation["train"]))))
+        """The names of the clients as printable, short and distinct labels for an axis."""
+        return labels(map(self.client_name, range(len(self.federation["train"]))), LABEL)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Return the rounds in which a quantity was measured, and its values."""

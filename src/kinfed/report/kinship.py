@@ -111,7 +111,7 @@ def kinship(run: Run, name: str) -> go.Figure:
     figure.update_xaxes(title_text="client", type="category", constrain="domain")
     figure.update_yaxes(title_text="client", type="category", autorange="reversed", constrain="domain")
     figure.update_yaxes(scaleanchor="x", col=1)
-    figure.update_yaxes(scaleanchor="x2", col=2)
+    figure.update_yaxes(scaleanchor="x2", col=2, title_text="", showticklabels=False)  # as on the left
     slider = {"active": len(steps) - 1, "steps": steps, "x": 0.57, "len": 0.43, "pad": {"t": 60}}
     slider["currentvalue"] = {"prefix": "after round "}
     return styled(figure, height=600, sliders=[slider] if len(steps) > 1 else [])
