@@ -71,3 +71,11 @@ def test_json_files_beside_class_folders_are_no_leaf_data(tmp_path: Path) -> Non
     (folder / "train" / "cat").mkdir()
     with pytest.raises(InputError, match="has no images"):
         load(folder)
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", train_0=users(ann=2), test_0=users(ann=2))
+    (folder / "test" / "0.json").rename(tmp_path / "secret.json")
+    (folder / "test" / "0.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(InputError, match=r"0\.json is a link, which is not followed$"):
+        load(folder)

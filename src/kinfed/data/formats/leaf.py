@@ -28,7 +28,11 @@ class LeafFiles:
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """Find the files in a folder; None if its folder ``train`` has no JSON files, or has folders beside them."""
+        """Find the files in a folder; None if its folder ``train`` has no JSON files, or has folders beside them.
+
+        Raises:
+            InputError: If a file is a link.
+        """
         train, *tests = (_files(path / split) for split in ("train", *TEST_NAMES))
         test = next((files for files in tests if files), ())
         return cls(train, test) if train and test else None
@@ -46,7 +50,10 @@ def _files(folder: Path) -> tuple[Path, ...]:
     """Return the JSON files in a folder; none if it has folders, since it then has images in class folders."""
     inside = sorted(folder.iterdir()) if folder.is_dir() else []
     folders = any(path.is_dir() for path in inside if not path.name.startswith("."))
-    return () if folders else tuple(path for path in inside if path.suffix == ".json" and path.is_file())
+    files = () if folders else tuple(path for path in inside if path.suffix == ".json" and path.is_file())
+    if links := [path for path in files if path.is_symlink()]:
+        raise InputError(f"data: {links[0]} is a link, which is not followed")
+    return files
 
 
 def _read(file: Path) -> Split:
