@@ -476,8 +476,8 @@ def load(
 
     Args:
         path: A run folder, for its global model; or a safetensors file in its folder ``models``.
-        client: Number or name of the client whose personal model is loaded from a run folder instead of the global one.
-            A number is an int; text is a name, or else a number if the data give the clients no names.
+        client: Number (int) or name (text) of the client whose personal model is loaded from a run folder instead of
+            the global one. The text ``"3"`` is a name as well.
         module: For an architecture of your own, a module as your function makes it.
         allow_code: Import the function that the model's file names, and call it to make the module.
 

@@ -105,8 +105,7 @@ def load(
 
     Args:
         path: A safetensors file with its JSON beside it; or a run folder, for its global model.
-        client: Number or name of the client whose personal model is loaded from a run folder instead. A number is an
-            int; text is a name, or else a number if the data give the clients no names.
+        client: Number (int) or name (text) of the client whose personal model is loaded from a run folder instead.
         module: A module of the model's architecture, if that is the user's own; it is copied, not changed.
         allow_code: Import the architecture that the file names, if ``module`` is not given.
 
@@ -156,10 +155,8 @@ def _file(path: Path, client: int | str | None) -> Path:
 
 
 def _number_of(path: Path, client: str) -> int:
-    """Return the number of the client of a run that has this name; without names in the data, text may be a number."""
+    """Return the number of the client of a run that has this name."""
     names = read_json_object(path / FEDERATION).get("names")
-    if names is None and client.isdecimal():
-        return int(client)
     if names is None:
         raise InputError(
             f"client: {short(client)} is not allowed; the clients of {str(path)!r} have numbers, not names"
