@@ -237,11 +237,12 @@ def test_images_of_each_client_and_class_are_shown(tmp_path: Path) -> None:
         Partition([np.arange(4), np.arange(4, 7)], [np.arange(4), np.arange(4, 8)], names=("north", "<b>$x^2$")),
         np.arange(0),
     )
-    row = _row(federation.train(1), np.array([0, 1]))
+    row = _row(federation.train(1), np.array([0, 1]), 3)
     middle = row[len(row) // 2, :, 0].tolist()
     runs = [value for value, before in zip(middle, [0, *middle], strict=False) if value != before]
     assert runs == [255, 120, BLANK, 255, 160, BLANK, 255]
     assert middle.count(120) == 2 * middle.count(160) == 64
+    assert (_row(federation.train(1).without_labels(), np.array([0]), 4)[18, 2:-2, 0] != BLANK).sum() == 3 * 32
     save_samples(federation, ["north", "<b>$x^2$"], "two\nclients", tmp_path / "s.png")
     with Image.open(tmp_path / "s.png") as picture:
         assert {40, 80, 120, 160} < {*np.unique(np.asarray(picture.convert("L")))}

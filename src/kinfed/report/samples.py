@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfed.data import Federation, Samples
+from kinfed.data.samples import labels_of
 from kinfed.errors import plain
 from kinfed.report.names import labels
 from kinfed.report.picture import picture
@@ -18,7 +19,10 @@ from kinfed.report.picture import picture
 __all__ = ["has_images", "save_samples"]
 
 CLIENTS, CLASSES = 12, 12  # largest numbers of clients and classes in the picture
-EACH = 3  # largest number of images of a client and class
+EACH, ROW = (
+    3,
+    12,
+)  # largest number of images of a client and class; a client has more of each, up to 12, if there is room
 SIDE, GAP = 32, 4  # side of an image and width of the space between cells, in pixels
 BLANK = 235  # grey of a place without an image
 
@@ -34,9 +38,10 @@ def has_images(samples: Samples) -> bool:
 
 
 def save_samples(federation: Federation, names: Sequence[str], about: str, path: Path) -> None:
-    """Draw up to 3 training images of each client (rows) and class (columns) to a PNG.
+    """Draw a few training images of each client (rows) and class (columns) to a PNG.
 
-    These are the first 12 clients, and the 12 classes of which they have most samples.
+    These are the first 12 clients, and the 12 classes of which they have most samples, with 3 images of each class, or
+    more if there are fewer than 4 classes. Images without labels are drawn as if they were of one class.
 
     Args:
         federation: Clients and their data, which are images.
@@ -45,9 +50,11 @@ def save_samples(federation: Federation, names: Sequence[str], about: str, path:
         path: Path of the PNG.
     """
     held = [federation.train(client) for client in range(min(CLIENTS, len(names)))]
-    of_class = torch.stack([_counts(samples, len(federation.dataset.classes)) for samples in held]).sum(dim=0).numpy()
+    names_of_classes = federation.dataset.classes or ("no labels",)
+    of_class = np.bincount(np.concatenate([_classes(samples) for samples in held]), minlength=len(names_of_classes))
     shown = np.sort(np.argsort(-of_class, kind="stable")[:CLASSES])
-    canvas = np.vstack([_row(samples, shown) for samples in held])
+    each = max(EACH, ROW // len(shown))
+    canvas = np.vstack([_row(samples, shown, each) for samples in held])
     few = f"; {len(held)} of {len(names):,} clients" if len(held) < len(names) else ""
     few += f"; {len(shown)} of {len(of_class):,} classes" if len(shown) < len(of_class) else ""
     height, width = canvas.shape[0] / 100, canvas.shape[1] / 100
@@ -55,9 +62,9 @@ def save_samples(federation: Federation, names: Sequence[str], about: str, path:
         axes = figure.subplots()
         axes.imshow(canvas, interpolation="nearest")
         columns, rows = (
-            (np.arange(count) + 0.5) * (size + GAP) for count, size in ((len(shown), EACH * SIDE), (len(held), SIDE))
+            (np.arange(count) + 0.5) * (size + GAP) for count, size in ((len(shown), each * SIDE), (len(held), SIDE))
         )
-        classes = labels(federation.dataset.classes[k] for k in shown)
+        classes = labels(names_of_classes[k] for k in shown)
         axes.set_xticks(columns, classes, fontsize=8, rotation=0 if max(map(len, classes)) <= 10 else 30)
         axes.set_yticks(rows, labels(names[: len(held)]), fontsize=8)
         axes.set(xlabel="class", ylabel="client")
@@ -66,18 +73,18 @@ def save_samples(federation: Federation, names: Sequence[str], about: str, path:
         axes.set_title(f"{plain(about)}{few}", fontsize=9)
 
 
-def _counts(samples: Samples, classes: int) -> Tensor:
-    assert samples.labels is not None
-    return torch.bincount(samples.labels, minlength=classes)
+def _classes(samples: Samples) -> NDArray[np.int64]:
+    """Return the class of each sample; all 0 without labels."""
+    return np.zeros(len(samples), dtype=np.int64) if samples.labels is None else labels_of(samples)
 
 
-def _row(samples: Samples, classes: NDArray[np.int64]) -> Pixels:
+def _row(samples: Samples, classes: NDArray[np.int64], each: int) -> Pixels:
     """Return the images of a client, side by side, with a cell for each class."""
-    row = np.full((SIDE + GAP, len(classes) * (EACH * SIDE + GAP), 3), 255, dtype=np.uint8)
+    row = np.full((SIDE + GAP, len(classes) * (each * SIDE + GAP), 3), 255, dtype=np.uint8)
     for cell, k in enumerate(classes):
-        left = cell * (EACH * SIDE + GAP) + GAP // 2
-        row[GAP // 2 : GAP // 2 + SIDE, left : left + EACH * SIDE] = BLANK
-        for place, i in enumerate(np.flatnonzero(samples.labels == k)[:EACH]):
+        left = cell * (each * SIDE + GAP) + GAP // 2
+        row[GAP // 2 : GAP // 2 + SIDE, left : left + each * SIDE] = BLANK
+        for place, i in enumerate(np.flatnonzero(_classes(samples) == k)[:each]):
             at = left + place * SIDE
             row[GAP // 2 : GAP // 2 + SIDE, at : at + SIDE] = _tile(samples.inputs[i])
     return row
