@@ -23,9 +23,7 @@ from kinfed.report.names import labels
 
 __all__ = ["Run", "read_runs"]
 
-LABEL = (
-    16  # longest label of a client on an axis, in characters; less than other names, as figures have it on both axes
-)
+LABEL = 16  # longest label of a client, in characters; less than of other names, since figures have it on both axes
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,8 @@ from kinfed.report.picture import picture
 __all__ = ["has_images", "save_samples"]
 
 CLIENTS, CLASSES = 12, 12  # largest numbers of clients and classes in the picture
-EACH, ROW = (
-    3,
-    12,
-)  # largest number of images of a client and class; a client has more of each, up to 12, if there is room
+EACH = 3  # largest number of images of a client and class, unless there are few classes
+ROW = 12  # number of images of a client that there is room for in any case
 SIDE, GAP = 32, 4  # side of an image and width of the space between cells, in pixels
 BLANK = 235  # grey of a place without an image
 
