@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "open 5": (lambda run: wrong.open_result(5), "run: 5 is not allowed"),
     "report 5": (lambda run: wrong.open_result(run).report(out=5), "out: 5 is not"),
     "client '3'": (lambda run: wrong.load(run, client="3"), "client: '3' is not allowed"),
-    "client -1": (lambda run: wrong.load(run, client=-1), "client: -1 is not allowed; must be the number of a client"),
+    "client -1": (lambda run: wrong.load(run, client=-1), "client: -1 is not allowed; must be a client's number"),
     "client True": (lambda run: wrong.load(run, client=True), "client: True is not allowed"),
     "client 1.5": (lambda run: wrong.load(run, client=1.5), "client: 1.5 is not"),
     "client array": (lambda run: wrong.load(run, client=np.zeros(2)), "client: array"),

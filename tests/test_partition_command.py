@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
 import kinfed as package
-from kinfed.data import IID, Federation, Partition, make_federation
+from kinfed.data import IID, Federation, Partition, Samples, make_federation
 from kinfed.data.heterogeneity import effective_classes, total_variation
+from kinfed.data.samples import AS_THEY_ARE
 from kinfed.experiment.assemble import federation_of
 from kinfed.experiment.config import Config
 from kinfed.report.folders import read_runs
 from kinfed.report.partition import Holdings, client_table, save_holdings, summary_table
+from kinfed.report.samples import BLANK, _row, has_images, save_samples
 from tests.builders import dataset
 from tests.test_cli import kinfed  # noqa: F401 - the fixture
 
@@ -160,7 +163,7 @@ def test_names_that_are_no_markup_and_no_formula_are_shown_as_they_are(tmp_path:
     assert r"classes $\foo$ … y" in console.file.getvalue()  # type: ignore[attr-defined]
     assert r"files left out of the data: 1 (train/\x1b[2J)" in holdings.warnings(1)
     paths = [*save_holdings(holdings, federation, tmp_path, 1)]
-    assert [path.name for path in paths] == ["partition.json", "partition.png", "rows.json"]
+    assert [path.name for path in paths] == ["partition.json", "partition.png", "samples.png", "rows.json"]
     assert told(tmp_path)["classes"][:5] == [r"$\foo$", "[/b]", "from $5{ to $10", r"\x1b[31m", r"\udcff"]
 
 
@@ -224,3 +227,46 @@ def test_the_writers_of_mnist() -> None:
     assert cut.pooled  # the 297 test writers are others
     assert sum(map(len, cut.train)) + sum(map(len, cut.test)) == 60_000
     assert min(map(len, cut.test)) >= 1
+
+
+def test_images_of_each_client_and_class_are_shown(tmp_path: Path) -> None:
+    grey = [np.full((2, 8, 8), value, np.uint8) for value in (40, 80, 120, 160)]
+    images = np.concatenate(grey)  # two images of each of two classes, for each of two clients
+    federation = Federation(
+        package.data.from_arrays(images, [0, 0, 1, 1] * 2, images, [0, 0, 1, 1] * 2),
+        Partition([np.arange(4), np.arange(4, 7)], [np.arange(4), np.arange(4, 8)], names=("north", "<b>$x^2$")),
+        np.arange(0),
+    )
+    row = _row(federation.train(1), np.array([0, 1]), 3)
+    middle = row[len(row) // 2, :, 0].tolist()
+    runs = [value for value, before in zip(middle, [0, *middle], strict=False) if value != before]
+    assert runs == [255, 120, BLANK, 255, 160, BLANK, 255]
+    assert middle.count(120) == 2 * middle.count(160) == 64
+    assert (_row(federation.train(1).without_labels(), np.array([0]), 4)[18, 2:-2, 0] != BLANK).sum() == 3 * 32
+    save_samples(federation, ["north", "<b>$x^2$"], "two\nclients", tmp_path / "s.png")
+    with Image.open(tmp_path / "s.png") as picture:
+        assert {40, 80, 120, 160} < {*np.unique(np.asarray(picture.convert("L")))}
+
+
+def test_features_have_no_picture_of_samples(kinfed: Command, tmp_path: Path) -> None:  # noqa: F811
+    x, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 2
+    np.savez(tmp_path / "table.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    assert kinfed("partition", "--data", "table.npz", "--partition", "iid", "--clients", "2", "--out", "o")[0] == 0
+    assert not (tmp_path / "o" / "samples.png").exists()
+    assert kinfed("partition", "--clients", "20", "--out", "p")[0] == 0
+    with Image.open(tmp_path / "p" / "samples.png") as picture:
+        assert picture.size[0] < 2000  # twelve clients and ten classes
+
+
+@pytest.mark.parametrize(
+    ("inputs", "images"),
+    [
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), True),
+        (torch.rand(2, 3, 8, 8), True),
+        (torch.rand(2, 3, 8, 8) + 1, False),
+        (torch.rand(2, 2, 8, 8), False),
+        (torch.rand(2, 8, 8), False),
+    ],
+)
+def test_images_are_told_from_features(inputs: torch.Tensor, images: bool) -> None:
+    assert has_images(Samples(inputs, None, AS_THEY_ARE)) == images

@@ -470,13 +470,14 @@ def open_result(path: str | Path) -> Result:
 
 @untouched()
 def load(
-    path: str | Path, *, client: int | None = None, module: nn.Module | None = None, allow_code: bool = False
+    path: str | Path, *, client: int | str | None = None, module: nn.Module | None = None, allow_code: bool = False
 ) -> Predictor:
     """Load a trained model, ready for use.
 
     Args:
         path: A run folder, for its global model; or a safetensors file in its folder ``models``.
-        client: Number of the client whose personal model is loaded from a run folder instead of the global one.
+        client: Number (int) or name (text) of the client whose personal model is loaded from a run folder instead of
+            the global one. The text ``"3"`` is a name as well.
         module: For an architecture of your own, a module as your function makes it.
         allow_code: Import the function that the model's file names, and call it to make the module.
 

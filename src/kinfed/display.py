@@ -13,6 +13,7 @@ from rich.table import Table
 from kinfed.engine.callbacks import NoCallback
 from kinfed.engine.stopping import validation_accuracy
 from kinfed.errors import plain
+from kinfed.report.names import labels
 
 if TYPE_CHECKING:
     from kinfed.experiment.papers.cost import Cost
@@ -195,7 +196,8 @@ class RunDisplay:
         if line["round"] % every == 0 or line["round"] == self._rounds:
             self._say(f"{self._unit} {line['round']:>4}/{self._rounds}  {self._told}")
         for client, reason in line["refused"].items():
-            self._print(f"{self._name}: round {line['round']}, upload of client {client} refused: {plain(reason)}")
+            (who,) = labels([line.get("refused_names", {}).get(client, client)])
+            self._print(f"{self._name}: round {line['round']}, upload of client {who} refused: {plain(reason)}")
 
     def stopping(self, round: int) -> None:
         """Say that the run stops after the current round, as the first Ctrl-C asked."""

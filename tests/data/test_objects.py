@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset, TensorDataset
 
 from kinfed.data import Dataset, as_dataset, from_arrays, load, make_federation, select_classes
 from kinfed.errors import InputError
@@ -35,6 +35,13 @@ class Images(TorchDataset[Any]):
 
     def __getitem__(self, i: int) -> Any:
         return self.inputs[i], self.labels[i]
+
+
+class Named(Images):
+    """Samples as mappings from names, as many libraries have them."""
+
+    def __getitem__(self, i: int) -> Any:
+        return {"x": self.inputs[i], "y": self.labels[i]}
 
 
 def given(data: Any, seed: int = 0) -> tuple[Dataset, str]:
@@ -123,6 +130,14 @@ def test_tensors_of_torch_are_features() -> None:
     assert same(data, load(kept))
 
 
+def test_parts_and_sums_of_torch_datasets_are_data() -> None:
+    whole = TensorDataset(torch.arange(20.0)[:, None], torch.arange(20) % 2)
+    first, last = Subset(whole, range(12)), Subset(whole, range(12, 20))
+    data, _ = given((ConcatDataset([first, first]), last))
+    assert data.train.inputs[:, 0].tolist() == [*range(12), *range(12)]
+    assert data.test.inputs[:, 0].tolist() == [*range(12, 20)]
+
+
 def test_images_of_pil_are_pixels_and_grey_ones_among_them_get_three_channels() -> None:
     grey, colour = Image.new("L", (4, 3), 7), Image.new("RGB", (4, 3), (1, 2, 3))
     data, _ = given((Images([grey, colour], ["a", "b"]), Images([grey], ["a"])))
@@ -167,6 +182,18 @@ class Endless(IterableDataset[Any]):
             TensorDataset(torch.rand(3, 2)),
             r"^data: TensorDataset, sample 0: \(tensor.* must be a pair of input and label$",
         ),
+        (
+            Images(X, [[0, 1]] * 30),
+            r"^data: Images, sample 0: the label \[0, 1\] is not allowed; must be one class; sev",
+        ),
+        (Images(X, torch.ones(30, 3)), r"^data: Images, sample 0: the label tensor\(.* labels per sample are not supp"),
+        (Images(X, [[[0], [0, 1]]] * 30), "a label must be one class; several labels per sample are not supported"),
+        (
+            (X, np.eye(3)[np.arange(30) % 3]),
+            "y: the labels have the shape 30×3; must be one class per sample, shape n; several",
+        ),
+        ((X[:2], [[0], [0, 1]]), "a label must be one class; several labels per sample are not supported"),
+        (Named(X, Y), r"^data: Named, sample 0: \{'x': .* is not allowed; must be a pair of input and label$"),
         (
             Images([np.zeros((2, 2)), np.zeros((3, 3))], [0, 1]),
             "has inputs of different sizes, 2×2 and 3×3; use a transform",

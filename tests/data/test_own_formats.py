@@ -88,7 +88,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def installed(module: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same as a package with an entry point."""
-    with installed_package(tmp_path, "own-leaf", "0.3", "[kinfed.formats]\nleaf = own_leaf:Leaf\n", monkeypatch):
+    with installed_package(tmp_path, "own-leaf", "0.3", "[kinfed.formats]\nours = own_leaf:Leaf\n", monkeypatch):
         yield
 
 
@@ -116,10 +116,10 @@ def test_the_commands_take_it(command: Any, tmp_path: Path) -> None:  # noqa: F8
 
 @pytest.mark.usefixtures("installed")
 def test_an_installed_format_is_asked_before_kinfeds_own(tmp_path: Path) -> None:
-    assert [*FORMATS][-1] == "leaf"
+    assert [*FORMATS][-1] == "ours"
     folder = leaf(tmp_path / "data")
     assert load(str(folder)).columns.keys() == {"user"}  # though class folders have a folder train as well
-    assert load(f"leaf:{folder}").train.inputs.equal(load(str(folder)).train.inputs)
+    assert load(f"ours:{folder}").train.inputs.equal(load(str(folder)).train.inputs)
     for split in ("train", "test"):
         write(tmp_path / "pictures", split, [grey(1), grey(2)], [0, 1])
     assert load(str(tmp_path / "pictures")).shape == (1, 8, 8)
@@ -169,7 +169,7 @@ def test_a_format_of_kinfeds_own_can_be_named(tmp_path: Path) -> None:
         ("own_leaf:split:.", r"^format: 'own_leaf:split' has no method find\(path\)$"),
         ("own_leaf:Leaf:.", r"^data: '\.' has no data in the format own_leaf:Leaf$"),
         ("own_leaf:Leaf", r"^data: 'own_leaf:Leaf' is neither a name"),
-        ("leaf:.", r"^data: 'leaf:\.' is neither a name"),
+        ("ours:.", r"^data: 'ours:\.' is neither a name"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(data: str, message: str) -> None:

@@ -206,7 +206,7 @@ def test_every_command_shows_them(
     ):
         assert shown in told[called]
     pictures = [*tmp_path.rglob("*.png")]
-    assert len(pictures) == 9
+    assert len(pictures) == 10
     for path in pictures:
         with Image.open(path) as image:
             assert image.size[0] > 300

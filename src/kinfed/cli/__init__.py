@@ -456,7 +456,8 @@ def similarity(
 def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, str] = {}) -> None:
     """Show the data of each client before training.
 
-    The numbers of samples per client and class are written as a table, a picture and JSON.
+    The numbers of samples per client and class are written as a table, a picture and JSON, with a picture of some
+    images.
     """
     from kinfed import api
     from kinfed.cli.partition import show_partition
@@ -602,6 +603,20 @@ def datasets() -> None:
     from kinfed.data.loading import PATHS, known
 
     _list([*known().items(), *PATHS])
+
+
+@app.command()
+def example(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder for the data; must be new or empty")],
+) -> None:
+    """Write example data: images of four sites, a table of wards, and images without labels.
+
+    README.md in the folder has the commands to try.
+    """
+    from kinfed.data.example import write_example
+
+    write_example(folder)
+    typer.echo(f"{plain(folder / 'README.md')} has the commands to try")
 
 
 @app.command()

@@ -15,7 +15,7 @@ __all__ = ["show_partition"]
 
 
 def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> None:
-    """Print the clients of a config and write ``partition.json``, ``partition.png`` and ``rows.json``.
+    """Print the clients of a config and write ``partition.json``, ``partition.png``, ``rows.json`` and ``samples.png``.
 
     Args:
         fields: Fields of the `Config`, the same as for a run, so that a command line can be tried before it is run.

@@ -30,7 +30,8 @@ def as_labels(values: ArrayLike, where: str) -> NDArray[Any]:
         array = array[:, 0]
     if array.ndim != 1:
         raise InputError(
-            f"data: {where}: the labels have the shape {_shape(array)}; must be one class per sample, shape n"
+            f"data: {where}: the labels have the shape {_shape(array)}; must be one class per sample, shape n; "
+            "several labels per sample are not supported"
         )
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array):
         array = array.astype(str)

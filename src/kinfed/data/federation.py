@@ -112,6 +112,11 @@ class Federation:
         together = joined(train, test)
         return together, together
 
+    def name(self, client: int) -> str:
+        """Return the name of a client or new client in the data, or its number if the data have no names."""
+        holder, at = self._held(client)
+        return holder.name(at) if holder.names else str(client)
+
     def train(self, client: int) -> Samples:
         """Return a copy of the training samples of a client or new client.
 
@@ -133,11 +138,15 @@ class Federation:
         return self.splits[0].take(self.validation[client] if client < len(self.validation) else [])
 
     def _rows(self, client: int) -> tuple[Indices, Indices]:
+        holder, at = self._held(client)
+        return holder.train[at], holder.test[at]
+
+    def _held(self, client: int) -> tuple[Partition, int]:
+        """Return the partition that has a client or new client, and its place in it."""
         clients = len(self) + len(self.new_clients)
         if not 0 <= client < clients:
             raise IndexError(f"client: {client} is not allowed; must be from 0 to {clients - 1}")
-        holder, at = (self.partition, client) if client < len(self) else (self.new_clients, client - len(self))
-        return holder.train[at], holder.test[at]
+        return (self.partition, client) if client < len(self) else (self.new_clients, client - len(self))
 
     @cached_property
     def public_images(self) -> Samples | None:

@@ -36,6 +36,8 @@ PATHS = (  # other forms than names, with descriptions for the command `kinfed d
     ("FOLDER", "images: train/CLASS/*.png and test/CLASS/*.png, or any other format"),
     ("FOLDER", "IDX: train-images-idx3-ubyte.gz, train-labels-…, t10k-images-… and t10k-labels-…"),
     ("FILE.npz", "arrays: x_train, y_train, x_test and y_test"),
+    ("FOLDER", "LEAF: train/*.json and test/*.json; its users are the clients"),
+    ("FOLDER", "FLamby: the table train_test_split beside images or arrays; its centers are the clients"),
     ("FOLDER", "a federation: one folder per client, each of them one of the above"),
     ("FORMAT:PATH", f"data in a given format: {', '.join(FORMATS)}, or your own, package.module:Format:PATH"),
 )

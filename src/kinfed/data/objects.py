@@ -17,6 +17,8 @@ from kinfed.data.cache import keep
 from kinfed.data.classes import as_labels
 from kinfed.data.federation import Federation
 from kinfed.data.formats.arrays import as_array, from_arrays, keep_arrays
+from kinfed.data.formats.huggingface import as_tables, keep_tables
+from kinfed.data.formats.parquet import split_of
 from kinfed.data.images import Decoding, fit, repeat_grey
 from kinfed.data.loading import load, load_files
 from kinfed.data.partitions.assign import split_locally
@@ -27,29 +29,33 @@ from kinfed.registry import import_path
 from kinfed.streams import numpy_stream, seeded_globals, torch_stream
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from PIL.Image import Image
+
+    from kinfed.data.partitions.partition import Indices
 
 __all__ = ["as_dataset"]
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]  # inputs and labels
 
 ALLOWED = (
-    "a name, a path, a Dataset, (x, y), (x, y, x_test, y_test), a torch Dataset, two of them for training and test, "
-    "the files that a Format's find returns, or a Federation"
+    "a name, a path, a Dataset, (x, y), (x, y, x_test, y_test), a Dataset of torch or of Hugging Face's datasets, two "
+    "of them for training and test, a DatasetDict, the files that a Format's find returns, or a Federation"
 )
 
 
 def as_dataset(data: Any, seed: int) -> tuple[Dataset | Federation, str | None]:
     """Make a data set from any object that kinfed accepts as data.
 
-    For data without a test set, (x, y) or one torch Dataset, a fifth of the samples is held out as the test set by the
+    For data without a test set, (x, y) or one Dataset, a fifth of the samples is held out as the test set by the
     seed, stratified by class, with a warning. Arrays and objects are written to the cache folder, so that a run on them
     can be resumed.
 
     Args:
         data: A name or path (see `load`); a `Dataset`; (x, y) or (x, y, x_test, y_test) (see `from_arrays`); a
-            map-style torch Dataset of (image or tensor, label), or two of them for training and test; the files that
-            ``find`` of a `Format` returns; or a `Federation`, which is returned unchanged.
+            map-style torch Dataset of (image or tensor, label), or two of them for training and test; a ``Dataset`` of
+            Hugging Face's ``datasets`` with columns as in parquet files, two of them, or a ``DatasetDict``; the files
+            that ``find`` of a `Format` returns; or a `Federation`, which is returned unchanged.
         seed: Seed of the run.
 
     Returns:
@@ -65,6 +71,9 @@ def as_dataset(data: Any, seed: int) -> tuple[Dataset | Federation, str | None]:
         return data, None
     if isinstance(data, str | os.PathLike):
         return load(Path(data) if isinstance(data, os.PathLike) else data), os.fspath(data)
+    if (tables := as_tables(data)) is not None:
+        path = str(keep_tables(*(tables if len(tables) > 1 else _cut(tables[0], seed))))
+        return load(path), path
     if isinstance(data, Dataset):
         return _kept(data)
     if callable(getattr(data, "paths", None)) and callable(getattr(data, "read", None)):
@@ -95,21 +104,33 @@ def _train_and_test(data: Any, seed: int) -> tuple[Arrays, Arrays | None]:
     raise InputError(f"data: {short(data)} is not allowed; must be {ALLOWED}")
 
 
+def _cut(table: pa.Table, seed: int) -> tuple[pa.Table, pa.Table]:
+    """Hold out a fifth of the rows of a table with images and labels as the test set."""
+    train, test = _held_out(as_labels(split_of(table, "the Dataset", []).labels, "the Dataset"), seed)
+    return table.take(train), table.take(test)
+
+
 def _split(x: NDArray[Any], y: NDArray[Any], seed: int) -> tuple[Arrays, Arrays]:
-    """Hold out a fifth of the samples as the test set, stratified by class; at least one sample."""
+    """Hold out a fifth of the samples as the test set."""
     labels = as_labels(y, "y")
     if len(x) != len(labels):
         raise InputError(f"data: x has {len(x)} samples, but y has {len(labels)} labels")
-    if len(x) < 2:
-        raise InputError(f"data: {len(x)} samples cannot be split into a training and a test set")
+    train, test = _held_out(labels, seed)
+    return (x[train], labels[train]), (x[test], labels[test])
+
+
+def _held_out(labels: NDArray[Any], seed: int) -> tuple[Indices, Indices]:
+    """Return the rows of the training and of the test set, a fifth, stratified by class; at least one sample."""
+    if len(labels) < 2:
+        raise InputError(f"data: {len(labels)} samples cannot be split into a training and a test set")
     classes = np.unique(labels, return_inverse=True)[1]
     cut = split_locally(np.zeros_like(classes), classes, 1, numpy_stream(seed, "test set"))
     warnings.warn(
-        f"data: no test set was given; {len(cut.test[0])} of the {len(x)} samples, a fifth of each class, are held "
-        f"out as test set, drawn with seed {seed}",
-        stacklevel=4,
+        f"data: no test set was given; {len(cut.test[0])} of the {len(labels)} samples, a fifth of each class, are "
+        f"held out as test set, drawn with seed {seed}",
+        stacklevel=5,
     )
-    return (x[cut.train[0]], labels[cut.train[0]]), (x[cut.test[0]], labels[cut.test[0]])
+    return cut.train[0], cut.test[0]
 
 
 def _of_torch(data: torch.utils.data.Dataset[Any], seed: int, which: str) -> Arrays:
@@ -126,7 +147,7 @@ def _of_torch(data: torch.utils.data.Dataset[Any], seed: int, which: str) -> Arr
                     f"data: {name}, sample {i}: {short(sample)} is not allowed; must be a pair of input and label"
                 )
             inputs.append(_input(sample[0]))
-            labels.append(sample[1].item() if isinstance(sample[1], torch.Tensor | np.ndarray) else sample[1])
+            labels.append(_label(sample[1], f"{name}, sample {i}"))
     if not inputs:
         raise InputError(f"data: {name} has no samples")
     if len({len(image) for image in inputs if image.dtype == np.uint8 and image.ndim == 3}) > 1:
@@ -136,6 +157,16 @@ def _of_torch(data: torch.utils.data.Dataset[Any], seed: int, which: str) -> Arr
         few = " and ".join("×".join(map(str, size)) for size in sorted(sizes)[:2])
         raise InputError(f"data: {name} has inputs of different sizes, {few}; use a transform that resizes them")
     return np.stack(inputs), np.asarray(labels)
+
+
+def _label(value: Any, where: str) -> Any:
+    array = as_array(value)
+    if array.size != 1:
+        raise InputError(
+            f"data: {where}: the label {short(value)} is not allowed; must be one class; several labels per sample are "
+            "not supported"
+        )
+    return array.item()
 
 
 def _input(value: torch.Tensor | NDArray[Any] | Image) -> NDArray[Any]:

@@ -80,6 +80,6 @@ def make_federation(
         )
     idle = next((i for i, rows in enumerate(cut.train) if not len(rows)), None)
     if idle is not None:
-        raise InputError(f"partition: client {idle} of {len(cut)} gets no training sample; use fewer clients")
+        raise InputError(f"partition: client {cut.name(idle)} of {len(cut)} gets no training sample; use fewer clients")
     held_back = np.sort(numpy_stream(seed, "new clients").choice(len(cut), new_clients, replace=False))
     return Federation(dataset, cut.of(np.setdiff1d(np.arange(len(cut)), held_back)), withheld, cut.of(held_back))

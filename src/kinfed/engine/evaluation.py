@@ -293,7 +293,8 @@ class Evaluation:
         for done, (id, answer) in enumerate(self.executor.evaluate(tasks), start=1):
             if isinstance(answer, Failure):
                 whose = str(id) if what == "evaluation" else f"{id}, {what}"
-                self.untested[whose] = self._noted(answer, f"test of client {whose}")
+                name = self.runtime.federation.name(id)
+                self.untested[whose] = self._noted(answer, f"test of client {name}{whose.removeprefix(str(id))}")
             else:
                 for result in answer:
                     if result.fault:

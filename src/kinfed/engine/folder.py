@@ -13,7 +13,7 @@ from typing import Any
 from kinfed.engine.client_store import FILES as CLIENT_STATES
 from kinfed.engine.client_store import ClientStore, StoredRounds
 from kinfed.engine.executor import Failure
-from kinfed.errors import InputError
+from kinfed.errors import InputError, plain
 from kinfed.files import delete, read_json_lines, saving, sync, write_whole
 from kinfed.methods import Picture, ServerState
 from kinfed.models import Tensors, read_tensors, save_tensors, told_in
@@ -121,7 +121,7 @@ class RunFolder:
         heading = f"{failure.reason}\n"
         if failure.details and heading not in (path.read_text("utf-8", "replace") if path.is_file() else ""):
             with saving(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{where}: {heading}{failure.details}\n")
+                file.write(f"{plain(where)}: {heading}{failure.details}\n")
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ __all__ = ["AGREEMENT", "Line", "checked_notes", "is_note", "is_of_evaluation"]
 Line = dict[str, Any]
 
 OF_TRAINING = {
-    "round", "lr", "clients", "refused", "train_loss", "train_cross_entropy", "train_term", "skipped_samples",
-    "zero_step_clients", "down_bytes", "up_bytes",
+    "round", "lr", "clients", "refused", "refused_names", "train_loss", "train_cross_entropy", "train_term",
+    "skipped_samples", "zero_step_clients", "down_bytes", "up_bytes",
 }  # fmt: skip
 AGREEMENT = {"adjusted_rand_index", "pair_auc"}  # of groups or similarities with planted groups
 OF_GROUPS = {"groups", "new_groups", *AGREEMENT}

@@ -95,6 +95,7 @@ def run_rounds(
                 "lr": settings.training_in(round).lr,
                 "clients": ids,
                 "refused": answers.refused,
+                **_names(runtime, answers.refused),
                 **_totals(answers.uploads),
                 **traffic_and_notes,
                 **groups,
@@ -268,7 +269,7 @@ class _Round:
 
         for done, (id, answer) in enumerate(self.executor.update(tasks()), start=1):
             if isinstance(answer, Failure):
-                answers.refused[str(id)] = self._noted(answer, f"client {id}")
+                answers.refused[str(id)] = self._noted(answer, f"client {self.runtime.federation.name(id)}")
             elif reason := upload_error(answer.upload, like, most):
                 answers.refused[str(id)] = reason
             else:
@@ -355,6 +356,13 @@ class _Round:
         """Return the reason of a failure, and write its traceback to the log of errors."""
         self.folder.note_failure(failure, f"round {self.number}, {where}")
         return failure.reason
+
+
+def _names(runtime: ClientRuntime, refused: Mapping[str, str]) -> Line:
+    """Return the names of the refused clients, by number; nothing if none was refused, or the data have no names."""
+    federation = runtime.federation
+    named = bool(federation.partition.names and refused)
+    return {"refused_names": {id: federation.name(int(id)) for id in refused}} if named else {}
 
 
 def _totals(uploads: Mapping[ClientId, Message]) -> Line:

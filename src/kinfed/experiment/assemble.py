@@ -191,10 +191,12 @@ def about_clients(runtime: ClientRuntime) -> str:
     """
     federation = runtime.federation
     sources = {source.name: checksum(source.model.tensors()) for source in runtime.sources}
-    names, left = federation.partition.names, federation.dataset.left_out
+    names, new_names = federation.partition.names, federation.new_clients.names
+    left = federation.dataset.left_out
     groups, new_groups = federation.groups[: len(federation)], federation.groups[len(federation) :]
     about = {
         **({"names": list(names)} if names else {}),
+        **({"new_names": list(new_names)} if new_names else {}),
         "classes": list(federation.dataset.classes),
         "train": federation.class_counts().tolist(),
         "test": [len(rows) for rows in federation.partition.test],

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfed.data import Normalisation
-from kinfed.errors import InputError
+from kinfed.errors import InputError, check_choice
+from kinfed.experiment.folders import FEDERATION
 from kinfed.fields import short
+from kinfed.files import read_json_object
 from kinfed.learning.frozen import CHUNK
 from kinfed.models import (
     ARCHITECTURES,
@@ -97,23 +99,22 @@ class Predictor(nn.Module):
 
 @own_settings(threads=None)
 def load(
-    path: Path, client: int | None = None, module: nn.Module | None = None, *, allow_code: bool = False
+    path: Path, client: int | str | None = None, module: nn.Module | None = None, *, allow_code: bool = False
 ) -> Predictor:
     """Load a model that a run has saved.
 
     Args:
         path: A safetensors file with its JSON beside it; or a run folder, for its global model.
-        client: Number of the client whose personal model is loaded from a run folder instead.
+        client: Number (int) or name (text) of the client whose personal model is loaded from a run folder instead.
         module: A module of the model's architecture, if that is the user's own; it is copied, not changed.
         allow_code: Import the architecture that the file names, if ``module`` is not given.
 
     Raises:
         InputError: If there is no such model, a file is damaged, or the module does not fit.
     """
-    if client is not None and not (
-        isinstance(client, int | np.integer) and not isinstance(client, bool) and client >= 0
-    ):
-        raise InputError(f"client: {short(client)} is not allowed; must be the number of a client, 0 or more")
+    whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
+    if not (client is None or isinstance(client, str) or (whole and client >= 0)):
+        raise InputError(f"client: {short(client)} is not allowed; must be a client's number, 0 or more, or its name")
     if module is not None and not isinstance(module, nn.Module):
         raise InputError(f"module: {short(module)} is not allowed; must be an instance of torch.nn.Module, not a class")
     path = _file(path, client)
@@ -133,21 +134,35 @@ def load(
     return Predictor(model, card)
 
 
-def _file(path: Path, client: int | None) -> Path:
+def _file(path: Path, client: int | str | None) -> Path:
     """Return the safetensors file of a path and a client."""
     if not path.is_dir():
         if client is not None:
-            raise InputError(f"client: {client} is not allowed; it needs a run folder, and {str(path)!r} is not one")
+            raise InputError(
+                f"client: {short(client)} is not allowed; it needs a run folder, and {str(path)!r} is not one"
+            )
         if path.suffix != ".safetensors" or not path.is_file():
             raise InputError(f"load: {str(path)!r} is neither a run folder nor an existing safetensors file")
         return path
-    name = "global" if client is None else f"client-{client:05d}-personal"
+    number = _number_of(path, client) if isinstance(client, str) else client
+    name = "global" if number is None else f"client-{number:05d}-personal"
     file = path / "models" / f"{name}.safetensors"
     if not file.is_file():
         there = sorted(other.stem for other in file.parent.glob("*.safetensors"))
         has = ", ".join(there[:3]) + (", …" if len(there) > 3 else "") or "none, since a run saves models when it ends"
         raise InputError(f"load: {str(path)!r} has no model {name}; it has {has}")
     return file
+
+
+def _number_of(path: Path, client: str) -> int:
+    """Return the number of the client of a run that has this name."""
+    names = read_json_object(path / FEDERATION).get("names")
+    if names is None:
+        raise InputError(
+            f"client: {short(client)} is not allowed; the clients of {str(path)!r} have numbers, not names"
+        )
+    check_choice("client", client, names)
+    return int(names.index(client))
 
 
 def _built(path: Path, card: Card, module: nn.Module | None) -> Model:

@@ -83,8 +83,7 @@ class Electorate:
     @property
     def names(self) -> list[str]:
         """The names of the voters: those that the data give, or else their numbers."""
-        names = self.runtime.federation.partition.names
-        return [names[id] if names else str(id) for id in self.ids]
+        return [self.runtime.federation.name(id) for id in self.ids]
 
     def scores(self, rule: Vote, measures: Sequence[str]) -> dict[str, list[Tensor]]:
         """Compute the similarity of every voter's model to each of the P sources.
@@ -112,7 +111,8 @@ class Electorate:
                 try:
                     rows.append(scores(seen, measure))
                 except ValueError as error:
-                    raise InputError(f"measure: {measure} cannot compare client {id}: {error}") from error
+                    name = self.runtime.federation.name(id)
+                    raise InputError(f"measure: {measure} cannot compare client {name}: {error}") from error
         return told
 
     def about(self) -> dict[str, Any]:

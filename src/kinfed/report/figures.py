@@ -17,7 +17,7 @@ from plotly.subplots import make_subplots
 
 from kinfed.experiment.targets import as_text, targets
 from kinfed.report.folders import Run
-from kinfed.report.matrices import draw_matrix
+from kinfed.report.matrices import LABELLED, draw_matrix
 from kinfed.report.names import hypertext, labels
 from kinfed.report.picture import picture
 from kinfed.report.rows import in_rows
@@ -113,7 +113,7 @@ def partition(run: Run) -> go.Figure:
         go.Heatmap(
             z=counts,
             x=[*map(hypertext, labels(run.federation["classes"]))],
-            y=[f"{i}" for i in range(len(counts))],
+            y=[*map(hypertext, run.client_labels)],
             colorscale="Blues",
             colorbar={"title": "samples"},
             hovertemplate="client %{y}, class %{x}: %{z} samples<extra></extra>",
@@ -138,7 +138,7 @@ def _add_groups(figure: go.Figure, groups: Sequence[int]) -> None:
     figure.add_heatmap(
         z=[[group] for group in groups],
         x=["group"],
-        y=[f"{i}" for i in range(len(groups))],
+        y=figure.data[0].y,
         xaxis="x2",
         colorscale=steps(max(groups) + 1),
         zmin=-0.5,
@@ -163,7 +163,9 @@ def clients(runs: Sequence[Run]) -> go.Figure:
     for method, group in grouped.items():
         accuracies = np.concatenate([run.client_accuracies() for run in group])
         points = [
-            f"client {i}, seed {run.summary['seed']}" for run in group for i in range(len(run.client_accuracies()))
+            f"client {hypertext(label)}, seed {run.summary['seed']}"
+            for run in group
+            for label, _ in zip(run.client_labels, run.client_accuracies(), strict=False)
         ]
         figure.add_box(
             y=accuracies,
@@ -271,8 +273,11 @@ def _draw(runs: Sequence[Run], figure: Figure, panels: Sequence[Axes]) -> None:
     counts = np.array(runs[0].federation["train"])
     image = below_left.imshow(counts, aspect="auto", cmap="Blues", interpolation="nearest")
     below_left.set(title="Training samples of each client and class", xlabel="class", ylabel="client")
-    below_left.yaxis.set_major_locator(MaxNLocator(integer=True))
-    if counts.shape[1] <= 30:
+    if runs[0].federation.get("names") and len(counts) <= LABELLED:
+        below_left.set_yticks(range(len(counts)), runs[0].client_labels, fontsize=8)
+    else:
+        below_left.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if counts.shape[1] <= LABELLED:
         below_left.set_xticks(range(counts.shape[1]), labels(runs[0].federation["classes"]), rotation=_slope(runs[0]))
     figure.colorbar(image, ax=below_left)
 

@@ -19,8 +19,11 @@ from kinfed.files import read_json, read_json_lines
 from kinfed.labels import folder_name
 from kinfed.methods import Picture
 from kinfed.models import read_tensors
+from kinfed.report.names import labels
 
 __all__ = ["Run", "read_runs"]
+
+LABEL = 16  # longest label of a client, in characters; less than of other names, since figures have it on both axes
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,14 @@ class Run:
         return next(line for line in self.lines if "ballots" in line)
 
     def client_name(self, id: int) -> str:
-        """Return the name of a client in the data, or its number if the data have no names."""
-        names = self.federation.get("names")
-        return str(names[id] if names else id)
+        """Return the name of a client or new client in the data, or its number if the data have no names."""
+        names = [*(self.federation.get("names") or ()), *self.federation.get("new_names", ())]
+        return names[id] if id < len(names) else str(id)
+
+    @property
+    def client_labels(self) -> list[str]:
+        """The names of the clients as printable, short and distinct labels for an axis."""
+        return labels(map(self.client_name, range(len(self.federation["train"]))), LABEL)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Return the rounds in which a quantity was measured, and its values."""
@@ -127,6 +135,7 @@ class _Federation(_Told):
     train: list[list[int]]
     test: list[int]
     names: list[str] | None = None
+    new_names: list[str] = []
     groups: list[int] = []
 
 

@@ -56,7 +56,7 @@ def _rows(run: Run, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {
             **about,
             "client": id,
-            "name": str(id),
+            "name": run.client_name(id),
             **{name: values[i] for name, values in new.items()},
             **({"group": new_groups[i]} if new_groups else {}),
         }

@@ -76,7 +76,8 @@ def kinship(run: Run, name: str) -> go.Figure:
     """
     beside, rounds = _beside(run), _rounds(run, name)
     title, order = run.pictures[name].title, beside.order
-    names = [f"{i}" for i in order]
+    labelled = [*map(hypertext, run.client_labels)]
+    names = [labelled[i] for i in order]
     held = [_held(run, i) for i in order]
     text = [[f"{a} and {b}" for b in held] for a in held]
     figure = make_subplots(cols=2, subplot_titles=(hypertext(beside.title), " "), horizontal_spacing=0.14)
@@ -110,7 +111,7 @@ def kinship(run: Run, name: str) -> go.Figure:
     figure.update_xaxes(title_text="client", type="category", constrain="domain")
     figure.update_yaxes(title_text="client", type="category", autorange="reversed", constrain="domain")
     figure.update_yaxes(scaleanchor="x", col=1)
-    figure.update_yaxes(scaleanchor="x2", col=2)
+    figure.update_yaxes(scaleanchor="x2", col=2, title_text="", showticklabels=False)  # as on the left
     slider = {"active": len(steps) - 1, "steps": steps, "x": 0.57, "len": 0.43, "pad": {"t": 60}}
     slider["currentvalue"] = {"prefix": "after round "}
     return styled(figure, height=600, sliders=[slider] if len(steps) > 1 else [])

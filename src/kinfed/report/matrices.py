@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_matrix", "last_round", "matrix_figure", "shows_kinship"]
+__all__ = ["LABELLED", "draw_matrix", "last_round", "matrix_figure", "shows_kinship"]
 
+UPRIGHT = 3  # longest name of a column in a PNG that is not turned, in characters
 LABELLED = 30  # largest number of rows or columns whose names are shown in a PNG
 
 
@@ -80,8 +81,8 @@ def draw_matrix(run: Run, name: str, row: str, figure: Figure, axes: Axes) -> No
         matrix, aspect="auto", cmap="viridis", vmin=picture.low, vmax=picture.high, interpolation="nearest"
     )
     axes.set(title=title, xlabel=_title(picture.columns), ylabel=_title(picture.rows))
-    for names, ticks in ((columns, axes.set_xticks), (rows, axes.set_yticks)):
-        _label(ticks, names)
+    _label(axes.set_xticks, columns, rotation=90 if max(map(len, columns)) > UPRIGHT else 0)
+    _label(axes.set_yticks, rows)
     figure.colorbar(image, ax=axes)
 
 
@@ -92,16 +93,18 @@ def _range(picture: Picture) -> tuple[float, float]:
     return least if picture.low is None else picture.low, greatest if picture.high is None else picture.high
 
 
-def _label(ticks: Any, names: Sequence[str]) -> None:
+def _label(ticks: Any, names: Sequence[str], rotation: int = 0) -> None:
     if len(names) <= LABELLED:
-        ticks(range(len(names)), names, fontsize=7)
+        ticks(range(len(names)), names, fontsize=7, rotation=rotation)
 
 
 def _names(run: Run, picture: Picture, axis: int) -> list[str]:
     """Return the names of the rows (``axis`` 0) or of the columns (1)."""
     size, meaning = picture.matrix.shape[axis], (picture.rows, picture.columns)[axis]
     names = [str(i) for i in range(size)]
-    if meaning == "classes":
+    if meaning == "clients":
+        names = run.client_labels
+    elif meaning == "classes":
         names = labels(run.federation["classes"])
     elif not isinstance(meaning, str):
         names = labels(meaning)

@@ -11,6 +11,7 @@ import numpy as np
 from kinfed.engine.stopping import has_arrived
 from kinfed.experiment.targets import as_text, targets
 from kinfed.report.folders import Run
+from kinfed.report.names import labels
 from kinfed.report.reached import reaches_of, speed_ups
 from kinfed.report.rows import in_rows, is_supervised, planned_rounds, seeds_of
 
@@ -71,8 +72,8 @@ def _of_run(run: Run) -> Iterator[str]:
             why = f"validation had not improved for {run.config['patience']} rounds"
         yield f"ended after round {s['rounds']}, since {why}."
     for count, what in (
-        (s["refused"], f"uploads were refused; {_reasons(s.get('refusals', ()))}"),
-        (s.get("untested", 0), f"tests of a model failed; {_reasons(s.get('untested_reasons', ()))}"),
+        (s["refused"], f"uploads were refused; {_reasons(run, s.get('refusals', ()))}"),
+        (s.get("untested", 0), f"tests of a model failed; {_reasons(run, s.get('untested_reasons', ()))}"),
         (s["skipped_samples"], f"times a sample was left out, {LEFT_OUT[is_supervised(run)]}"),
         (s["zero_step_clients"], "times a client made no training step"),
     ):
@@ -171,9 +172,15 @@ def _of_vote(run: Run) -> list[str]:
     return [*said, vote["bias"]] if "bias" in vote else said
 
 
+def _whose(run: Run, told: str) -> str:
+    """Name the client of an entry such as ``3`` or ``3, fine_tuned``; other entries, such as ``global``, stay."""
+    number, comma, which = told.partition(",")
+    return f"{_clients(run, [int(number)])}{comma}{which}" if number.isdigit() else f"client {told}"
+
+
 def _clients(run: Run, ids: Sequence[int]) -> str:
     """List clients by name, or by number if the data have no names."""
-    return f"client{'s' if len(ids) > 1 else ''} {', '.join(map(run.client_name, ids))}"
+    return f"client{'s' if len(ids) > 1 else ''} {', '.join(labels(map(run.client_name, ids)))}"
 
 
 def _unlike(one: dict[str, Any], other: dict[str, Any], what: str) -> bool:
@@ -188,11 +195,11 @@ def _unlike(one: dict[str, Any], other: dict[str, Any], what: str) -> bool:
     return bool(kept[0] != kept[1])
 
 
-def _reasons(told: Sequence[Mapping[str, Any]]) -> str:
+def _reasons(run: Run, told: Sequence[Mapping[str, Any]]) -> str:
     """List the three most frequent reasons, each with its first occurrence; metrics.jsonl has all of them."""
     often = sorted(told, key=lambda one: -one["times"])[:3]
     said = [
-        f"{one['times']}× {one['reason']} (first: round {one['first']['round']}, client {one['first']['client']})"
+        f"{one['times']}× {one['reason']} (first: round {one['first']['round']}, {_whose(run, one['first']['client'])})"
         for one in often
     ]
     more = [f"and {len(told) - 3} other reasons, see metrics.jsonl"] if len(told) > 3 else []

@@ -23,6 +23,7 @@ from kinfed.errors import plain
 from kinfed.files import write_whole
 from kinfed.report.names import labels
 from kinfed.report.picture import picture
+from kinfed.report.samples import has_images, save_samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,14 +74,11 @@ class Holdings:
             about: Caption of the tables and pictures: data set, partition and seed, in words.
         """
         both = (federation.partition, federation.new_clients)
-        named = federation.partition.names
         return cls(
             plain(about),
             tuple(map(plain, federation.dataset.classes)),
             tuple(
-                ("new " if p is federation.new_clients else "") + (plain(p.names[i]) if named else str(i))
-                for p in both
-                for i in range(len(p))
+                ("new " if p is federation.new_clients else "") + plain(p.name(i)) for p in both for i in range(len(p))
             ),
             np.concatenate([federation.class_counts(), federation.new_class_counts()]),
             np.concatenate([federation.test_class_counts(), federation.new_test_class_counts()]),
@@ -238,7 +236,8 @@ def _cells(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 def save_holdings(holdings: Holdings, federation: Federation, folder: Path, batch_size: int) -> Iterator[Path]:
     """Write ``partition.json``, ``partition.png`` and ``rows.json`` into a folder, and yield their paths.
 
-    ``rows.json`` lists the samples of every client; ``--partition file:PATH`` reads it.
+    ``samples.png`` shows some images, if the data are images. ``rows.json`` lists the samples of every client;
+    ``--partition file:PATH`` reads it.
 
     Raises:
         NotSaved: If a file cannot be written.
@@ -247,6 +246,9 @@ def save_holdings(holdings: Holdings, federation: Federation, folder: Path, batc
     yield folder / "partition.json"
     _save_partition_picture(holdings, folder / "partition.png")
     yield folder / "partition.png"
+    if has_images(federation.dataset.train):
+        save_samples(federation, holdings.names, holdings.about, folder / "samples.png")
+        yield folder / "samples.png"
     save_rows(federation, folder / "rows.json")
     yield folder / "rows.json"
 

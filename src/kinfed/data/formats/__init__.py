@@ -43,6 +43,8 @@ FORMATS: Registry[Format] = Registry(
         "parquet": "kinfed.data.formats.parquet:ParquetFiles",
         "idx": "kinfed.data.formats.idx:IdxFiles",
         "npz": "kinfed.data.formats.npz:NpzFile",
+        "leaf": "kinfed.data.formats.leaf:LeafFiles",
+        "flamby": "kinfed.data.formats.flamby:FlambyFiles",
         "images": "kinfed.data.formats.folders:ClassFolders",
         "clients": "kinfed.data.formats.folders:ClientFolders",
     },

@@ -135,4 +135,7 @@ def as_array(values: Array) -> NDArray[Any]:
     except (TypeError, RuntimeError) as error:
         raise InputError(f"data: {type(values).__name__} cannot be converted to an array: {error}") from error
     except ValueError as error:
-        raise InputError(f"data: the samples of an array must all have the same shape: {error}") from error
+        raise InputError(
+            "data: the samples of an array must all have the same shape, and a label must be one class; several labels "
+            f"per sample are not supported: {error}"
+        ) from error

@@ -6,7 +6,7 @@ import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from kinfed.data.formats.idx import at_most
 from kinfed.data.splits import Split
 from kinfed.errors import InputError
 
-__all__ = ["KEYS", "NpzFile", "read_npz"]
+__all__ = ["KEYS", "NpzFile", "read_npy", "read_npz"]
 
 KEYS = (  # names of the arrays; the first set found is used
     ("x_train", "y_train", "x_test", "y_test"),
@@ -76,20 +76,32 @@ def read_npz(path: Path) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
 
 
 def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
-    """Read one array; memory grows with the bytes that are read, so that a false header does no harm."""
     if archive.getinfo(f"{key}.npy").compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{key} has a compression that NumPy does not use")  # others may need too much memory
     with archive.open(f"{key}.npy") as file:
-        version = np.lib.format.read_magic(file)
-        if version not in HEADERS:  # other versions have structured types
-            raise ValueError(f"{key} has the format {version}")
-        shape, fortran, kind = HEADERS[version](file)
-        if kind.hasobject or min(shape, default=0) < 0:
-            raise ValueError(f"{key} has {kind} of shape {shape}")
-        size = math.prod(shape) * kind.itemsize
-        values = at_most(size + 1, file)
+        return read_npy(file, key)
+
+
+def read_npy(file: IO[bytes], name: str) -> NDArray[Any]:
+    """Read an array without pickle; memory grows with the bytes that are read, so that a false header does no harm.
+
+    Args:
+        file: Contents of a ``.npy`` file.
+        name: Name of the array in an error message.
+
+    Raises:
+        ValueError: If it is no array of numbers or text, or does not match its header.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in HEADERS:  # other versions have structured types
+        raise ValueError(f"{name} has the format {version}")
+    shape, fortran, kind = HEADERS[version](file)
+    if kind.hasobject or min(shape, default=0) < 0:
+        raise ValueError(f"{name} has {kind} of shape {shape}")
+    size = math.prod(shape) * kind.itemsize
+    values = at_most(size + 1, file)
     if len(values) != size:
         follow = f"{len(values)} bytes{' or more' if len(values) > size else ''}"
-        raise ValueError(f"{key} should have {size} bytes by its header, but has {follow}")
+        raise ValueError(f"{name} should have {size} bytes by its header, but has {follow}")
     array: NDArray[Any] = np.frombuffer(values, kind).reshape(shape[::-1] if fortran else shape)
     return array.T if fortran else array

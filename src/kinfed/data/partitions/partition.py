@@ -40,6 +40,10 @@ class Partition:
     def __len__(self) -> int:
         return len(self.train)
 
+    def name(self, client: int) -> str:
+        """Return the name of a client, or its number if the data give no names."""
+        return self.names[client] if self.names else str(client)
+
     def of(self, clients: Sequence[int] | Indices) -> Partition:
         """Return the partition of some of the clients, in the order given."""
         train, test = ([cut[i] for i in clients] for cut in (self.train, self.test))
