@@ -56,6 +56,7 @@ class Fields(TypedDict, total=False):
     training: LocalTraining
     local_epochs: int
     batch_size: int
+    optimizer: Literal["sgd", "adam", "adamw"]
     lr: float
     lr_schedule: str
     momentum: float
