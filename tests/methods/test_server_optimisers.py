@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,8 @@ def sent(start: Tensors, round: int) -> dict[int, Message]:
     stream, uploads = torch.Generator().manual_seed(round), {}
     for id, samples in enumerate(SAMPLES):
         moved = {
-            name: tensor + torch.randn(tensor.shape, generator=stream) * 0.1 ** (1 + 3 * torch.rand(1, generator=stream))
+            name: tensor
+            + torch.randn(tensor.shape, generator=stream) * 0.1 ** (1 + 3 * torch.rand(1, generator=stream))
             if tensor.is_floating_point()
             else tensor + 5
             for name, tensor in start.items()
@@ -70,7 +72,7 @@ def by_torch(method: ServerOptimiser, optimiser_of: type[torch.optim.Optimizer],
         for p in parameters.values():
             late, v = torch.tensor(1e6), torch.full_like(p, options["eps"] ** 2)
             optimiser.state[p] = {"step": late, "exp_avg": torch.zeros_like(p), "exp_avg_sq": v}
-    for (before, of_clients), (after, _) in zip(told, told[1:], strict=False):
+    for (before, of_clients), (after, _) in itertools.pairwise(told):
         for name, p in parameters.items():
             p.data.copy_(before[name])
             p.grad = before[name].double() - of_clients[name]
@@ -96,7 +98,7 @@ def test_fedyogi_is_algorithm_2_of_the_paper() -> None:
     m = {name: np.zeros(tensor.shape) for name, tensor in told[0][0].items()}
     v = {name: np.full(tensor.shape, 0.01**2) for name, tensor in told[0][0].items()}
     larger_v = []
-    for (before, of_clients), (after, _) in zip(told, told[1:], strict=False):
+    for (before, of_clients), (after, _) in itertools.pairwise(told):
         for name, x in before.items():
             delta = of_clients[name].numpy() - x.double().numpy()
             m[name] = 0.8 * m[name] + 0.2 * delta

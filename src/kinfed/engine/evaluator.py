@@ -231,7 +231,8 @@ class Evaluator:
         """Load a body and the run's initial head into the client's model, and train the head in place.
 
         It is the same for every method: the optimiser is that of the experiment and the learning rate that of the
-        first round, also beside methods with their own ones, and the representations are computed once, so that nothing is augmented (specification C.1).
+        first round, also beside methods with their own ones, and the representations are computed once, so that
+        nothing is augmented (specification C.1).
 
         Args:
             client: Client whose training samples the head is fitted to.

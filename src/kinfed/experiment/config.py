@@ -96,9 +96,10 @@ class Config(BaseModel):
     head: str | None = Field(
         None, description="name of the last linear layer of your own model; by default the last one that is found"
     )
-    bn: Literal["track", "batch", "group"] = Field(
+    bn: Literal["track", "batch", "group", "frozen"] = Field(
         "track",
-        description="BatchNorm layers: running statistics, statistics of each batch, or group normalisation instead",
+        description="BatchNorm layers: running statistics, statistics of each batch, group normalisation instead, or "
+        "frozen as they are in the weights",
     )
     weights: str | None = Field(
         None, description="safetensors file with start weights of the whole model or of its body"
@@ -393,7 +394,9 @@ class Config(BaseModel):
                 )
             if (optimizer := self.training(name)["optimizer"]) not in method.optimizers:
                 able = " or ".join(method.optimizers)
-                raise InputError(f"optimizer: {optimizer!r} is not allowed; {name} needs {able}, as in {name}:optimizer=sgd")
+                raise InputError(
+                    f"optimizer: {optimizer!r} is not allowed; {name} needs {able}, as in {name}:optimizer=sgd"
+                )
             if self.rounds < needs.rounds:
                 raise InputError(f"rounds: {self.rounds} is too few; {name} needs {needs.rounds} or more")
             if self.models is not None and not method.mixes_architectures:

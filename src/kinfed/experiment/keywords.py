@@ -38,7 +38,7 @@ class Fields(TypedDict, total=False):
     model: str | Callable[..., Any] | None
     models: str | None
     head: str | None
-    bn: Literal["track", "batch", "group"]
+    bn: Literal["track", "batch", "group", "frozen"]
     weights: str | Path | None
     sources: str | Path | None
     augment: Literal["none", "crop_flip"]

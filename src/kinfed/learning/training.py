@@ -152,17 +152,16 @@ def train(
 def _optimiser(parameters: Iterable[nn.Parameter], phase: Phase, training: LocalTraining) -> torch.optim.Optimizer:
     """Make a new optimiser, without a state."""
     listed = [*parameters]
-    one_call = "fused" if listed[0].device.type in ("cpu", "cuda") else "foreach"  # for all tensors, in a step
-    lr, options = training.lr if phase.lr is None else phase.lr, {one_call: True}
+    lr, decay = training.lr if phase.lr is None else phase.lr, training.weight_decay
+    fused = listed[0].device.type in ("cpu", "cuda")  # one call for all tensors in a step, elsewhere by foreach
     match training.optimizer:
         case "sgd":
-            return torch.optim.SGD(
-                listed, lr, momentum=training.momentum, weight_decay=training.weight_decay, **options
-            )
+            momentum = training.momentum
+            return torch.optim.SGD(listed, lr, momentum, weight_decay=decay, fused=fused, foreach=not fused)
         case "adam":
-            return torch.optim.Adam(listed, lr, weight_decay=training.weight_decay, **options)
+            return torch.optim.Adam(listed, lr, weight_decay=decay, fused=fused, foreach=not fused)
         case "adamw":
-            return torch.optim.AdamW(listed, lr, weight_decay=training.weight_decay, **options)
+            return torch.optim.AdamW(listed, lr, weight_decay=decay, fused=fused, foreach=not fused)
 
 
 def _labels_of(samples: Samples, rows: Tensor) -> Tensor:

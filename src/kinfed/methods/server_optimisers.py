@@ -41,8 +41,8 @@ class ServerOptimiser(Wrapper):
     @classmethod
     def wraps(cls, kind: type[Method]) -> bool:
         """Return True for a class whose clients send a part of a model, of which the server keeps the plain mean."""
-        plain = issubclass(kind, FedAvg) and kind.aggregate is FedAvg.aggregate and kind.download is FedAvg.download
-        return plain and bool(kind.shared) and kind.trains == "sampled"
+        averages = issubclass(kind, FedAvg) and kind.aggregate is FedAvg.aggregate and bool(kind.shared)
+        return averages and kind.download is FedAvg.download and kind.trains == "sampled"
 
     @classmethod
     def needs(cls) -> str:
@@ -90,7 +90,9 @@ class ServerOptimiser(Wrapper):
         tensors = dict(after.tensors)
         for name in self.base.parameters(server):
             change = after.tensors[name] - before.tensors[name]
-            kept = {prefix: state.tensors[prefix + name] for prefix in (FIRST, SECOND) if prefix + name in state.tensors}
+            kept = {
+                prefix: state.tensors[prefix + name] for prefix in (FIRST, SECOND) if prefix + name in state.tensors
+            }
             step, moments = self.step(change, kept)
             tensors[name] = after.tensors[name] + (step - change)
             tensors |= {prefix + name: moment for prefix, moment in moments.items()}
@@ -110,13 +112,14 @@ class FedAvgM(ServerOptimiser):
     FedProx(mu=1.0)
 
     Attributes:
-        server_lr: Learning rate η of the server, > 0. With 1 and without momentum the base is unchanged.
+        server_lr: Learning rate η of the server, > 0. Momentum makes a step up to 1 / (1 − β) times as long, so that
+            η = 1 takes steps ten times those of the base. With 1 and without momentum the base is unchanged.
         server_momentum: Momentum β of the server, in [0, 1).
     """
 
     space: ClassVar[Mapping[str, str]] = {"server_momentum": "0.5,0.9"}
 
-    server_lr: Rate = 1.0
+    server_lr: Rate = 0.3
     server_momentum: Decay = 0.9
 
     def begun(self, like: Tensor) -> Tensors:
