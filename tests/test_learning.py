@@ -13,6 +13,7 @@ from kinfed.learning import (
     Batch,
     LocalTraining,
     Loss,
+    Optimizer,
     Phase,
     class_overlap,
     correct,
@@ -474,6 +475,45 @@ def test_training_is_plain_sgd_with_momentum() -> None:
         nn.functional.cross_entropy(other(samples.batch(rows)), samples.labels[rows]).backward()  # type: ignore[index]
         optimiser.step()
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_training_with_adam_is_torchs(name: Optimizer, kind: type[torch.optim.Adam]) -> None:
+    model, other = (build("tiny_cnn", (1, 8, 8), 10, 0) for _ in range(2))
+    samples, training = (
+        dataset(48).train,
+        LocalTraining(lr=0.01, batch_size=16, optimizer=name, weight_decay=1e-2, epochs=2),
+    )
+    train(model, samples, Phase(), training, order())
+    optimiser, stream = kind(other.parameters(), lr=0.01, weight_decay=1e-2, foreach=False), order()
+    for _ in range(2):
+        for rows in torch.randperm(48, generator=stream).split(16):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(other(samples.batch(rows)), samples.labels[rows]).backward()  # type: ignore[index]
+            optimiser.step()
+    assert all(torch.allclose(ours, theirs, atol=1e-6) for ours, theirs in zip(*_weights(model, other), strict=True))
+
+
+def _weights(*models: Model) -> list[list[torch.Tensor]]:
+    return [[*model.parameters()] for model in models]
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adams_moments_start_anew_with_every_training(name: Optimizer) -> None:
+    """The first step of Adam is the learning rate, whatever the gradient, and whatever was trained before."""
+    training, model = LocalTraining(lr=0.1, optimizer=name, batch_size=1), linear()
+    for gradient, weight in ((1.0, -0.1), (-50.0, 0.0), (0.01, -0.1)):
+        train(model, *_with(gradient_of([gradient]), training))
+        assert model.head.weight.item() == pytest.approx(weight, abs=1e-5)
+
+
+def test_weight_decay_is_in_the_gradient_of_adam_and_beside_that_of_adamw() -> None:
+    """Without a gradient of the loss: Adam steps by the learning rate, AdamW shrinks the weight by lr times decay."""
+    for name, weight in (("adam", 1.9), ("adamw", 2 * (1 - 0.1 * 0.5))):
+        training = LocalTraining(lr=0.1, optimizer=name, weight_decay=0.5, batch_size=1)  # type: ignore[arg-type]
+        model = linear(2.0)
+        train(model, *_with(gradient_of([0.0]), training))
+        assert model.head.weight.item() == pytest.approx(weight)
 
 
 def test_seeding_leaves_no_notes_for_devices_that_are_not_in_use() -> None:

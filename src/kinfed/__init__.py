@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from kinfed.methods.moon import MOON
     from kinfed.methods.oracle_groups import OracleGroups
     from kinfed.methods.scaffold import SCAFFOLD
+    from kinfed.methods.server_optimisers import FedAdam, FedAvgM, FedYogi
 
 _WHERE = {
     **dict.fromkeys(
@@ -109,6 +110,9 @@ _WHERE = {
     "MOON": "kinfed.methods.moon",
     "OracleGroups": "kinfed.methods.oracle_groups",
     "SCAFFOLD": "kinfed.methods.scaffold",
+    "FedAdam": "kinfed.methods.server_optimisers",
+    "FedAvgM": "kinfed.methods.server_optimisers",
+    "FedYogi": "kinfed.methods.server_optimisers",
 }
 
 __all__ = [
@@ -124,8 +128,10 @@ __all__ = [
     "DirichletClients",
     "Disjoint",
     "Ditto",
+    "FedAdam",
     "FedAvg",
     "FedAvgCRSM",
+    "FedAvgM",
     "FedBABU",
     "FedBYOL",
     "FedCKA",
@@ -139,6 +145,7 @@ __all__ = [
     "FedSHIBU",
     "FedSimSiam",
     "FedU",
+    "FedYogi",
     "Folders",
     "HeteroSSFL",
     "InputError",

@@ -20,7 +20,7 @@ SHIFTED = replace(ALIKE, feature_skew=Excess(0.35, chance=0.1, most=0.12))
 CONTRARY = replace(ALIKE, conflict=Excess(0.6, chance=0.0, most=0.05))
 UNLABELLED = replace(ALIKE, own_classes=None, label_skew=None, conflict=None)
 
-COMMON_MODEL = {"fedprox", "scaffold", "moon", "fedcka"}
+COMMON_MODEL = {"fedprox", "fedavgm", "fedadam", "fedyogi", "scaffold", "moon", "fedcka"}
 OWN_MODELS = {
     "fedper", "fedrep", "fedbabu", "fedshibu", "fedavg_crsm", "fedcrc", "ditto", "fedproto", "lg_fedavg",
     "fedkin", "cfl", "ifca",

@@ -175,7 +175,8 @@ Assignments = Annotated[
     typer.Option(
         "--set",
         metavar="METHOD.FIELD=VALUE",
-        help="set a field of a method, or its own lr, momentum, weight_decay, local_epochs or batch_size; repeatable",
+        help="set a field of a method, or its own lr, optimizer, momentum, weight_decay, local_epochs or batch_size; "
+        "repeatable",
     ),
 ]
 AllowCode = Annotated[

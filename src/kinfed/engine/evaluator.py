@@ -230,8 +230,9 @@ class Evaluator:
     def _refit(self, client: Client, tensors: Tensors, purpose: str) -> None:
         """Load a body and the run's initial head into the client's model, and train the head in place.
 
-        It is the same for every method: the learning rate is that of the first round, also beside methods with one of
-        their own, and the representations are computed once, so that nothing is augmented (specification C.1).
+        It is the same for every method: the optimiser is that of the experiment and the learning rate that of the
+        first round, also beside methods with their own ones, and the representations are computed once, so that
+        nothing is augmented (specification C.1).
 
         Args:
             client: Client whose training samples the head is fitted to.
@@ -245,11 +246,16 @@ class Evaluator:
         train(client.model, client.train, head, replace(training, augment="none"), client.stream(purpose))
 
     def _fine_tune(self, client: Client, tensors: Tensors) -> None:
-        """Load tensors into the client's model and fine-tune it in place."""
-        tuning = self.runtime.settings.fine_tuning
+        """Load tensors into the client's model and fine-tune it in place.
+
+        The optimiser is that of the experiment, as the learning rate is one for all methods.
+        """
+        settings = self.runtime.settings
+        tuning, common = settings.fine_tuning, settings.refitting or settings.training
         assert tuning is not None
         client.model.load(tensors)
-        train(client.model, client.train, tuning, client.training, client.stream("fine-tuning"))
+        training = replace(client.training, optimizer=common.optimizer)
+        train(client.model, client.train, tuning, training, client.stream("fine-tuning"))
 
     def _tested(
         self, name: str, client: Client, saved: Tensors | None = None, among: Tensor | None = None

@@ -76,7 +76,7 @@ def runtime_of(config: Config) -> ClientRuntime:
     common = _training(config)
     settings = RoundSettings(
         rounds=config.rounds,
-        training=replace(common, **_as_training(config.own_training(name))),
+        training=replace(common, **_as_training(config.training(name))),
         refitting=common,
         lr_schedule=config.lr_schedule,
         participation=config.participation,
@@ -108,7 +108,7 @@ def _training(config: Config) -> LocalTraining:
 
 
 def _as_training(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return numbers of a config under their names in `LocalTraining`."""
+    """Return settings of a config under their names in `LocalTraining`."""
     return {"epochs" if name == "local_epochs" else name: value for name, value in numbers.items()}
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kinfed.data.partitions.saved import Saved
     from kinfed.methods import Method
 
-__all__ = ["EXECUTION", "FEWEST_PUBLIC", "OF_TRAINING", "Config", "as_tuple", "model_shares"]
+__all__ = ["EXECUTION", "FEWEST_PUBLIC", "OF_TRAINING", "USUAL_LR", "Config", "as_tuple", "model_shares"]
 
 FEWEST_PUBLIC = 4  # smallest number of public images; similarities on fewer are meaningless
 
@@ -50,8 +50,10 @@ EXECUTION = {
 }  # fmt: skip
 
 
-# Numbers of the local training for which a method may have a value of its own, as in fedprox:lr=0.03.
-OF_TRAINING = ("lr", "momentum", "weight_decay", "local_epochs", "batch_size")
+# Settings of the local training for which a method may have a value of its own, as in fedprox:lr=0.03.
+OF_TRAINING = ("lr", "optimizer", "momentum", "weight_decay", "local_epochs", "batch_size")
+
+USUAL_LR = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001}  # default learning rate of each optimiser
 
 
 class Config(BaseModel):
@@ -94,9 +96,10 @@ class Config(BaseModel):
     head: str | None = Field(
         None, description="name of the last linear layer of your own model; by default the last one that is found"
     )
-    bn: Literal["track", "batch", "group"] = Field(
+    bn: Literal["track", "batch", "group", "frozen"] = Field(
         "track",
-        description="BatchNorm layers: running statistics, statistics of each batch, or group normalisation instead",
+        description="BatchNorm layers: running statistics, statistics of each batch, group normalisation instead, or "
+        "frozen as they are in the weights",
     )
     weights: str | None = Field(
         None, description="safetensors file with start weights of the whole model or of its body"
@@ -136,13 +139,18 @@ class Config(BaseModel):
         1, ge=1, description="number of passes over its samples that a client makes in each round"
     )
     batch_size: int = Field(16, ge=1, description="number of samples in a training step")
-    lr: float = Field(0.1, gt=0, description="learning rate in the first round")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description="optimiser of the clients, which begins anew in every round"
+    )
+    lr: float = Field(
+        USUAL_LR["sgd"], gt=0, description="learning rate in the first round; with adam and adamw the default is 0.001"
+    )
     lr_schedule: str = Field(
         "step:0.75",
         description="constant, cosine, or step:F:D,…: divided by D (default 10) after the fraction F of the rounds",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of SGD")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay; of adamw decoupled from the gradient")
     feature_cache_mb: float = Field(
         1024.0, ge=0, description="limit in MiB per process on stored activations of frozen models"
     )
@@ -208,6 +216,13 @@ class Config(BaseModel):
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="fields of the methods, by method")
 
     _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_lr(cls, fields: Any) -> Any:
+        """Add the default learning rate of the optimiser."""
+        usual = USUAL_LR.get(str(fields.get("optimizer"))) if isinstance(fields, Mapping) else None
+        return fields if usual is None else {"lr": usual, **fields}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -331,7 +346,7 @@ class Config(BaseModel):
         for label in methods:
             name, typed = parse_label(label)
             own = {**settings.get(name, {}), **settings.get(label, {}), **typed}
-            complete[label] = _complete(label, own, _finder(info.context))
+            complete[label] = _complete(label, own, info.data.get("optimizer", "sgd"), _finder(info.context))
         return complete
 
     @model_validator(mode="after")
@@ -377,6 +392,11 @@ class Config(BaseModel):
                 raise InputError(
                     f"shift: {name} is told the groups of a planted shift, and there are none; try shift=rotate:4"
                 )
+            if (optimizer := self.training(name)["optimizer"]) not in method.optimizers:
+                able = " or ".join(method.optimizers)
+                raise InputError(
+                    f"optimizer: {optimizer!r} is not allowed; {name} needs {able}, as in {name}:optimizer=sgd"
+                )
             if self.rounds < needs.rounds:
                 raise InputError(f"rounds: {self.rounds} is too few; {name} needs {needs.rounds} or more")
             if self.models is not None and not method.mixes_architectures:
@@ -414,11 +434,15 @@ class Config(BaseModel):
         return make_method(name, fields, _finder(self._objects))
 
     def own_training(self, label: str) -> dict[str, Any]:
-        """Return the numbers of the local training that a method has for itself, such as ``lr``, by name."""
+        """Return the settings of the local training that a method has for itself, such as ``lr``, by name."""
         from kinfed.methods import method_fields
 
         names = {*OF_TRAINING} - {*method_fields(parse_label(label)[0], _finder(self._objects))}
         return {name: value for name, value in self.settings[label].items() if name in names}
+
+    def training(self, label: str) -> dict[str, Any]:
+        """Return the settings of a method's local training, its own or those of the experiment, by name."""
+        return {name: getattr(self, name) for name in OF_TRAINING} | self.own_training(label)
 
     @property
     def trackers(self) -> list[str]:
@@ -574,12 +598,18 @@ def given_in_python(field: str, name: str, objects: Mapping[str, Any] | None) ->
     return (objects or {})[name]
 
 
-def _complete(label: str, own: Mapping[str, Any], find: Callable[[str], type[Method]]) -> dict[str, Any]:
+def _complete(
+    label: str, own: Mapping[str, Any], optimizer: str, find: Callable[[str], type[Method]]
+) -> dict[str, Any]:
     """Return all fields of a method, in the types that it declares, from the given fields and the defaults.
+
+    With an optimiser of its own, a method has this optimiser's default learning rate, if it has none of its own: that
+    of the experiment is for another optimiser.
 
     Args:
         label: Label of the method, as in ``methods``.
         own: Given fields of the method.
+        optimizer: Optimiser of the experiment.
         find: Function that finds the class of a method by its name.
     """
     from kinfed.methods import make_method, method_fields, name_and_fields
@@ -603,13 +633,17 @@ def _complete(label: str, own: Mapping[str, Any], find: Callable[[str], type[Met
     except InputError as error:
         raise InputError(f"{label}.{error}") from error
     _, complete = name_and_fields(method, lambda kind: kind.__name__)
-    return complete | {field: value for field, value in given.items() if field in training}
+    trained = {field: value for field, value in given.items() if field in training}
+    usual = USUAL_LR[trained.get("optimizer", optimizer)]
+    if "lr" in training and usual != USUAL_LR[optimizer]:
+        trained.setdefault("lr", usual)
+    return complete | trained
 
 
 def _type_of(field: str) -> Any:
-    """Return the type of a number of the experiment, with its limits."""
+    """Return the type of a field of the experiment, with its limits."""
     told = Config.model_fields[field]
-    return Annotated[told.annotation, *told.metadata]
+    return Annotated[told.annotation, *told.metadata] if told.metadata else told.annotation
 
 
 def _architecture(name: str, objects: Mapping[str, Any] | None = None) -> Any:

@@ -38,7 +38,7 @@ class Fields(TypedDict, total=False):
     model: str | Callable[..., Any] | None
     models: str | None
     head: str | None
-    bn: Literal["track", "batch", "group"]
+    bn: Literal["track", "batch", "group", "frozen"]
     weights: str | Path | None
     sources: str | Path | None
     augment: Literal["none", "crop_flip"]
@@ -56,6 +56,7 @@ class Fields(TypedDict, total=False):
     training: LocalTraining
     local_epochs: int
     batch_size: int
+    optimizer: Literal["sgd", "adam", "adamw"]
     lr: float
     lr_schedule: str
     momentum: float

@@ -156,6 +156,8 @@ def _training_fields(training: Any, fields: Mapping[str, Any]) -> dict[str, Any]
     if not isinstance(training, LocalTraining):
         raise InputError(f"training: {short(training)} is not allowed; must be a kinfed.LocalTraining")
     own = {OF_TRAINING.get(name, name): value for name, value in dataclasses.asdict(training).items()}
+    if training.optimizer != "sgd" and _is_default(training, "momentum", training.momentum):
+        del own["momentum"]  # nobody asked for it
     if twice := [name for name in own if name in fields]:
         raise InputError(f"{twice[0]}: is also a field of training; give only one of them")
     return own

@@ -122,7 +122,7 @@ def load(
     about = saved_about(path)
     if about is not None:
         card.check(about, path)
-    if module is None and ":" in card.architecture:
+    if module is None and ":" in card.architecture and not ARCHITECTURES.installed(card.architecture):
         if not allow_code:
             raise InputError(
                 f"{path}: importing its architecture {card.architecture!r} would run code; allow that with "

@@ -77,6 +77,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
         "never_trained": len(never),
         "zero_step_clients": sum(line["zero_step_clients"] for line in lines),
         "collapsed": [],
+        **({"start": start} if (start := [said for model in runtime.models for said in model.start]) else {}),
         **runtime.method.outcome(runtime.server(len(lines)), lines, runtime.class_counts),
     }
 

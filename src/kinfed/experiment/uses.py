@@ -93,8 +93,8 @@ OF_METHODS: dict[str, Use] = {
         "methods that read labels; the others have two views of each image", lambda _, method: method.supervised, "none"
     ),
     "momentum": Use(
-        "methods that train with momentum, or whose clients re-fit a head after the last round",
-        lambda config, method: "momentum" in method.reads or _refits(config, method),
+        "optimizer=sgd, in methods that train with momentum, or whose clients re-fit a head after the last round",
+        lambda config, method: config.optimizer == "sgd" and ("momentum" in method.reads or _refits(config, method)),
     ),
     "feature_cache_mb": Use(
         "what stores activations of frozen models: heads that clients with labels re-fit after the last round, and "
@@ -164,7 +164,7 @@ def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mappi
     for name in given:
         value = getattr(configs[0], name)
         use = uses.get(name)
-        if use and value != use.off and not any(use.reads(config, config.method(label)) for config, label in pairs):
+        if use and value != use.off and not any(_reads(use, config, label) for config, label in pairs):
             _refuse(name, value, use.by)
         if _is_replaced(name, pairs):
             raise InputError(f"{name}: {short(value)} would do nothing; every method has its own")
@@ -173,11 +173,26 @@ def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mappi
         _refuse_idle_of(named, own, of_name, uses)
 
 
+def _reads(use: Use, config: Config, label: str) -> bool:
+    """Return True if a method, or a test of it after the last round, reads a field of the experiment."""
+    return use.reads(config, config.method(label)) or _trains_with(use, config, label)
+
+
+def _trains_with(use: Use, config: Config, label: str) -> bool:
+    """Return True if a method with its own settings of the training reads a field."""
+    return use.reads(config.model_copy(update=config.own_training(label)), config.method(label))
+
+
 def _is_replaced(name: str, pairs: Sequence[tuple[Config, str]]) -> bool:
-    """Return True if every method has its own value of a number of the training, and no head is re-fitted with it."""
+    """Return True if every method replaces a setting of the training by its own, and no head is re-fitted with it."""
     refits = any(_refits(config, config.method(label)) for config, label in pairs)
-    own = name in OF_TRAINING and all(name in config.own_training(label) for config, label in pairs)
+    own = name in OF_TRAINING and all(_has_own(name, config.own_training(label)) for config, label in pairs)
     return own and (name == "local_epochs" or not refits)
+
+
+def _has_own(name: str, own: Mapping[str, Any]) -> bool:
+    """Return True if a method's own settings replace one of the experiment; another optimiser has no momentum."""
+    return name in own or (name == "momentum" and own.get("optimizer", "sgd") != "sgd")
 
 
 def _refuse_idle_of(
@@ -195,7 +210,7 @@ def _refuse_idle_of(
     training = {name: value for config, label in pairs for name, value in config.own_training(label).items()}
     for name in own if methods else ():
         if name in training:
-            if name in uses and not any(uses[name].reads(config, config.method(label)) for config, label in pairs):
+            if name in uses and not any(_trains_with(uses[name], config, label) for config, label in pairs):
                 _refuse(f"{named}.{name}", training[name], uses[name].by)
         elif all(name in method.idle for method in methods):
             method = methods[0] if hasattr(methods[0], name) else methods[0].unwrapped

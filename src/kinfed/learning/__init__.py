@@ -12,7 +12,7 @@ from kinfed.learning.evaluation import (
     rank_correlation,
 )
 from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
-from kinfed.learning.phases import Batch, LocalTraining, Phase
+from kinfed.learning.phases import Batch, LocalTraining, Optimizer, Phase
 from kinfed.learning.representation import knn, linear_probe
 from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
 from kinfed.learning.training import AfterStep, BeforeStep, Loss, Objective, Tally, cross_entropy, train
@@ -27,6 +27,7 @@ __all__ = [
     "Loss",
     "NotFinite",
     "Objective",
+    "Optimizer",
     "Phase",
     "Tally",
     "activations",

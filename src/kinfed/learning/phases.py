@@ -1,27 +1,33 @@
-"""Settings of local training: SGD settings of a round, phases, and batches."""
+"""Settings of local training: the optimiser and its settings in a round, phases, and batches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from kinfed.learning.augmentation import Augmentation
 from kinfed.models import ALL, Part
 
-__all__ = ["Batch", "LocalTraining", "Phase"]
+__all__ = ["Batch", "LocalTraining", "Optimizer", "Phase"]
+
+Optimizer = Literal["sgd", "adam", "adamw"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """Settings of stochastic gradient descent at the clients in one round; each phase has a new optimiser.
+    """Settings of the training at the clients in one round; each phase has a new optimiser, without a state.
 
     Attributes:
         lr: Learning rate of this round.
         epochs: Passes over the client's samples.
         batch_size: Samples in a batch; the last batch of a pass may be smaller.
-        momentum: Momentum of the optimiser, in [0, 1).
-        weight_decay: Factor of the weights that is added to their gradients.
+        optimizer: Optimiser: ``sgd``, ``adam`` or ``adamw``. The moments of the two Adams have torch's decay rates,
+            0.9 and 0.999.
+        momentum: Momentum of SGD, in [0, 1); the other optimisers do not read it.
+        weight_decay: Factor of the weights that is added to their gradients or, with ``adamw``, by which the weights
+            shrink in a step, times the learning rate.
         augment: Augmentation of the images of a batch.
         feature_cache_mb: Limit on the stored outputs of frozen models for a client's samples, in MiB.
 
@@ -32,6 +38,7 @@ class LocalTraining:
     lr: float
     epochs: int = 1
     batch_size: int = 50
+    optimizer: Optimizer = "sgd"
     momentum: float = 0.9
     weight_decay: float = 0.0
     augment: Augmentation = "none"

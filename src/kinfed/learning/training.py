@@ -1,4 +1,4 @@
-"""Local training: SGD in phases, each of which trains one part of the model."""
+"""Local training: SGD or Adam in phases, each of which trains one part of the model."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def train(
     if not parameters:
         return Tally(0, 0, float("nan"), float("nan"), None)
     weights = {name: p.detach() for name, p in parameters.items()}  # the same memory, outside autograd
-    optimiser, losses = _sgd(parameters.values(), phase, training), _Losses()
+    optimiser, losses = _optimiser(parameters.values(), phase, training), _Losses()
     with seeded_globals(order, samples.inputs.device, certain=False):
         for _ in range(training.epochs if phase.epochs is None else phase.epochs):
             shuffled = torch.randperm(len(samples), generator=order).to(samples.inputs.device)
@@ -149,11 +149,19 @@ def train(
     return losses.tally()
 
 
-def _sgd(parameters: Iterable[nn.Parameter], phase: Phase, training: LocalTraining) -> torch.optim.SGD:
+def _optimiser(parameters: Iterable[nn.Parameter], phase: Phase, training: LocalTraining) -> torch.optim.Optimizer:
+    """Make a new optimiser, without a state."""
     listed = [*parameters]
-    one_call = "fused" if listed[0].device.type in ("cpu", "cuda") else "foreach"  # for all tensors, in a step
-    lr, options = training.lr if phase.lr is None else phase.lr, {one_call: True}
-    return torch.optim.SGD(listed, lr, momentum=training.momentum, weight_decay=training.weight_decay, **options)
+    lr, decay = training.lr if phase.lr is None else phase.lr, training.weight_decay
+    fused = listed[0].device.type in ("cpu", "cuda")  # one call for all tensors in a step, elsewhere by foreach
+    match training.optimizer:
+        case "sgd":
+            momentum = training.momentum
+            return torch.optim.SGD(listed, lr, momentum, weight_decay=decay, fused=fused, foreach=not fused)
+        case "adam":
+            return torch.optim.Adam(listed, lr, weight_decay=decay, fused=fused, foreach=not fused)
+        case "adamw":
+            return torch.optim.AdamW(listed, lr, weight_decay=decay, fused=fused, foreach=not fused)
 
 
 def _labels_of(samples: Samples, rows: Tensor) -> Tensor:

@@ -58,6 +58,9 @@ METHODS: Registry[type[Method]] = Registry(
     {
         "fedavg": "kinfed.methods.fedavg:FedAvg",
         "fedprox": "kinfed.methods.fedprox:FedProx",
+        "fedavgm": "kinfed.methods.server_optimisers:FedAvgM",
+        "fedadam": "kinfed.methods.server_optimisers:FedAdam",
+        "fedyogi": "kinfed.methods.server_optimisers:FedYogi",
         "scaffold": "kinfed.methods.scaffold:SCAFFOLD",
         "moon": "kinfed.methods.moon:MOON",
         "fedcka": "kinfed.methods.fedcka:FedCKA",

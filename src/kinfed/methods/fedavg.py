@@ -139,6 +139,16 @@ class FedAvg(Method):
             tensors={n: tensors[n].expand_as(own) if n in tensors else own for n, own in state.tensors.items()},
         )
 
+    def network(self, site: Site) -> Model:
+        """Return the network of which a part is shared: the site's model."""
+        return site.model
+
+    def parameters(self, site: Site) -> list[str]:
+        """Return the names of the shared parameters, without those that are permanently frozen."""
+        network = self.network(site)
+        names = [name for name, _ in network.named_parameters() if name.startswith(self.shared)]
+        return [name for name in names if name not in network.frozen]
+
     def change(self, site: Site, start: NamedTensors, upload: Message) -> Tensors:
         """Return the change of the shared parameters in a client's training, by name; buffers are left out.
 

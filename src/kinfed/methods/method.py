@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfed.data.samples import Samples
-from kinfed.learning import LocalTraining
+from kinfed.learning import LocalTraining, Optimizer
 from kinfed.methods.picture import Picture
 from kinfed.models import Model, Source, Tensors
 from kinfed.streams import torch_stream
@@ -201,6 +201,7 @@ class Method(ABC):
             of a model is that of a classifier fitted to its body (`kinfed.learning.linear_probe`).
         adapts: True if clients fine-tune a model in the last evaluation, for which they need labels.
         mixes_architectures: True if clients may have models of different architectures.
+        optimizers: Optimisers of the clients with which the method is defined.
         trains_head_alone: True if heads are trained on a frozen body, so that one sample is enough even with BatchNorm.
         trial: Field values for short test runs (a few rounds on a few small images), if the defaults do not suit them;
             `kinfed.testing` joins those of all base classes.
@@ -218,6 +219,7 @@ class Method(ABC):
     supervised: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = False
+    optimizers: ClassVar[tuple[Optimizer, ...]] = ("sgd", "adam", "adamw")
     ceiling: ClassVar[str] = ""
     unknown: ClassVar[tuple[str, ...]] = ()
     trains_head_alone: ClassVar[bool] = False

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Gt
 
+from kinfed.learning import Optimizer
 from kinfed.methods.aggregation import uniform_mean, weighted_mean
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import (
@@ -53,6 +54,8 @@ class SCAFFOLD(FedAvg):
         weights: Weights p_i of the clients in the mean change of the model: ``samples``, each client's share of the
             training samples, as in the other methods; ``uniform``, the paper's 1/|S|, equal for all clients of a round.
     """
+
+    optimizers: ClassVar[tuple[Optimizer, ...]] = ("sgd",)  # (x − y_i) / (K_i η) is a mean gradient with SGD only
 
     mode: Literal["niid", "paper"] = "niid"
     denom: Literal["effective", "steps"] = "effective"

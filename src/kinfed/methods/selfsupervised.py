@@ -64,6 +64,10 @@ class SelfSupervised(FedAvg):
         hidden = WIDER * site.model.head.in_features if self.hidden is None else self.hidden
         return Siamese(site.model, site.seed, hidden=hidden, out=self.out)
 
+    def network(self, site: Site) -> Model:
+        """Return the online network q(o(x))."""
+        return self.online(site)
+
     def target(self, online: Siamese, kept: Mapping[str, Tensor]) -> Target | None:
         """Return the target ξ that the client kept; at its first participation a deep copy of o; None for SimSiam."""
         if not self.has_target():

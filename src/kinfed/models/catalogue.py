@@ -13,6 +13,7 @@ from torch import nn
 from kinfed.errors import InputError
 from kinfed.models.batchnorm import BatchNorm, set_batchnorm
 from kinfed.models.convnets import cnn4, cnn4_half, mcmahan_cnn, mlp, small_cnn, tiny_cnn
+from kinfed.models.libraries import LIBRARIES, of_library
 from kinfed.models.model import Model
 from kinfed.models.own import Maker, from_module, maker, name_of
 from kinfed.models.resnet import resnet18, resnet34, resnet50
@@ -69,6 +70,20 @@ def _from_elsewhere(name: str, thing: Any) -> Architecture | OwnArchitecture:
     return OwnArchitecture(maker(thing), about or f"a model of {name_of(thing)}")
 
 
+class _Architectures(Registry[Architecture | OwnArchitecture]):
+    """Registry that also knows the architectures of the libraries; they are found, but not listed."""
+
+    def __getitem__(self, name: str) -> Architecture | OwnArchitecture:
+        """Look up a name, as every registry does, or an architecture of a library."""
+        if name.partition(":")[0] in LIBRARIES:
+            return OwnArchitecture(of_library(name), f"the model {name}")
+        return super().__getitem__(name)
+
+    def installed(self, name: str) -> bool:
+        """Return True if a name is kinfed's own, an installed package's or a library's, not an import path."""
+        return name.partition(":")[0] in LIBRARIES or super().installed(name)
+
+
 _OWN = {
     "tiny_cnn": Architecture(tiny_cnn, 4, "2 convolutions 3×3 and FC 64, for 8×8 digits"),
     "small_cnn": Architecture(small_cnn, 16, "FedCKA's CNN: 2 convolutions 5×5, FC 120 and 84, projection to 256"),
@@ -82,8 +97,11 @@ _OWN = {
     "vgg16": Architecture(vgg16, 32, "VGG-16; for images up to 64×64 without its hidden FC layers"),
     "vgg16_bn": Architecture(vgg16_bn, 32, "the same with BatchNorm"),
 }
-ARCHITECTURES: Registry[Architecture | OwnArchitecture] = Registry("model", _OWN, _fault, _from_elsewhere)
-"""Architectures by name; a user's own is ``package.module:function`` or an entry point in ``kinfed.models``."""
+ARCHITECTURES: Registry[Architecture | OwnArchitecture] = _Architectures("model", _OWN, _fault, _from_elsewhere)
+"""Architectures by name; those of libraries are ``torchvision:NAME`` and ``timm:NAME``.
+
+A user's own is ``package.module:function`` or an entry point in ``kinfed.models``.
+"""
 
 
 def default_architecture(shape: tuple[int, ...]) -> str:
@@ -111,9 +129,9 @@ def build(
     """Build a model with the initial weights of a seed.
 
     Args:
-        architecture: Name of one of `ARCHITECTURES`; or a function or class that makes a module or a `Model` from the
-            input shape and the number of classes, given itself or as ``package.module:function``; or a module, which is
-            copied with its weights.
+        architecture: Name of one of `ARCHITECTURES`, ``torchvision:NAME`` or ``timm:NAME``; or a function or class that
+            makes a module or a `Model` from the input shape and the number of classes, given itself or as
+            ``package.module:function``; or a module, which is copied with its weights.
         shape: Shape of one input, (c, h, w) for images.
         classes: Number of outputs of the head.
         seed: Seed of the run.
@@ -138,9 +156,10 @@ def build(
         else:
             model = _own(found.make, name, shape, classes, head)
     model.keep_frozen()
-    if bn != "track":
+    if bn in ("batch", "group"):
         _refuse_frozen_batchnorm(model, bn)
     set_batchnorm(model, bn)
+    model.keep_frozen()
     model.recipe = {"architecture": name, "bn": bn, **({} if head is None else {"head": head})}
     return model.train()
 
@@ -176,7 +195,9 @@ def _own(make: Maker, name: str, shape: tuple[int, ...], classes: int, head: str
         else:
             model = _ending_in_its_head(module, shape)
         outputs = tuple(_outputs(model, shape))
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError, ValueError) as error:  # whatever the module raises for a size
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"model: {name} does not take inputs of {'×'.join(map(str, shape))}: {error}") from error
     if outputs != (2, classes):
         raise InputError(f"model: {name} has outputs of shape {outputs} for 2 samples; must be (2, {classes})")
@@ -230,4 +251,6 @@ def _evaluated(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 def _refuse_frozen_batchnorm(model: Model, bn: BatchNorm) -> None:
     if layers := sorted(n for n in model.frozen_layers if isinstance(model.get_submodule(n), nn.BatchNorm2d)):
-        raise InputError(f"bn: {bn!r} is not allowed; it replaces {layers[0]}, which is frozen; must be 'track'")
+        raise InputError(
+            f"bn: {bn!r} is not allowed; it replaces {layers[0]}, which is frozen; must be 'track' or 'frozen'"
+        )

@@ -9,6 +9,7 @@ import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Self
 
 import torch
@@ -165,6 +166,12 @@ class Model(Parts):
 
     recipe: Mapping[str, str]
     """Architecture and options that `kinfed.models.build` used; empty for a model made otherwise."""
+
+    former: Mapping[str, str] = MappingProxyType({})
+    """Beginnings of tensor names, each with the one that it replaced in the module of which the model is made."""
+
+    start: tuple[str, ...] = ()
+    """What was left out of the file of the start weights, in sentences."""
 
     def __init__(self, stages: Mapping[str, nn.Module], head: nn.Linear, taps: Sequence[str]) -> None:
         super().__init__()

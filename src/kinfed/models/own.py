@@ -41,6 +41,9 @@ def maker(thing: nn.Module | Maker) -> Maker:
     """
     if isinstance(thing, nn.Module):
         return lambda shape, classes: copy.deepcopy(thing)
+    if getattr(thing, "__module__", "").startswith("torchvision.models.") and not isinstance(thing, type):
+        name = thing.__name__  # its first argument would be weights to download
+        raise InputError(f"model: {name} of torchvision.models takes no shape; give its name: 'torchvision:{name}'")
     if not callable(thing):
         raise InputError(f"model: {thing!r} is not allowed; must be a name, a function, a class or a torch.nn.Module")
     return thing
@@ -76,4 +79,6 @@ def from_module(module: nn.Module, head: str | None = None) -> Model:
     parent = module.get_submodule(parent_name)
     layer = getattr(parent, leaf)
     setattr(parent, leaf, nn.Identity())
-    return Model({"net": module}, layer, [])
+    model = Model({"net": module}, layer, [])
+    model.former = {"body.net.": "", "head.": f"{name}."}
+    return model

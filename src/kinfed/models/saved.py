@@ -21,7 +21,11 @@ __all__ = ["load_weights", "open_saved", "refuse_pickle", "restored", "saved_abo
 
 PICKLED = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 COUNTS = "num_batches_tracked"  # BatchNorm's buffer
+STATISTICS = ("running_mean", "running_var", COUNTS)  # all of its buffers
 LARGEST_HEAD = 2**30  # bytes of a random head for a file without one
+
+_Shapes = dict[str, tuple[int, ...]]
+_Named = dict[str, tuple[str, Tensor]]  # the model's name and tensor by the name in a file
 
 
 def open_saved(path: Path) -> tuple[Model, tuple[int, ...], tuple[str, ...]]:
@@ -97,6 +101,9 @@ def saved_about(path: Path) -> dict[str, Any] | None:
 def load_weights(model: Model, path: Path) -> None:
     """Copy the tensors of a safetensors file into a model: those of the whole model, or of the body only.
 
+    A head for another number of classes is left out, so that the model's own begins, and so are BatchNorm's running
+    statistics, if the model has none (``bn`` of `kinfed.models.build`); `Model.start` says so.
+
     Raises:
         InputError: If `weights_for` refuses the file.
 
@@ -109,19 +116,23 @@ def load_weights(model: Model, path: Path) -> None:
     >>> model.head.weight.sum().item()
     8.0
     """
-    model.load(weights_for(model, path))
+    told: list[str] = []
+    model.load(weights_for(model, path, told))
+    model.start = tuple(told)
 
 
-def weights_for(model: Model, path: Path) -> Tensors:
+def weights_for(model: Model, path: Path, left_out: list[str] | None = None) -> Tensors:
     """Read the tensors of a safetensors file for a model: those of the whole model, or of the body only.
 
-    A file without names that start with ``body.`` or ``head.`` has torchvision's names, if the architecture is one of
-    torchvision's. It may lack BatchNorm's ``num_batches_tracked``, which are then 0. All names and shapes are checked
-    before a tensor is read.
+    A file with other names than those that start with ``body.`` or ``head.`` has torchvision's names, if the
+    architecture is one of torchvision's, or those of the module of which the model is made. It may lack BatchNorm's
+    ``num_batches_tracked``, which are then 0. All names and shapes are checked before a tensor is read.
 
     Args:
         model: Model that the tensors are for. Its weights are not used; it may be on the device ``meta``.
         path: File to read.
+        left_out: List to which a sentence is added for each thing of the file that is left out; see `load_weights`.
+            None to refuse the file for it.
 
     Returns:
         Tensors with the model's names and types.
@@ -133,30 +144,65 @@ def weights_for(model: Model, path: Path) -> Tensors:
     refuse_pickle(path)
     try:
         with opened(path) as file:
-            return _fitting(model, file, path)
+            return _fitting(model, file, path, left_out)
     except ValueError as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"weights: {path} {str(error).removeprefix('it ')}") from error
 
 
-def _fitting(model: Model, file: Any, path: Path) -> Tensors:
+def _fitting(model: Model, file: Any, path: Path, left_out: list[str] | None) -> Tensors:
     """Read the tensors of an open file after checking all names and shapes."""
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
+    whole = [*shapes]
+    if left_out is not None:
+        shapes = _without_statistics(model, shapes, path, left_out)
     mine = _by_their_names(model, [*shapes], path)
+    if left_out is not None:
+        mine = _without_head(mine, shapes, path, left_out)
     for name, shape in shapes.items():
-        _, own = mine[name]
-        if shape != own.shape:
-            told = f"{shape}; must be {tuple(own.shape)} as in the model"
+        own = mine[name][1] if name in mine else None
+        if own is not None and shape != own.shape:
+            told = f"{shape}; must be {tuple(own.shape)} as in the model{_hint(shape, own.shape)}"
             raise InputError(f"weights: {name} in {path} has the shape {told}")
-    tensors = {name: file.get_tensor(name) for name in shapes}
+    tensors = {name: file.get_tensor(name) for name in whole}
     checked(file, tensors)
     return {ours: _of_kind(tensors, name, own, path) for name, (ours, own) in mine.items()}
 
 
+def _without_statistics(model: Model, shapes: _Shapes, path: Path, left_out: list[str]) -> _Shapes:
+    """Leave BatchNorm's buffers out of the names in a file for a model that has none in its place."""
+    if model.recipe.get("bn") not in ("batch", "group"):
+        return shapes
+    kept = {name: shape for name, shape in shapes.items() if not name.endswith(STATISTICS)}
+    if len(kept) < len(shapes):
+        left_out.append(f"The running statistics of BatchNorm in {path} are not used (bn={model.recipe['bn']}).")
+    return kept
+
+
+def _without_head(mine: _Named, shapes: _Shapes, path: Path, left_out: list[str]) -> _Named:
+    """Leave the head out of a model's tensors, if the one in a file is for another number of classes."""
+    heads = {name: own.shape for name, (ours, own) in mine.items() if ours.startswith(HEAD)}
+    classes = {(shapes[name][:1], own[:1]) for name, own in heads.items()}
+    if len(classes) != 1 or any(shapes[name][1:] != own[1:] or shapes[name] == own for name, own in heads.items()):
+        return mine  # the model's own head, none, or one that is refused
+    (((theirs,), (ours,)),) = classes
+    left_out.append(f"The head is new: {path} has one for {theirs} classes, and the data have {ours}.")
+    return {name: of for name, of in mine.items() if name not in heads}
+
+
+def _hint(shape: tuple[int, ...], own: tuple[int, ...]) -> str:
+    """Return what to do about the first convolution of another input, as the end of a message."""
+    if len(shape) != 4 or len(own) != 4 or shape[0] != own[0]:
+        return ""
+    if (shape[1], own[1]) == (3, 1):
+        return "; with channels=3 grey images become colour images"
+    return "; only images above 64×64 have torchvision's stem: image_size=224" if shape[2:] == (7, 7) else ""
+
+
 def _by_their_names(model: Model, names: Sequence[str], path: Path) -> dict[str, tuple[str, Tensor]]:
     """Map the names in a file to the model's names and tensors; refuse missing and unknown names."""
-    theirs = {} if any(name.startswith(ALL) for name in names) else torchvision_names(model)
+    theirs = {} if all(name.startswith(ALL) for name in names) else torchvision_names(model) or _former_names(model)
     mine = {theirs.get(name, name): (name, tensor) for name, tensor in model.named_tensors().items()}
     body = {name for name, (ours, _) in mine.items() if ours.startswith(BODY)}
     wanted = body if {*names} <= body else mine.keys()
@@ -165,6 +211,17 @@ def _by_their_names(model: Model, names: Sequence[str], path: Path) -> dict[str,
         if name not in optional:
             raise InputError(f"weights: {path} {'lacks' if name in wanted else 'has an unknown tensor'} {name}")
     return {name: mine[name] for name in mine if name in wanted}
+
+
+def _former_names(model: Model) -> dict[str, str]:
+    """Map the names of a model's tensors to those in the module of which it was made."""
+    tensors = model.named_tensors()
+    return {
+        name: former + name.removeprefix(now)
+        for now, former in model.former.items()
+        for name in tensors
+        if name.startswith(now)
+    }
 
 
 def _of_kind(tensors: Tensors, name: str, own: Tensor, path: Path) -> Tensor:

@@ -93,6 +93,7 @@ def _of_run(run: Run) -> Iterator[str]:
             f"the networks of {_clients(run, s['collapsed'])} collapsed: their outputs are nearly the same for all "
             "images. A smaller --lr, more samples per client or larger batches may help."
         )
+    yield from s.get("start", ())
     yield from _of_vote(run)
     yield from filter(None, (_of_participation(run), _of_loss(run)))
 

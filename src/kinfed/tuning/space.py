@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LEARNING_RATES", "Over", "Range", "Space", "parse_over", "spaces_of", "with_values"]
 
-LEARNING_RATES = "0.01,0.03,0.1,0.3"
+LEARNING_RATES = {  # of each optimiser
+    "sgd": "0.01,0.03,0.1,0.3",
+    "adam": "0.0001,0.0003,0.001,0.003",
+    "adamw": "0.0001,0.0003,0.001,0.003",
+}
 RANGES = ("log", "uniform")
 
 
@@ -139,7 +143,7 @@ def spaces_of(config: Config, over: Sequence[Over]) -> dict[str, Space]:
         typed = parse_label(label)[1]
         texts = {asked.field: asked.values for asked in over if asked.method in {"", *_names(label)}}
         if not over:
-            texts = {"lr": LEARNING_RATES, **config.method(label).space}
+            texts = {"lr": LEARNING_RATES[config.training(label)["optimizer"]], **config.method(label).space}
             texts = {field: values for field, values in texts.items() if field not in typed}
         if fixed := next((field for field in texts if field in typed), None):
             raise InputError(f"over: {fixed} of {label} is not tuned, since the label has a value for it")

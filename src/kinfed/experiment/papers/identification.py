@@ -87,7 +87,8 @@ class _Repeat:
         for pair in PAIRS:
             name = f"{pair[0]} and {pair[1]}"
             path = pool / f"{name}.safetensors"
-            how = {"pair": list(pair), "data": config.data, "seed": self.seed, "model": model_name} | asdict(training)
+            how = {"pair": list(pair), "data": config.data, "seed": self.seed, "model": model_name}
+            how |= {name: value for name, value in asdict(training).items() if name != "optimizer"}  # as in older files
             if not is_there(path, how):
                 pool.mkdir(parents=True, exist_ok=True)
                 half = replace(self.dataset, train=self.dataset.train.take(rows), columns={})
