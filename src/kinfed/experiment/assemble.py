@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.data import Federation, load, make_federation, select_classes, subsample, with_shift, with_validation
+from kinfed.data.holdout import refuse_divided_groups
 from kinfed.engine import (
     ClientRuntime,
     RoundSettings,
@@ -49,19 +50,22 @@ def _divided(config: Config) -> Federation:
     if config.data.startswith("<"):
         federation: Federation = config.objects[config.data]
         return federation
-    dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
+    dataset = load(config.data, **config.reading)
     if config.classes is not None:
         dataset = select_classes(dataset, config.classes)
     if config.train_images is not None:
         dataset = subsample(dataset, config.train_images, config.seed)
-    return make_federation(
+    federation = make_federation(
         dataset,
         config.partitioner(),
-        clients=config.clients,
+        clients=len(dataset.train) + len(dataset.test) if config.clients is None else config.clients,
         seed=config.seed,
         public=config.public,
         new_clients=config.new_clients,
     )
+    if config.group is not None:
+        refuse_divided_groups(federation)
+    return federation
 
 
 def runtime_of(config: Config) -> ClientRuntime:
