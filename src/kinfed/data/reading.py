@@ -26,6 +26,8 @@ class Reading:
         group: Name of the column of groups, such as patients: samples of one group stay on one side of the cut between
             training and test set.
         test_fraction: Share of the samples that is held out as test set where data have no split, in (0, 1).
+        drop: Names of columns of a table that are no features.
+        standardise: False if features n×p are standardised already; None to standardise them.
 
     >>> Reading(client="ward").given
     {'client': 'ward'}
@@ -35,6 +37,8 @@ class Reading:
     client: str | None = None
     group: str | None = None
     test_fraction: float | None = None
+    drop: tuple[str, ...] = ()
+    standardise: bool | None = None
 
     def __post_init__(self) -> None:
         if self.test_fraction is not None and not 0 < self.test_fraction < 1:
