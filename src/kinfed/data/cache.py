@@ -39,7 +39,7 @@ VERSION = 4  # version of the format of an entry; it is part of the digest
 ABOUT = "about.json"
 KEPT = "arrays.npz"  # temporary file name of arrays from memory
 KEY = re.compile(r"[0-9a-f]{32}")
-FILES = re.compile(r"(?:train|test)_(?:inputs|labels|column_\d+)\.npy|about\.json|arrays\.npz")
+FILES = re.compile(r"(?:train|test)_(?:inputs|labels|column_\d+)\.npy|(?:train|test)\.parquet|about\.json|arrays\.npz")
 UNFINISHED = re.compile(rf"\.unfinished-{KEY.pattern}")
 LEFT = re.compile(rf"{UNFINISHED.pattern}(?:\.lock|/(?:{FILES.pattern}))")
 

@@ -139,8 +139,7 @@ class _Kept:
         reading.refuse("label", "test_fraction", why=f"{str(self.path)!r} was given as a complete data set")
         dataset = open_kept(self.path)
         train, test = (
-            reading.with_roles({name: both[split] for name, both in dataset.columns.items()}, str(self.path))
-            for split in (0, 1)
+            reading.with_roles({name: both[split] for name, both in dataset.columns.items()}) for split in (0, 1)
         )
         return replace(dataset, columns={name: (train[name], test[name]) for name in train})
 

@@ -63,12 +63,11 @@ class Reading:
             if name in self.given:
                 raise InputError(f"{name}: {short(self.given[name])} would do nothing; {why}")
 
-    def with_roles(self, columns: Mapping[str, NDArray[Any]], name: str) -> dict[str, NDArray[Any]]:
+    def with_roles(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return the columns with those of the clients and of the groups under the names that kinfed reads.
 
         Args:
             columns: Values of each sample by name of the column.
-            name: Name of the data in an error message.
 
         Raises:
             InputError: If a named column does not exist.
@@ -76,7 +75,7 @@ class Reading:
         roles = {}
         for option, role, column in (("client", CLIENT, self.client), ("group", GROUP, self.group)):
             if column is not None:
-                check_choice(f"{option}: column of {name}", column, columns)
+                check_choice(option, column, columns)
                 roles[role] = np.asarray(columns[column])
         return {**columns, **roles}
 

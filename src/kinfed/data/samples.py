@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from kinfed.data.tables import Encoding
+from kinfed.data.tables import Encoding
 
 __all__ = ["AS_THEY_ARE", "CLIENT", "GROUP", "Dataset", "Normalisation", "Samples", "joined", "labels_of"]
 
@@ -173,6 +172,19 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one input, (c, h, w) for images."""
         return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def features(self) -> dict[str, int]:
+        """Numbers of the features of a table, or of an array n×p that is standardised; empty for other data.
+
+        They are ``numbers``, and of a table ``categories``, its columns of categories, and ``one_hot``, their features.
+        """
+        if self.encoding is not None:
+            columns = self.encoding.categories
+            return {"numbers": len(self.encoding.numbers), "categories": len(columns), "one_hot": self.encoding.one_hot}
+        normalise = self.train.normalise
+        standardised = any(normalise.mean) or any(std != 1 for std in normalise.std)
+        return {"numbers": self.shape[0]} if len(self.shape) == 1 and standardised else {}
 
 
 def joined(first: Samples, second: Samples) -> Samples:

@@ -19,8 +19,9 @@ from kinfed.data.classes import as_labels, number
 from kinfed.data.holdout import draw_test_set
 from kinfed.data.images import Decoding, Encoded, adapt, decode, repeat_grey
 from kinfed.data.reading import PLAIN, Reading
+from kinfed.data.roles import Roles
 from kinfed.data.samples import CLIENT, GROUP, Dataset, Normalisation, Samples
-from kinfed.data.tables import Encoding, Roles, Table
+from kinfed.data.tables import Encoding, Table
 from kinfed.errors import InputError, check_choice
 
 __all__ = ["TEST_NAMES", "Split", "as_inputs", "assemble"]
@@ -243,7 +244,7 @@ def _ready(share: Split, decoding: Decoding, reading: Reading) -> _Ready:
         return _Ready(
             share.name, roles.features, as_labels(roles.labels, share.name), {**share.columns, **roles.columns}
         )
-    name, inputs, columns = share.name, share.inputs, reading.with_roles(share.columns, share.name)
+    name, inputs, columns = share.name, share.inputs, reading.with_roles(share.columns)
     if not isinstance(inputs, Encoded) and not inputs.ndim:
         raise InputError(
             f"data: {name} is a single value; inputs must be numbers with two or more dimensions, samples first"
@@ -273,7 +274,7 @@ def _refuse_decoding(decoding: Decoding, name: str) -> None:
 def _labels(share: Split, reading: Reading) -> NDArray[Any]:
     """Return the labels of a share: the column that is named as the label, or else the format's own labels."""
     if reading.label not in (None, share.label):
-        check_choice(f"label: column of {share.name}", str(reading.label), share.columns)
+        check_choice("label", str(reading.label), share.columns)
         return share.columns[str(reading.label)]
     if share.labels is None:
         has = ", ".join(share.columns) or "none"

@@ -1,4 +1,4 @@
-"""Tables of plain features: the roles of their columns, and features made of numbers and categories.
+"""Tables of plain features, made of numbers and categories.
 
 Letters: ``n`` rows, ``p`` features.
 """
@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfed.data.reading import Reading
-from kinfed.data.samples import CLIENT, GROUP
-from kinfed.errors import InputError, check_choice, plain
+from kinfed.errors import InputError, plain
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LABELS", "Encoding", "Roles", "Table", "column_values"]
+__all__ = ["LONGEST", "Encoding", "Table", "column_values", "kind_of", "shown"]
 
-LABELS = ("label", "fine_label", "labels")  # names of the column of labels; the first one found is used
 LONGEST = 256  # largest number of characters of a text, since each text in a NumPy array takes the space of the longest
 FREE = 50  # a text column with more values than this, in more than half of its rows, is free text
 MOST = 1000  # largest number of categories of a column
@@ -56,7 +53,7 @@ class Table:
         if not len(named):
             raise InputError(f"data: {name} has no rows")
         if len(twice := named.columns[named.columns.duplicated()]):
-            raise InputError(f"data: {name} has two columns {_shown(twice[0])}")
+            raise InputError(f"data: {name} has two columns {shown(twice[0])}")
         return cls(named)
 
     def __len__(self) -> int:
@@ -77,63 +74,8 @@ class Table:
         columns = [*self.frame.columns]
         for other in others:
             if odd := sorted({*columns} ^ {*other.frame.columns}):
-                raise InputError(f"data: only some of the tables have the column {_shown(odd[0])}")
+                raise InputError(f"data: only some of the tables have the column {shown(odd[0])}")
         return Table(pd.concat([self.frame, *(other.frame[columns] for other in others)], ignore_index=True))
-
-
-@dataclass(frozen=True)
-class Roles:
-    """A table divided by the roles of its columns.
-
-    Attributes:
-        features: The columns that are features.
-        labels: Label of each row, n.
-        columns: Values of each row by name: the named clients and groups, and other columns that a partition can use.
-    """
-
-    features: Table
-    labels: NDArray[Any]
-    columns: Mapping[str, NDArray[Any]]
-
-    @classmethod
-    def of(cls, table: Table, reading: Reading, name: str) -> Roles:
-        """Divide a table.
-
-        Args:
-            table: The whole table.
-            reading: Names of the columns that have a role, and of those that are dropped.
-            name: Name of the table in an error message.
-
-        Raises:
-            InputError: If a named column does not exist or has a missing value, there is no label, or no feature.
-        """
-        frame = table.frame
-        label = reading.label or next((label for label in LABELS if label in frame), None)
-        if label is None:
-            raise InputError(
-                f"label: must name the column of {name} that has the labels; its columns are {', '.join(frame)}"
-            )
-        named = {"label": label, "client": reading.client, "group": reading.group}
-        for role, column in (*named.items(), *(("drop", column) for column in reading.drop)):
-            if column is not None:
-                check_choice(f"{role}: column of {name}", column, [*frame])
-        of_role = [column for column in named.values() if column is not None]
-        if twice := [column for column in reading.drop if column in of_role]:
-            raise InputError(f"drop: {_shown(twice[0])} would do nothing; the column is no feature already")
-        values = {}
-        for role, column in named.items():
-            if column is not None:
-                if missing := int(frame[column].isna().sum()):
-                    raise InputError(f"{role}: column {_shown(column)} of {name} has {missing:,} missing values")
-                values[role] = _plain_values(frame[column], role, name)
-        features = frame.drop(columns=[*dict.fromkeys([*of_role, *reading.drop])])
-        if not features.shape[1]:
-            raise InputError(f"data: {name} has no column that is a feature; its columns are {', '.join(frame)}")
-        # Columns that are called client or group without being named as such may be features like any others.
-        others = {c: column_values(frame[c]) for c in frame if c not in of_role and c not in (CLIENT, GROUP)}
-        usable = {c: v for c, v in others.items() if v is not None and (c in reading.drop or v.dtype.kind in "bU")}
-        roles = {column: values[role] for role, column in named.items() if column is not None and role != "label"}
-        return cls(Table(features), values["label"], {**usable, **roles})
 
 
 @dataclass(frozen=True)
@@ -216,7 +158,7 @@ class Encoding:
 
         for column in (*self.numbers, *self.categories):
             if column not in table.frame:
-                raise InputError(f"data: the table has no column {_shown(column)}, which the training rows have")
+                raise InputError(f"data: the table has no column {shown(column)}, which the training rows have")
         features = np.empty((len(table), len(self.names)), dtype=np.float32)
         for at, (column, median) in enumerate(self.numbers.items()):
             values = _numbers(table.frame[column], column)
@@ -237,19 +179,19 @@ class Encoding:
             if column in self.numbers:
                 fill = f"{self.numbers[column]:g}, the median"
             elif column in self.categories:
-                fill = f"{_shown(self.usual[column])}, the most frequent value"
+                fill = f"{shown(self.usual[column])}, the most frequent value"
             else:
-                told.append(f"column {_shown(column)} has no value in the training rows and is left out")
+                told.append(f"column {shown(column)} has no value in the training rows and is left out")
                 continue
             if missing:
-                told.append(f"column {_shown(column)}: {missing:,} missing values became {fill} of the training rows")
+                told.append(f"column {shown(column)}: {missing:,} missing values became {fill} of the training rows")
             if column in self.categories:
                 strange = {*_known(test.frame[column])} - {*self.categories[column]}
                 rows = int(np.isin(_texts(test.frame[column]).astype(str), [*strange]).sum())
                 if rows:
                     told.append(
-                        f"column {_shown(column)}: {rows:,} test rows have a category that no training row has, such "
-                        f"as {_shown(min(strange))}; it is 0 in all features"
+                        f"column {shown(column)}: {rows:,} test rows have a category that no training row has, such "
+                        f"as {shown(min(strange))}; it is 0 in all features"
                     )
         more = len(told) - REMARKS
         return (*told[:REMARKS], *([f"and {more:,} remarks more"] if more > 0 else []))
@@ -259,7 +201,7 @@ def column_values(column: pd.Series) -> NDArray[Any] | None:
     """Convert a column of whole numbers, booleans or short text without missing values to an array; None for others."""
     if column.isna().any():
         return None
-    kind = _kind(column)
+    kind = kind_of(column)
     if kind == "number":
         values = column.to_numpy(dtype=np.float64)
         whole = np.isfinite(values).all() and (np.abs(values) < 2**53).all() and (values == np.trunc(values)).all()
@@ -270,22 +212,8 @@ def column_values(column: pd.Series) -> NDArray[Any] | None:
     return texts.astype(np.str_) if max(map(len, texts), default=0) <= LONGEST else None
 
 
-def _plain_values(column: pd.Series, role: str, name: str) -> NDArray[Any]:
-    """Convert a column with a role; numbers with fractions stay, and are refused where they are used as labels."""
-    values = column_values(column)
-    if values is not None:
-        return values
-    if role == "label" and _kind(column) == "number":
-        numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64)
-        return numbers
-    raise InputError(
-        f"{role}: column {_shown(column.name)} of {name} must have whole numbers, or text of at most {LONGEST} "
-        "characters"
-    )
-
-
-def _kind(column: pd.Series) -> str:
-    """Return ``number``, ``text`` (or booleans), ``date``, or what else pandas finds in a column."""
+def kind_of(column: pd.Series) -> str:
+    """Return ``number``, ``text`` (which booleans are as well), ``date``, or what else pandas finds in a column."""
     from pandas.api import types
 
     if types.is_bool_dtype(column.dtype):
@@ -304,7 +232,7 @@ def _kind(column: pd.Series) -> str:
 
 def _is_number(column: pd.Series, name: str) -> bool:
     """Return True for a column of numbers and False for one of categories; refuse others by name."""
-    kind, drop = _kind(column), "leave it out with drop"
+    kind, drop = kind_of(column), "leave it out with drop"
     if kind == "number":
         return True
     if kind == "text":
@@ -313,17 +241,17 @@ def _is_number(column: pd.Series, name: str) -> bool:
             kind = "date"
         elif len(values) > FREE and len(values) > len(column) / 2:
             raise InputError(
-                f"data: column {_shown(name)} is free text, with {len(values):,} different values in {len(column):,} "
+                f"data: column {shown(name)} is free text, with {len(values):,} different values in {len(column):,} "
                 f"rows; {drop}"
             )
         elif len(values) > MOST:
             raise InputError(
-                f"data: column {_shown(name)} has {len(values):,} categories; must be at most {MOST:,}; {drop}"
+                f"data: column {shown(name)} has {len(values):,} categories; must be at most {MOST:,}; {drop}"
             )
         else:
             return False
     what = "dates" if kind == "date" else f"neither numbers nor text ({kind})"
-    raise InputError(f"data: column {_shown(name)} has {what}; {drop}")
+    raise InputError(f"data: column {shown(name)} has {what}; {drop}")
 
 
 def _numbers(column: pd.Series, name: str) -> NDArray[np.float64]:
@@ -334,10 +262,10 @@ def _numbers(column: pd.Series, name: str) -> NDArray[np.float64]:
         values: NDArray[np.float64] = pd.to_numeric(column).to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"data: column {_shown(name)} has numbers in the training rows, and others elsewhere"
+            f"data: column {shown(name)} has numbers in the training rows, and other values elsewhere"
         ) from error
     if (np.abs(values) > np.finfo(np.float32).max).any():
-        raise InputError(f"data: column {_shown(name)} has a value that is not finite in float32")
+        raise InputError(f"data: column {shown(name)} has a value that is not finite in float32")
     return values
 
 
@@ -353,6 +281,7 @@ def _known(column: pd.Series) -> set[str]:
     return {str(value) for value in column.dropna().unique()}
 
 
-def _shown(name: object) -> str:
+def shown(name: object) -> str:
+    """Return the name of a column, or a category, for a message: in quotes, on one line and not long."""
     told = plain(name)
     return repr(told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…")

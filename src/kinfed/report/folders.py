@@ -128,6 +128,7 @@ class _Federation(_Told):
     test: list[int]
     names: list[str] | None = None
     groups: list[int] = []
+    remarks: list[str] = []
 
 
 class _Words(BaseModel):

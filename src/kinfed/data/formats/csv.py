@@ -10,6 +10,7 @@ from typing import Self
 from kinfed.data.formats.parquet import readable
 from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.data.tables import Table
+from kinfed.errors import InputError
 
 __all__ = ["CsvFiles"]
 
@@ -52,13 +53,16 @@ def _read(path: Path) -> Split:
         first = file.readline()
         file.seek(0)
         comma = ";" if first.count(";") > first.count(",") else ","
-        warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows that are longer than the first
-        frame = pd.read_csv(
-            file,
-            sep="\t" if path.suffix.lower() == ".tsv" else comma,
-            index_col=False,
-            na_values=MISSING,
-            keep_default_na=False,
-            low_memory=False,
-        )
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            frame = pd.read_csv(
+                file,
+                sep="\t" if path.suffix.lower() == ".tsv" else comma,
+                index_col=False,
+                na_values=MISSING,
+                keep_default_na=False,
+                low_memory=False,
+            )
+        except pd.errors.ParserWarning as error:
+            raise InputError(f"data: {path} has rows with more values than the first line has names") from error
         return Split(str(path), Table.of(frame, str(path)), None)

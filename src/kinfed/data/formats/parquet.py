@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from kinfed.data.formats.listing import SUFFIXES
 from kinfed.data.images import Encoded
+from kinfed.data.roles import LABELS
 from kinfed.data.splits import TEST_NAMES, Split
-from kinfed.data.tables import LABELS, LONGEST, Table
+from kinfed.data.tables import LONGEST, Table
 from kinfed.errors import InputError
 
 __all__ = ["ParquetFiles", "readable", "split_of"]
