@@ -70,9 +70,15 @@ def split_of(table: Any, name: str, folders: Sequence[Path]) -> Split:
         InputError: If a label is missing or too long, an image lies outside the folders, or a table of features has no
             rows.
     """
+    import pyarrow as pa
+
     names = table.column_names
     image, label = (next((name for name in known if name in names), None) for known in (IMAGE, LABELS))
     if image is None:
+        if any(pa.types.is_struct(kind) or pa.types.is_binary(kind) for kind in table.schema.types):
+            raise InputError(
+                f"data: {name} must have its images in the column 'image' (or 'img'); it has {', '.join(names)}"
+            )
         return Split(name, Table.of(table.to_pandas(ignore_metadata=True), name), None)
     labels = None if label is None else _read_labels(table.column(label), label, name)
     called = [f"{name}, row {row}" for row in range(len(table))]
