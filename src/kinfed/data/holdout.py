@@ -89,15 +89,25 @@ def groups_by_client(
         A mask of the drawn samples, n.
     """
     group = np.unique(groups, return_inverse=True)[1]
-    counts = np.zeros((group.max() + 1, owner.max() + 1), dtype=np.int64)
-    np.add.at(counts, (group, owner), 1)
     mask = np.zeros(len(labels), dtype=bool)
-    for own in rows_by(counts.argmax(axis=1)[group], counts.shape[1]):
+    for own in rows_by(_homes(owner, group), owner.max() + 1):
         parts = min(folds, len(np.unique(group[own])))
         if parts > 1:
             part = min(max(round(drawn / folds * parts), 1), parts - 1)
             mask[own] = _whole_groups(labels[own], group[own], parts, part, stream)
     return _kept_for(owner, group, mask)
+
+
+def _homes(owner: Indices, group: NDArray[Any]) -> Indices:
+    """Return for each sample the client that has most samples of its group; of several such clients the first."""
+    clients = owner.max() + 1
+    pairs, counts = np.unique(group * clients + owner, return_counts=True)
+    of_group, of_client = np.divmod(pairs, clients)
+    order = np.lexsort((-of_client, counts))  # of equal indices, NumPy assigns the last value
+    home = np.empty(group.max() + 1, dtype=np.int64)
+    home[of_group[order]] = of_client[order]
+    homes: Indices = home[group]
+    return homes
 
 
 def _kept_for(values: Indices, group: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.bool_]:

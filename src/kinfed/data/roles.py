@@ -52,7 +52,8 @@ class Roles:
             InputError: If a named column does not exist or has a missing value, there is no label, or no feature.
         """
         frame = table.frame
-        label = reading.label or next((label for label in LABELS if label in frame), None)
+        known = next((label for label in LABELS if label in frame), None)
+        label = known if reading.label is None else reading.label
         if label is None:
             raise InputError(
                 f"label: must name the column of {name} that has the labels; its columns are {', '.join(frame)}"

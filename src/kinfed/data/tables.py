@@ -187,7 +187,7 @@ class Encoding:
                 told.append(f"column {shown(column)}: {missing:,} missing values became {fill} of the training rows")
             if column in self.categories:
                 strange = {*_known(test.frame[column])} - {*self.categories[column]}
-                rows = int(np.isin(_texts(test.frame[column]).astype(str), [*strange]).sum())
+                rows = sum(value in strange for value in _texts(test.frame[column]))
                 if rows:
                     told.append(
                         f"column {shown(column)}: {rows:,} test rows have a category that no training row has, such "
