@@ -129,6 +129,8 @@ def test_columns_of_a_dataset_can_be_named() -> None:
         as_dataset(made, 0, client="city")
     with pytest.raises(InputError, match=r"label: 'ward' would do nothing; .* was given as a complete data set"):
         as_dataset(made, 0, label="ward")
+    with pytest.raises(InputError, match=r"standardise: False would do nothing; .* was given as a complete data set"):
+        as_dataset(made, 0, standardise=False)
 
 
 def test_arrays_without_a_split_in_a_file(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from kinfed.data.formats.digits import EMBEDDED, read_digits
 from kinfed.data.formats.folders import ClassFolders, ClientFolders, left_out
 from kinfed.data.formats.hub import HUB, Fetched, HubSet
 from kinfed.data.images import Decoding, OnError
-from kinfed.data.reading import Reading
+from kinfed.data.reading import PLAIN, Reading
 from kinfed.data.samples import Dataset
 from kinfed.data.splits import Split, assemble
 from kinfed.errors import InputError
@@ -136,7 +136,8 @@ class _Kept:
                 f"data: {str(self.path)!r} was given from Python and is already decoded; channels, image_size and "
                 "on_error would do nothing"
             )
-        reading.refuse("label", "test_fraction", why=f"{str(self.path)!r} was given as a complete data set")
+        others = ("label", "test_fraction", "drop", "standardise")
+        reading.refuse(*others, why=f"{str(self.path)!r} was given as a complete data set")
         dataset = open_kept(self.path)
         train, test = (
             reading.with_roles({name: both[split] for name, both in dataset.columns.items()}) for split in (0, 1)
@@ -279,9 +280,8 @@ def load_files(files: Files, name: str) -> Dataset:
     """
     with _readable(name):
         paths = [str(path.absolute().parent) for path in files.paths()]
-    return _decoded(
-        _OnDisk(Path(os.path.commonpath(paths) if paths else os.curdir), files), name, Decoding(), Reading()
-    )
+    found = _OnDisk(Path(os.path.commonpath(paths) if paths else os.curdir), files)
+    return _decoded(found, name, Decoding(), PLAIN)
 
 
 def _decoded(source: _OnDisk | _OnHub, name: str, decoding: Decoding, reading: Reading) -> Dataset:

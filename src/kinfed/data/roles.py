@@ -75,10 +75,11 @@ class Roles:
         if not features.shape[1]:
             raise InputError(f"data: {name} has no column that is a feature; its columns are {', '.join(frame)}")
         # Columns that are called client or group without being named as such may be features like any others.
-        others = {c: column_values(frame[c]) for c in frame if c not in of_role and c not in (CLIENT, GROUP)}
-        usable = {c: v for c, v in others.items() if v is not None and (c in reading.drop or v.dtype.kind in "bU")}
+        others = [c for c in frame if c in reading.drop or kind_of(frame[c]) == "text"]
+        usable = {c: column_values(frame[c]) for c in others if c not in (*of_role, CLIENT, GROUP)}
         roles = {column: values[role] for role, column in named.items() if column is not None and role != "label"}
-        return cls(Table(features), values["label"], reading.with_roles({**usable, **roles}))
+        columns = {column: own for column, own in usable.items() if own is not None}
+        return cls(Table(features), values["label"], reading.with_roles({**columns, **roles}))
 
 
 def _plain_values(column: pd.Series, role: str, name: str) -> NDArray[Any]:
