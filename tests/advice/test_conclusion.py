@@ -127,3 +127,12 @@ def test_a_command_quotes_and_python_objects_have_none(tmp_path: Path) -> None:
     own = Config.checked({"methods": ("fedavg",), "model": "<net>"}, {"<net>": lambda shape, classes: None})
     assert command(own, "fedavg") is None
     assert with_settings(own, "fedavg") == "fedavg"
+
+
+def test_the_clients_that_data_define_need_no_partition_in_the_command(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("age,ward,id,ill\n")
+    given = {"methods": ("fedavg",), "data": str(tmp_path / "t.csv"), "label": "ill", "client": "ward"}
+    told = command(Config.checked({**given, "drop": "id,ill on"}), "fedavg")
+    assert told == f"kinfed run fedavg --data {tmp_path}/t.csv --label ill --client ward --drop 'id,ill on'"
+    of_column = Config.checked({**given, "client": None, "partition": "by:ward"})
+    assert command(of_column, "fedavg") == f"kinfed run fedavg --data {tmp_path}/t.csv --label ill --partition by:ward"

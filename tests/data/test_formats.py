@@ -131,7 +131,7 @@ def test_npz_features_are_kept_and_have_no_channels_to_configure(tmp_path: Path)
     x = np.random.default_rng(0).normal(size=(4, 7))
     np.savez(tmp_path / "t.npz", x_train=x, y_train=list("abab"), x_test=x[:2], y_test=list("ab"))
     data = load(str(tmp_path / "t.npz"))
-    assert np.array_equal(data.train.batch(slice(None)).numpy(), x.astype(np.float32))
+    assert np.array_equal(data.train.inputs.numpy(), x.astype(np.float32))
     assert data.classes == ("a", "b")
     for how in ({"channels": 1}, {"image_size": 8}):
         with pytest.raises(InputError, match=r"is not allowed; .*x_train has features, not images"):

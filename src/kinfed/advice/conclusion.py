@@ -171,8 +171,15 @@ def command(config: Config, name: str) -> str | None:
     own, method = config.of(name, config.seed), config.method(name)
     uses = {**OF_CLIENTS, **OF_METHODS}
     kept = OF_CHOICE - ({"validation"} if config.patience is not None else set())
-    for field, value in own.model_dump(exclude=kept, exclude_defaults=True).items():
+    of_data = {"methods": "local", "data": own.data, "client": own.client}
+    usual = Config.checked({**of_data, "partition": own.partition}).model_dump()
+    usual |= {"data": Config.model_fields["data"].default, "client": None}
+    usual["partition"] = Config.checked(of_data).partition
+    for field, value in own.model_dump(exclude=kept).items():
+        if value == usual[field]:
+            continue
         idle = field in uses and value != uses[field].off and not uses[field].reads(own, method)
         if value is not None and not idle and not (field in OF_TRAINING and field in own.own_training(name)):
-            parts += [f"--{field.replace('_', '-')}", str(value).lower() if isinstance(value, bool) else str(value)]
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            parts += [f"--{field.replace('_', '-')}", text.lower() if isinstance(value, bool) else text]
     return shlex.join(parts)

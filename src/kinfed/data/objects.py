@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,12 @@ from kinfed.data.cache import keep
 from kinfed.data.classes import as_labels
 from kinfed.data.federation import Federation
 from kinfed.data.formats.arrays import as_array, from_arrays, keep_arrays
+from kinfed.data.formats.frames import as_frames, keep_frames
 from kinfed.data.formats.huggingface import as_tables, keep_tables
-from kinfed.data.formats.parquet import split_of
 from kinfed.data.images import Decoding, fit, repeat_grey
 from kinfed.data.loading import load, load_files
 from kinfed.data.partitions.assign import split_locally
+from kinfed.data.roles import LABELS
 from kinfed.data.samples import Dataset
 from kinfed.errors import InputError
 from kinfed.fields import short
@@ -39,24 +39,27 @@ __all__ = ["as_dataset"]
 Arrays = tuple[NDArray[Any], NDArray[Any]]  # inputs and labels
 
 ALLOWED = (
-    "a name, a path, a Dataset, (x, y), (x, y, x_test, y_test), a Dataset of torch or of Hugging Face's datasets, two "
-    "of them for training and test, a DatasetDict, the files that a Format's find returns, or a Federation"
+    "a name, a path, a Dataset, (x, y), (x, y, x_test, y_test), a pandas DataFrame, a Dataset of torch or of Hugging "
+    "Face's datasets, two of them for training and test, a DatasetDict, the files that a Format's find returns, or a "
+    "Federation"
 )
 
 
-def as_dataset(data: Any, seed: int) -> tuple[Dataset | Federation, str | None]:
+def as_dataset(data: Any, seed: int, **options: Any) -> tuple[Dataset | Federation, str | None]:
     """Make a data set from any object that kinfed accepts as data.
 
     For data without a test set, (x, y) or one Dataset, a fifth of the samples is held out as the test set by the
-    seed, stratified by class, with a warning. Arrays and objects are written to the cache folder, so that a run on them
-    can be resumed.
+    seed, stratified by class, with a warning, unless ``test_fraction`` is given. Arrays, tables and objects are written
+    to the cache folder, so that a run on them can be resumed.
 
     Args:
         data: A name or path (see `load`); a `Dataset`; (x, y) or (x, y, x_test, y_test) (see `from_arrays`); a
-            map-style torch Dataset of (image or tensor, label), or two of them for training and test; a ``Dataset`` of
-            Hugging Face's ``datasets`` with columns as in parquet files, two of them, or a ``DatasetDict``; the files
-            that ``find`` of a `Format` returns; or a `Federation`, which is returned unchanged.
+            map-style torch Dataset of (image or tensor, label), or two of them for training and test; a pandas
+            DataFrame, or two of them; a ``Dataset`` of Hugging Face's ``datasets`` with columns as in parquet files,
+            two of them, or a ``DatasetDict``; the files that ``find`` of a `Format` returns; or a `Federation`, which
+            is returned unchanged.
         seed: Seed of the run.
+        **options: Options of `load`, such as ``label``, with which the data set is read.
 
     Returns:
         The data set or federation, and the name or path by which `load` finds the data set again; None for a
@@ -70,24 +73,27 @@ def as_dataset(data: Any, seed: int) -> tuple[Dataset | Federation, str | None]:
     if isinstance(data, Federation):
         return data, None
     if isinstance(data, str | os.PathLike):
-        return load(Path(data) if isinstance(data, os.PathLike) else data), os.fspath(data)
+        return load(Path(data) if isinstance(data, os.PathLike) else data, **options), os.fspath(data)
+    path = _kept(data, seed, options.get("label"), hold_out=options.get("test_fraction") is None)
+    return load(path, **options), str(path)
+
+
+def _kept(data: Any, seed: int, label: str | None, *, hold_out: bool) -> Path:
+    """Write data from memory to the cache folder; hold out a test set where there is none, if ``hold_out``."""
+    if (frames := as_frames(data)) is not None:
+        return keep_frames(*frames)
     if (tables := as_tables(data)) is not None:
-        path = str(keep_tables(*(tables if len(tables) > 1 else _cut(tables[0], seed))))
-        return load(path), path
+        return keep_tables(*(_cut(tables[0], seed, label) if len(tables) == 1 and hold_out else tables))
     if isinstance(data, Dataset):
-        return _kept(data)
+        return keep(data)
     if callable(getattr(data, "paths", None)) and callable(getattr(data, "read", None)):
-        return _kept(load_files(data, import_path(type(data)) or type(data).__name__))
+        return keep(load_files(data, import_path(type(data)) or type(data).__name__))
     train, test = _train_and_test(data, seed)
-    if test is None:
-        train, test = _split(*train, seed)
-    dataset, path = from_arrays(*train, *test), str(keep_arrays(*train, *test))
-    return replace(dataset, name=path), path
-
-
-def _kept(dataset: Dataset) -> tuple[Dataset, str]:
-    path = str(keep(dataset))
-    return replace(dataset, name=path), path
+    if test is None and not hold_out:
+        return keep_arrays(*train)
+    train, test = (train, test) if test is not None else _split(*train, seed)
+    from_arrays(*train, *test)  # raises InputError before anything is written
+    return keep_arrays(*train, *test)
 
 
 def _train_and_test(data: Any, seed: int) -> tuple[Arrays, Arrays | None]:
@@ -104,9 +110,11 @@ def _train_and_test(data: Any, seed: int) -> tuple[Arrays, Arrays | None]:
     raise InputError(f"data: {short(data)} is not allowed; must be {ALLOWED}")
 
 
-def _cut(table: pa.Table, seed: int) -> tuple[pa.Table, pa.Table]:
-    """Hold out a fifth of the rows of a table with images and labels as the test set."""
-    train, test = _held_out(as_labels(split_of(table, "the Dataset", []).labels, "the Dataset"), seed)
+def _cut(table: pa.Table, seed: int, label: str | None) -> tuple[pa.Table, pa.Table]:
+    """Hold out a fifth of the rows of a table as the test set, of each class if there are labels."""
+    name = next((name for name in (label, *LABELS) if name in table.column_names), None)
+    labels = np.zeros(len(table)) if name is None else np.asarray(table.column(name).to_pylist())
+    train, test = _held_out(as_labels(labels, "the Dataset"), seed)
     return table.take(train), table.take(test)
 
 

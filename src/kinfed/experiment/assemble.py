@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.data import Federation, load, make_federation, select_classes, subsample, with_shift, with_validation
+from kinfed.data.holdout import refuse_divided_groups
 from kinfed.engine import (
     ClientRuntime,
     RoundSettings,
@@ -49,19 +50,22 @@ def _divided(config: Config) -> Federation:
     if config.data.startswith("<"):
         federation: Federation = config.objects[config.data]
         return federation
-    dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
+    dataset = load(config.data, **config.reading)
     if config.classes is not None:
         dataset = select_classes(dataset, config.classes)
     if config.train_images is not None:
         dataset = subsample(dataset, config.train_images, config.seed)
-    return make_federation(
+    federation = make_federation(
         dataset,
         config.partitioner(),
-        clients=config.clients,
+        clients=len(dataset.train) + len(dataset.test) if config.clients is None else config.clients,
         seed=config.seed,
         public=config.public,
         new_clients=config.new_clients,
     )
+    if config.group is not None:
+        refuse_divided_groups(federation)
+    return federation
 
 
 def runtime_of(config: Config) -> ClientRuntime:
@@ -187,13 +191,14 @@ def about_clients(runtime: ClientRuntime) -> str:
     """Return the text of ``federation.json``, which describes the clients' data and the source models.
 
     It has the training samples of each client and class, the test samples of each client, the groups of a planted
-    shift, and the checksum of each source model.
+    shift, the kinds of a table's features, and the checksum of each source model.
     """
     federation = runtime.federation
     sources = {source.name: checksum(source.model.tensors()) for source in runtime.sources}
     names, new_names = federation.partition.names, federation.new_clients.names
     left = federation.dataset.left_out
     groups, new_groups = federation.groups[: len(federation)], federation.groups[len(federation) :]
+    features = federation.dataset.features
     about = {
         **({"names": list(names)} if names else {}),
         **({"new_names": list(new_names)} if new_names else {}),
@@ -206,6 +211,8 @@ def about_clients(runtime: ClientRuntime) -> str:
         **({"new_groups": new_groups} if new_groups else {}),
         "skipped": federation.dataset.skipped,
         "skipped_names": list(federation.dataset.skipped_names),
+        **({"features": features} if features else {}),
+        **({"remarks": list(federation.dataset.remarks)} if federation.dataset.remarks else {}),
         **({"left_out": len(left), "left_out_names": list(left[:5])} if left else {}),
         "new_clients": len(federation.new_clients),
         "unused": federation.unused,

@@ -73,6 +73,12 @@ def _of_partition(option: str, names: Sequence[str]) -> Use:
 # Fields that are not always read, for reasons other than the methods.
 OF_CLIENTS: dict[str, Use] = {
     **_of_partitions(),
+    "client": Use(
+        "partition by:client, which is the default with it",
+        lambda config, _: (
+            config.partition in ("folders", "by:client", f"by:{config.client}") or config.partition.startswith("file:")
+        ),
+    ),
     "head": Use(
         "a model of your own, named as package.module:function",
         lambda config, _: any(":" in name for name in [config.model or "", *dict(model_shares(config.models or ""))]),

@@ -137,6 +137,7 @@ class _Federation(_Told):
     names: list[str] | None = None
     new_names: list[str] = []
     groups: list[int] = []
+    remarks: list[str] = []
 
 
 class _Words(BaseModel):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -86,6 +86,7 @@ class ClientFolders:
     """A folder with one data folder per client; all clients have the same classes."""
 
     clients: Mapping[str, Files]
+    by_client: ClassVar[bool] = True
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
@@ -114,13 +115,22 @@ class ClientFolders:
         return [path for files in self.clients.values() for path in files.paths()]
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        """Read the shares of all clients; the column ``client`` has the client's name."""
+        """Read the shares of all clients; the column ``client`` has the client's name.
+
+        Raises:
+            InputError: If some of the clients have a test split and others have none.
+        """
         train: list[Split] = []
         test: list[Split] = []
+        tested: dict[bool, str] = {}  # a client with and one without a test split
         for name, files in self.clients.items():
-            for whole, shares in zip((train, test), files.read(), strict=True):
+            of_client = files.read()
+            tested[bool(of_client[1])] = name
+            for whole, shares in zip((train, test), of_client, strict=True):
                 for share in shares:
-                    whole.append(replace(share, columns={**share.columns, CLIENT: np.full(len(share.labels), name)}))
+                    whole.append(replace(share, columns={**share.columns, CLIENT: np.full(len(share), name)}))
+        if len(tested) > 1:
+            raise InputError(f"data: the client {tested[True]!r} has a test split, but {tested[False]!r} has none")
         return train, test
 
 

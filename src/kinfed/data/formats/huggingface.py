@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinfed.data.cache import cache_folder, digest, unfinished
+from kinfed.data.cache import keep_files
 from kinfed.data.formats.parquet import IMAGE, readable
 from kinfed.data.splits import TEST_NAMES
 from kinfed.errors import InputError
@@ -64,15 +63,7 @@ def keep_tables(*tables: pa.Table) -> Path:
         with io.BytesIO() as buffer:
             pq.write_table(table, buffer)
             files[f"{which}.parquet"] = buffer.getvalue()
-    content = digest([(name, hashlib.sha256(own).hexdigest()) for name, own in files.items()])
-    folder = cache_folder() / "tables" / content
-    if not all((folder / name).is_file() and (folder / name).read_bytes() == own for name, own in files.items()):
-        with unfinished(folder.parent) as place:
-            folder.mkdir(exist_ok=True)
-            for name, own in files.items():
-                (place / name).write_bytes(own)
-                (place / name).replace(folder / name)
-    return folder
+    return keep_files(files)
 
 
 def _kind(data: Any) -> str:
