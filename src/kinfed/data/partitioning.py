@@ -12,7 +12,7 @@ from kinfed.data.federation import Federation
 from kinfed.data.partitions import as_partition
 from kinfed.data.partitions.partitioner import Partitioner
 from kinfed.data.partitions.saved import Saved
-from kinfed.data.samples import Dataset, labels_of
+from kinfed.data.samples import Dataset, strata
 from kinfed.data.subsets import balanced
 from kinfed.errors import InputError
 from kinfed.streams import numpy_stream
@@ -56,7 +56,7 @@ def make_federation(
     >>> [len(federation.train(client)) for client in range(3)], len(federation.public_images)
     ([12, 12, 12], 4)
     """
-    made, labels = as_partition(partition), labels_of(dataset.train)
+    made, labels = as_partition(partition), strata(dataset.train)
     if isinstance(made, Saved):
         return made.federation(dataset, clients=clients, public=public, new_clients=new_clients)
     public = min(PUBLIC, len(labels) // 10) if public is None else public

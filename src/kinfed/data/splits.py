@@ -32,7 +32,7 @@ class Split:
     Attributes:
         name: Name of the split in messages.
         inputs: Image files, or an array of n samples (see `as_inputs`).
-        labels: Label of each sample, whole numbers or text, n.
+        labels: Label of each sample, whole numbers or text, n; None without labels.
         columns: Other values of each sample by name, n each.
         skipped: Names of the images that could not be decoded and were left out.
 
@@ -42,7 +42,7 @@ class Split:
 
     name: str
     inputs: Encoded | NDArray[Any]
-    labels: NDArray[Any]
+    labels: NDArray[Any] | None
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
 
@@ -57,12 +57,12 @@ class _Ready(Split):
 def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding: Decoding) -> Dataset:
     """Decode the shares of both splits and join them to a data set.
 
-    uint8 images are standardised per channel; features are used unchanged.
+    uint8 images are standardised per channel; features are used unchanged. Data without labels have no test split.
 
     Args:
         name: Name of the data set.
         train: Shares of the training split.
-        test: Shares of the test split.
+        test: Shares of the test split; none without labels.
         decoding: Options of the decoding of images.
 
     Raises:
@@ -70,9 +70,14 @@ def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding:
     """
     if decoding.on_error != "stop" and not any(isinstance(share.inputs, Encoded) for share in (*train, *test)):
         raise InputError(f"on_error: {decoding.on_error!r} would do nothing; {name!r} has no image files to decode")
+    if all(share.labels is None for share in train):
+        return _unlabelled(name, _joined(name, [_ready(share, decoding) for share in train]), test)
     whole = [_joined(name, [_ready(share, decoding) for share in shares]) for shares in (train, test)]
     inputs = _alike([share.inputs for share in whole], [f"{name!r} for {split}" for split in ("training", "test")])
-    classes, *labels = number(name, whole[0].labels, whole[1].labels)
+    before, after = (share.labels for share in whole)
+    if before is None or after is None:
+        raise InputError(f"data: {name!r} must have labels in both splits or in none")
+    classes, *labels = number(name, before, after)
     of_train, of_test = (torch.from_numpy(split) for split in inputs)
     if of_train.dtype != torch.uint8:
         _warn_of_unscaled(name, inputs[0])
@@ -86,6 +91,23 @@ def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding:
         {column: (whole[0].columns[column], whole[1].columns[column]) for column in _shared(whole)},
         len(skipped),
         skipped[:SKIPPED_NAMES],
+    )
+
+
+def _unlabelled(name: str, train: _Ready, test: Sequence[Split]) -> Dataset:
+    """Make a data set without labels from its training split; refuse a test split."""
+    if test:
+        raise InputError(f"data: {name!r} has no labels, so that {test[0].name} would do nothing")
+    inputs = torch.from_numpy(train.inputs)
+    normalise = Normalisation.of(inputs) if inputs.dtype == torch.uint8 else _identity(inputs.shape[1])
+    return Dataset(
+        name,
+        Samples(inputs, None, normalise),
+        Samples(inputs[:0], None, normalise),
+        (),
+        {column: (values, values[:0]) for column, values in train.columns.items()},
+        len(train.skipped),
+        train.skipped[:SKIPPED_NAMES],
     )
 
 
@@ -174,15 +196,16 @@ def _ready(share: Split, decoding: Decoding) -> _Ready:
         raise InputError(
             f"data: {name} is a single value; inputs must be numbers with two or more dimensions, samples first"
         )
-    labels = as_labels(share.labels, name)
-    if len(labels) != len(inputs):
+    labels = None if share.labels is None else as_labels(share.labels, name)
+    if labels is not None and len(labels) != len(inputs):
         raise InputError(f"data: {name} has {len(inputs)} inputs, but {len(labels)} labels")
     if not len(inputs):
-        return _Ready(name, np.empty((0, 1), dtype=np.uint8), np.empty(0, dtype=np.int64))
+        return _Ready(name, np.empty((0, 1), dtype=np.uint8), labels)
     if isinstance(inputs, Encoded):
         decoded = decode(inputs, decoding)
         columns = {column: values[decoded.rows] for column, values in columns.items()}
-        return _Ready(name, decoded.pixels, labels[decoded.rows], columns, decoded.skipped)
+        labels = None if labels is None else labels[decoded.rows]
+        return _Ready(name, decoded.pixels, labels, columns, decoded.skipped)
     inputs = as_inputs(inputs, name)
     if inputs.dtype == np.uint8:
         return _Ready(name, adapt(inputs, decoding), labels, columns)
@@ -195,24 +218,32 @@ def _ready(share: Split, decoding: Decoding) -> _Ready:
 def _joined(name: str, shares: Sequence[_Ready]) -> _Ready:
     """Join all shares of a split, with the columns that all of them have."""
     skipped = tuple(skipped for share in shares for skipped in share.skipped)
-    first, shares = shares[0].name, [share for share in shares if len(share.labels)]
+    first, shares = shares[0].name, [share for share in shares if len(share.inputs)]
     if not shares:
         raise InputError(f"data: {first} has no images{' that can be decoded' if skipped else ''}")
     if len(shares) == 1:
         return replace(shares[0], skipped=skipped)
     inputs = _alike([share.inputs for share in shares], [share.name for share in shares])
-    for share in shares:
-        if share.labels.dtype.kind != shares[0].labels.dtype.kind:
-            raise InputError(
-                f"data: {shares[0].name} and {share.name}: the labels must be numbers in both or text in both"
-            )
     return _Ready(
         name,
         np.concatenate(inputs),
-        np.concatenate([share.labels for share in shares]),
+        _joined_labels(shares),
         {column: np.concatenate([share.columns[column] for share in shares]) for column in _shared(shares)},
         skipped,
     )
+
+
+def _joined_labels(shares: Sequence[_Ready]) -> NDArray[Any] | None:
+    """Join the labels of all shares; None if none of them has labels."""
+    labels = [share.labels for share in shares if share.labels is not None]
+    if not labels:
+        return None
+    for share in shares:
+        if share.labels is None or share.labels.dtype.kind != labels[0].dtype.kind:
+            raise InputError(
+                f"data: {shares[0].name} and {share.name}: the labels must be numbers in both or text in both"
+            )
+    return np.concatenate(labels)
 
 
 def _alike(inputs: Sequence[NDArray[Any]], names: Sequence[str]) -> list[NDArray[Any]]:

@@ -65,6 +65,10 @@ class Config(BaseModel):
 
     methods: tuple[str, ...] = Field(description="names of the methods to run")
     data: str = Field("digits", description="data set: a name (see: kinfed datasets), hub:OWNER/NAME, or a path")
+    labelled: str | None = Field(
+        None,
+        description="data set with labels, like data, on which representations are tested if data has no labels",
+    )
     channels: int | None = Field(
         None, description="number of channels of the images, 1 or 3; by default 1 if all images are grey, otherwise 3"
     )
@@ -269,10 +273,12 @@ class Config(BaseModel):
             raise InputError(f"sources: {sources!r} is no folder; kinfed sources train makes one")
         return sources
 
-    @field_validator("data")
+    @field_validator("data", "labelled")
     @classmethod
-    def _there_is_data(cls, data: str, info: ValidationInfo) -> str:
-        if data.startswith("<"):
+    def _there_is_data(cls, data: str | None, info: ValidationInfo) -> str | None:
+        if data is None:
+            return data
+        if data.startswith("<") and info.field_name == "data":
             given_in_python("data", data, info.context)
             return data
         from kinfed.data.loading import find

@@ -33,7 +33,8 @@ class Run:
         summary: Contents of ``summary.json``; of an unfinished run those of ``so_far.json``, with ``planned`` rounds.
         lines: Lines of ``metrics.jsonl``, one per round.
         federation: Contents of ``federation.json``: names of the classes, training samples of each client and class,
-            test samples of each client, and the groups of a planted shift.
+            test samples of each client, and the groups of a planted shift; of data without labels, the training samples
+            of each client, and the labelled data on which representations are tested.
         pictured: Pictures of each round that has any, by name.
     """
 
@@ -53,6 +54,22 @@ class Run:
     def method(self) -> str:
         """The name of the method."""
         return str(self.summary["method"])
+
+    @property
+    def samples(self) -> list[int]:
+        """The number of training samples of each client."""
+        told: list[int] | None = self.federation.get("samples")
+        return [sum(counts) for counts in self.federation["train"]] if told is None else told
+
+    @property
+    def unlabelled(self) -> bool:
+        """True if the clients' data have no labels."""
+        return "labelled" in self.federation
+
+    @property
+    def untested(self) -> bool:
+        """True if there are no labels at all, so that no model has an accuracy."""
+        return self.federation.get("labelled", "") is None
 
     @property
     def vote_line(self) -> dict[str, Any]:
@@ -122,12 +139,20 @@ class _Line(_Told):
     up_bytes: int
 
 
+class _Labelled(_Told):
+    name: str
+    train: int
+    test: int
+
+
 class _Federation(_Told):
     classes: list[str]
     train: list[list[int]]
     test: list[int]
     names: list[str] | None = None
     groups: list[int] = []
+    samples: list[int] | None = None
+    labelled: _Labelled | None = None
 
 
 class _Words(BaseModel):
@@ -181,7 +206,7 @@ def _read(path: Path) -> Run:
             f"{path / 'metrics.jsonl'}: must have one line for each of the {summary['rounds']} rounds of the run"
         )
     federation = _checked(TypeAdapter(_Federation), read_json(path / "federation.json"), path / "federation.json")
-    listed = [len(federation[name]) for name in ("train", "test", "groups") if name in federation]
+    listed = [len(federation[name]) for name in ("train", "test", "groups", "samples") if name in federation]
     if {*listed} != {summary["data"]["clients"]}:
         raise InputError(f"{path / 'federation.json'}: must list the {summary['data']['clients']} clients of the run")
     return Run(

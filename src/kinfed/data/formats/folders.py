@@ -12,6 +12,7 @@ import numpy as np
 
 from kinfed.data.formats import Files, find_files
 from kinfed.data.formats.listing import Listing, list_images
+from kinfed.data.formats.unlabelled import UnlabelledImages
 from kinfed.data.images import Encoded
 from kinfed.data.samples import CLIENT
 from kinfed.data.splits import TEST_NAMES, Split
@@ -120,7 +121,7 @@ class ClientFolders:
         for name, files in self.clients.items():
             for whole, shares in zip((train, test), files.read(), strict=True):
                 for share in shares:
-                    whole.append(replace(share, columns={**share.columns, CLIENT: np.full(len(share.labels), name)}))
+                    whole.append(replace(share, columns={**share.columns, CLIENT: np.full(len(share.inputs), name)}))
         return train, test
 
 
@@ -132,6 +133,8 @@ def left_out(files: Files) -> list[str]:
     """
     if isinstance(files, ClassFolders):
         return [name for split in files.listings for name in split.left_out]
+    if isinstance(files, UnlabelledImages):
+        return files.listing.left_out
     if isinstance(files, ClientFolders):
         return [f"{name}/{left}" for name, own in files.clients.items() for left in left_out(own)]
     return []

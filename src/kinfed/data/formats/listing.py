@@ -1,4 +1,4 @@
-"""Listing of the image files in the folder of a split, ``SPLIT/CLASS/…``."""
+"""Listing of the image files in a folder: of a split, ``SPLIT/CLASS/…``, or of data without labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from kinfed.errors import InputError
 
-__all__ = ["SUFFIXES", "Listing", "list_images"]
+__all__ = ["SUFFIXES", "Listing", "has_images", "list_images", "list_unlabelled"]
 
 SUFFIXES = (
     ".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tga",
@@ -22,11 +22,12 @@ Kind = Literal["file", "folder", "link", "other"]
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a split, and other files.
+    """The images of a folder, and other files.
 
     Attributes:
-        images: Class and path of each image, sorted.
-        left_out: Other files, links that are not followed, and classes without images; as ``SPLIT/…``, sorted.
+        images: Folder (class or client) and path of each image, sorted; the folder is empty for an image in none.
+        left_out: Other files, links that are not followed, and folders without images; relative to the data folder,
+            sorted.
     """
 
     images: list[tuple[str, str]]
@@ -69,6 +70,40 @@ def list_images(root: Path, split: str) -> Listing:
             )
     empty = inner.keys() - {label for label, _ in images}
     return Listing(sorted(images), sorted([*left, *(f"{split}/{label} (no images)" for label in empty)]))
+
+
+def list_unlabelled(root: Path) -> Listing:
+    """List the images below a folder, all of them in the folder itself, or all in folders in it, one per client.
+
+    Raises:
+        InputError: If some images lie in the folder itself and others in folders.
+    """
+    top = os.path.abspath(root)  # a folder "." would seem to lead upwards
+    images: list[tuple[str, str]] = []
+    left: list[str] = []
+    folders: set[str] = set()
+    for path, kind in _entries(top, os.path.realpath(root)):
+        name = path[len(top) + 1 :]
+        client, _, below = name.partition(os.sep)
+        if kind == "folder":
+            folders.add(client)
+        elif kind == "link":
+            left.append(f"{name} (a link out, upwards, or to what is there already)")
+        elif kind == "other" or not name.lower().endswith(SUFFIXES):
+            left.append(name)
+        else:
+            images.append((client if below else "", path))
+    clients = {client for client, _ in images}
+    if len(clients) > 1 and "" in clients:
+        beside = next(path for client, path in images if not client)
+        raise InputError(f"data: {beside} lies beside folders of images; all images must be in folders, or none")
+    return Listing(sorted(images), sorted([*left, *(f"{folder} (no images)" for folder in folders - clients)]))
+
+
+def has_images(folder: Path) -> bool:
+    """Return True if an image lies in a folder itself, as far as the names of its files tell."""
+    with os.scandir(folder) as entries:
+        return any(not e.name.startswith(".") and e.name.lower().endswith(SUFFIXES) and e.is_file() for e in entries)
 
 
 def _entries(top: str, inside: str) -> Iterator[tuple[str, Kind]]:
