@@ -22,11 +22,12 @@ from kinfed.data.formats.digits import EMBEDDED, read_digits
 from kinfed.data.formats.folders import ClassFolders, ClientFolders, left_out
 from kinfed.data.formats.hub import HUB, Fetched, HubSet
 from kinfed.data.images import Decoding, OnError
+from kinfed.data.reading import Reading
 from kinfed.data.samples import Dataset
 from kinfed.data.splits import Split, assemble
 from kinfed.errors import InputError
 
-__all__ = ["EMBEDDED", "PATHS", "cache_folder", "find", "known", "load", "load_files"]
+__all__ = ["EMBEDDED", "PATHS", "cache_folder", "find", "known", "lacks_labels", "load", "load_files", "names_clients"]
 
 PACKAGED = {"fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}  # Debian's dataset-fashion-mnist
 
@@ -52,7 +53,7 @@ class _OnDisk:
     root: Path
     files: Files
 
-    def stat_key(self, decoding: Decoding) -> str | None:
+    def stat_key(self, decoding: Decoding, reading: Reading) -> str | None:
         """Compute a digest of the files' paths, sizes and times; None if a file has just changed and may change again.
 
         The resolution of file times may be too coarse to show a second change.
@@ -64,20 +65,25 @@ class _OnDisk:
             seen.append((str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
         if newest >= time.time() - RACY_SECONDS:
             return None
-        return digest(str(self.root.absolute()), seen, decoding, *(self.reader or ()))
+        return digest(str(self.root.absolute()), seen, decoding, reading, *(self.reader or ()))
 
-    def content(self, decoding: Decoding) -> str:
+    def content(self, decoding: Decoding, reading: Reading) -> str:
         """Compute a digest of the files' relative paths and contents."""
         contents = []
         for path in self.files.paths():
             with path.open("rb") as file:
                 contents.append((os.path.relpath(path, self.root), hashlib.file_digest(file, "sha256").hexdigest()))
         named = str(self.root) if decoding.on_error == "skip" else ""  # the entry has the paths of skipped files
-        return digest(contents, decoding, named, *(self.reader or ()))
+        return digest(contents, decoding, reading, named, *(self.reader or ()))
 
-    def read(self) -> tuple[list[Split], list[Split]]:
-        if isinstance(self.files, ClassFolders):
+    def read(self, reading: Reading) -> tuple[list[Split], list[Split]]:
+        if isinstance(self.files, ClassFolders) and reading.label is None:
             self.files.refuse_one_class()
+            if self.files.test is None and reading.test_fraction is None:
+                raise InputError(
+                    f"data: {str(self.root)!r} has no test set; hold out a share of the samples as one, as in "
+                    f"test_fraction=0.2; or, if its folders are clients and there are no labels: unlabelled:{self.root}"
+                )
         return self.files.read()
 
     def left_out(self) -> tuple[str, ...]:
@@ -104,13 +110,14 @@ class _OnHub:
 
     hub: HubSet
 
-    def stat_key(self, decoding: Decoding) -> str:
-        return digest(str(self.hub), decoding)
+    def stat_key(self, decoding: Decoding, reading: Reading) -> str:
+        return digest(str(self.hub), decoding, reading)
 
-    def content(self, decoding: Decoding) -> str:
-        return digest(self._fetched.fingerprints(), decoding)
+    def content(self, decoding: Decoding, reading: Reading) -> str:
+        return digest(self._fetched.fingerprints(), decoding, reading)
 
-    def read(self) -> tuple[list[Split], list[Split]]:
+    def read(self, reading: Reading) -> tuple[list[Split], list[Split]]:
+        del reading
         return self._fetched.read()
 
     def left_out(self) -> tuple[str, ...]:
@@ -127,14 +134,20 @@ class _Kept:
 
     path: Path
 
-    def dataset(self, decoding: Decoding) -> Dataset:
-        """Open the data set; it is decoded already, so that other decodings are refused."""
+    def dataset(self, decoding: Decoding, reading: Reading) -> Dataset:
+        """Open the data set; it is decoded already, so that only roles of its columns can be given."""
         if decoding != Decoding():
             raise InputError(
                 f"data: {str(self.path)!r} was given from Python and is already decoded; channels, image_size and "
                 "on_error would do nothing"
             )
-        return open_kept(self.path)
+        reading.refuse("label", "test_fraction", why=f"{str(self.path)!r} was given as a complete data set")
+        dataset = open_kept(self.path)
+        train, test = (
+            reading.with_roles({name: both[split] for name, both in dataset.columns.items()}, str(self.path))
+            for split in (0, 1)
+        )
+        return replace(dataset, columns={name: (train[name], test[name]) for name in train})
 
 
 def known() -> dict[str, str]:
@@ -192,13 +205,44 @@ def find(data: str) -> _OnDisk | _OnHub | _Kept | None:
     if files is None:
         raise InputError(
             f"data: {str(path)!r} has no data; a data folder must have train.parquet and test.parquet, or train/CLASS "
-            "and test/CLASS with images, or IDX files, or one .npz, or such a folder for each client"
+            "and test/CLASS or CLASS with images, or images without labels, or IDX files, or one .npz, or such a folder "
+            "for each client"
         )
     return _OnDisk(path, files)
 
 
+def names_clients(data: str) -> bool:
+    """Return True if the files of a data set say who the clients are, as one folder per client does.
+
+    Raises:
+        InputError: If nothing is found, or nothing that can be read as data.
+    """
+    source = find(data)
+    return isinstance(source, _OnDisk) and getattr(source.files, "by_client", False)
+
+
+def lacks_labels(data: str) -> bool:
+    """Return True if the files of a data set have no labels, as far as is known before they are read.
+
+    Raises:
+        InputError: If nothing is found, or nothing that can be read as data.
+    """
+    source = find(data)
+    if isinstance(source, _Kept):
+        return not open_kept(source.path).labelled
+    return isinstance(source, _OnDisk) and getattr(source.files, "unlabelled", False)
+
+
 def load(
-    data: str | Path, *, channels: int | None = None, image_size: int | None = None, on_error: OnError = "stop"
+    data: str | Path,
+    *,
+    channels: int | None = None,
+    image_size: int | None = None,
+    on_error: OnError = "stop",
+    label: str | None = None,
+    client: str | None = None,
+    group: str | None = None,
+    test_fraction: float | None = None,
 ) -> Dataset:
     """Load a data set by name or path. Labels become 0..K-1 in the sorted order of the classes.
 
@@ -208,24 +252,31 @@ def load(
         image_size: Height and width in pixels that images are resized to; None keeps their sizes.
         on_error: Reaction to an image that cannot be decoded: ``stop`` raises an error, ``skip`` leaves it out and
             counts it.
+        label: Name of the column that is the label; None for the label that the format itself gives.
+        client: Name of the column whose values are the clients; it becomes the column ``client``.
+        group: Name of the column of groups, such as patients; it becomes the column ``group``. Samples of one group
+            stay together when a test set is held out.
+        test_fraction: Share of the samples that is held out as test set where the data have no split, stratified by
+            class, within each client and by groups if these are named; see `kinfed.data.holdout.draw_test_set`.
 
     Raises:
         InputError: If the data set is not found, a file cannot be read, images differ in size and ``image_size`` is not
-            given, or the test set has a class that the training set lacks.
+            given, the test set has a class that the training set lacks, or an option would do nothing.
 
     >>> load("digits").shape  # doctest: +SKIP
     (1, 8, 8)
     """
     data = os.fspath(data)
-    decoding = Decoding(channels, image_size, on_error)
+    decoding, reading = Decoding(channels, image_size, on_error), Reading(label, client, group, test_fraction)
     source = find(data)
     if source is None and on_error != "stop":
         raise InputError(f"on_error: {on_error!r} would do nothing; {data!r} has no image files to decode")
     if source is None:
+        reading.refuse(*reading.given, why=f"{data!r} has a test set, and no columns beside images and labels")
         return read_digits(decoding)
     if isinstance(source, _Kept):
-        return replace(source.dataset(decoding), name=data)
-    return _decoded(source, data, decoding)
+        return replace(source.dataset(decoding, reading), name=data)
+    return _decoded(source, data, decoding, reading)
 
 
 def load_files(files: Files, name: str) -> Dataset:
@@ -241,19 +292,21 @@ def load_files(files: Files, name: str) -> Dataset:
     """
     with _readable(name):
         paths = [str(path.absolute().parent) for path in files.paths()]
-    return _decoded(_OnDisk(Path(os.path.commonpath(paths) if paths else os.curdir), files), name, Decoding())
+    return _decoded(
+        _OnDisk(Path(os.path.commonpath(paths) if paths else os.curdir), files), name, Decoding(), Reading()
+    )
 
 
-def _decoded(source: _OnDisk | _OnHub, name: str, decoding: Decoding) -> Dataset:
+def _decoded(source: _OnDisk | _OnHub, name: str, decoding: Decoding, reading: Reading) -> Dataset:
     with _readable(name):
 
         def make() -> Dataset:
-            return assemble(name, *source.read(), decoding)
+            return assemble(name, *source.read(reading), decoding, reading)
 
         if isinstance(source, _OnDisk) and source.reader is None:
             dataset = make()  # the code of the format may have changed, so that the cache cannot be trusted
         else:
-            dataset = cached(source.stat_key(decoding), lambda: source.content(decoding), make)
+            dataset = cached(source.stat_key(decoding, reading), lambda: source.content(decoding, reading), make)
         return replace(dataset, name=name, left_out=source.left_out())
 
 

@@ -15,9 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from kinfed.data.classes import as_labels, number
+from kinfed.data.holdout import draw_test_set
 from kinfed.data.images import Decoding, Encoded, adapt, decode, repeat_grey
-from kinfed.data.samples import Dataset, Normalisation, Samples
-from kinfed.errors import InputError
+from kinfed.data.reading import PLAIN, Reading
+from kinfed.data.samples import CLIENT, GROUP, Dataset, Normalisation, Samples
+from kinfed.errors import InputError, check_choice
 
 __all__ = ["TEST_NAMES", "Split", "as_inputs", "assemble"]
 
@@ -32,9 +34,10 @@ class Split:
     Attributes:
         name: Name of the split in messages.
         inputs: Image files, or an array of n samples (see `as_inputs`).
-        labels: Label of each sample, whole numbers or text, n; None without labels.
+        labels: Label of each sample, whole numbers or text, n; None if only a column that the user names can be it.
         columns: Other values of each sample by name, n each.
         skipped: Names of the images that could not be decoded and were left out.
+        label: Name of the column that the labels are from; None if they have no column.
 
     >>> Split("train", np.zeros((2, 3)), np.array(["cat", "dog"])).labels.tolist()
     ['cat', 'dog']
@@ -45,6 +48,10 @@ class Split:
     labels: NDArray[Any] | None
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
+    label: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.inputs)
 
 
 @dataclass(frozen=True)
@@ -52,37 +59,54 @@ class _Ready(Split):
     """A share with decoded inputs, as in `Samples`, without the skipped images."""
 
     inputs: NDArray[Any]
+    labels: NDArray[Any]
+
+    def take(self, rows: NDArray[np.int64]) -> _Ready:
+        """Return some of the samples."""
+        columns = {column: values[rows] for column, values in self.columns.items()}
+        return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], columns=columns, skipped=())
 
 
-def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding: Decoding) -> Dataset:
-    """Decode the shares of both splits and join them to a data set.
+def assemble(
+    name: str, train: Sequence[Split], test: Sequence[Split], decoding: Decoding, reading: Reading = PLAIN
+) -> Dataset:
+    """Decode the shares of both splits and join them to a data set; hold out a test set if there is none.
 
-    uint8 images are standardised per channel; features are used unchanged. Data without labels have no test split.
+    uint8 images are standardised per channel; features are used unchanged. Images without labels get no test set.
 
     Args:
         name: Name of the data set.
         train: Shares of the training split.
-        test: Shares of the test split; none without labels.
+        test: Shares of the test split; none if the data have no split.
         decoding: Options of the decoding of images.
+        reading: Columns with a role, and the share of the samples that is held out.
 
     Raises:
-        InputError: If a share is invalid, or shares differ in the type or shape of their inputs or the type of labels.
+        InputError: If a share is invalid, shares differ in the type or shape of their inputs or the type of labels,
+            there is no column that is named, or no test set, or one where a share should be held out.
     """
+    if not test and reading.label is None and all(s.labels is None and isinstance(s.inputs, Encoded) for s in train):
+        return _unlabelled(name, train, decoding, reading)
+    if not test and reading.test_fraction is None:
+        raise InputError(
+            f"data: {name!r} has no test set; hold out a share of the samples as one, as in test_fraction=0.2"
+        )
+    if test:
+        reading.refuse("test_fraction", why=f"{name!r} has a test set")
     if decoding.on_error != "stop" and not any(isinstance(share.inputs, Encoded) for share in (*train, *test)):
         raise InputError(f"on_error: {decoding.on_error!r} would do nothing; {name!r} has no image files to decode")
-    if all(share.labels is None for share in train):
-        return _unlabelled(name, _joined(name, [_ready(share, decoding) for share in train]), test)
-    whole = [_joined(name, [_ready(share, decoding) for share in shares]) for shares in (train, test)]
+    whole = [
+        _joined(name, [_ready(share, decoding, reading) for share in shares]) for shares in (train, test) if shares
+    ]
+    skipped = tuple(left for split in whole for left in split.skipped)
+    if reading.test_fraction is not None:
+        whole = _cut(whole[0], reading.test_fraction)
     inputs = _alike([share.inputs for share in whole], [f"{name!r} for {split}" for split in ("training", "test")])
-    before, after = (share.labels for share in whole)
-    if before is None or after is None:
-        raise InputError(f"data: {name!r} must have labels in both splits or in none")
-    classes, *labels = number(name, before, after)
+    classes, *labels = number(name, whole[0].labels, whole[1].labels)
     of_train, of_test = (torch.from_numpy(split) for split in inputs)
     if of_train.dtype != torch.uint8:
         _warn_of_unscaled(name, inputs[0])
     normalise = Normalisation.of(of_train) if of_train.dtype == torch.uint8 else _identity(of_train.shape[1])
-    skipped = whole[0].skipped + whole[1].skipped
     return Dataset(
         name,
         Samples(of_train, torch.from_numpy(labels[0]), normalise),
@@ -94,21 +118,29 @@ def assemble(name: str, train: Sequence[Split], test: Sequence[Split], decoding:
     )
 
 
-def _unlabelled(name: str, train: _Ready, test: Sequence[Split]) -> Dataset:
-    """Make a data set without labels from its training split; refuse a test split."""
-    if test:
-        raise InputError(f"data: {name!r} has no labels, so that {test[0].name} would do nothing")
-    inputs = torch.from_numpy(train.inputs)
-    normalise = Normalisation.of(inputs) if inputs.dtype == torch.uint8 else _identity(inputs.shape[1])
+def _unlabelled(name: str, train: Sequence[Split], decoding: Decoding, reading: Reading) -> Dataset:
+    """Make a data set of images without labels."""
+    reading.refuse("test_fraction", why=f"{name!r} has no labels; label names a column that has them")
+    alike = [replace(share, labels=np.zeros(len(share), dtype=np.int64)) for share in train]  # they are dropped below
+    whole = _joined(name, [_ready(share, decoding, reading) for share in alike])
+    inputs = torch.from_numpy(whole.inputs)
+    normalise = Normalisation.of(inputs)
     return Dataset(
         name,
         Samples(inputs, None, normalise),
         Samples(inputs[:0], None, normalise),
         (),
-        {column: (values, values[:0]) for column, values in train.columns.items()},
-        len(train.skipped),
-        train.skipped[:SKIPPED_NAMES],
+        {column: (values, values[:0]) for column, values in whole.columns.items()},
+        len(whole.skipped),
+        whole.skipped[:SKIPPED_NAMES],
     )
+
+
+def _cut(whole: _Ready, share: float) -> list[_Ready]:
+    """Cut data without a split into a training and a test split, within each client and by groups if there are any."""
+    classes = np.unique(whole.labels, return_inverse=True)[1]
+    tested = draw_test_set(classes, share, whole.columns.get(CLIENT), whole.columns.get(GROUP))
+    return [whole.take(np.flatnonzero(mask)) for mask in (~tested, tested)]
 
 
 def as_inputs(array: NDArray[Any], where: str) -> NDArray[Any]:
@@ -190,22 +222,21 @@ def _warn_of_unscaled(name: str, features: NDArray[Any]) -> None:
         )
 
 
-def _ready(share: Split, decoding: Decoding) -> _Ready:
-    name, inputs, columns = share.name, share.inputs, share.columns
+def _ready(share: Split, decoding: Decoding, reading: Reading) -> _Ready:
+    name, inputs, columns = share.name, share.inputs, reading.with_roles(share.columns, share.name)
     if not isinstance(inputs, Encoded) and not inputs.ndim:
         raise InputError(
             f"data: {name} is a single value; inputs must be numbers with two or more dimensions, samples first"
         )
-    labels = None if share.labels is None else as_labels(share.labels, name)
-    if labels is not None and len(labels) != len(inputs):
+    labels = as_labels(_labels(share, reading), name)
+    if len(labels) != len(inputs):
         raise InputError(f"data: {name} has {len(inputs)} inputs, but {len(labels)} labels")
     if not len(inputs):
-        return _Ready(name, np.empty((0, 1), dtype=np.uint8), labels)
+        return _Ready(name, np.empty((0, 1), dtype=np.uint8), np.empty(0, dtype=np.int64))
     if isinstance(inputs, Encoded):
         decoded = decode(inputs, decoding)
         columns = {column: values[decoded.rows] for column, values in columns.items()}
-        labels = None if labels is None else labels[decoded.rows]
-        return _Ready(name, decoded.pixels, labels, columns, decoded.skipped)
+        return _Ready(name, decoded.pixels, labels[decoded.rows], columns, decoded.skipped)
     inputs = as_inputs(inputs, name)
     if inputs.dtype == np.uint8:
         return _Ready(name, adapt(inputs, decoding), labels, columns)
@@ -215,35 +246,38 @@ def _ready(share: Split, decoding: Decoding) -> _Ready:
     return _Ready(name, inputs, labels, columns)
 
 
+def _labels(share: Split, reading: Reading) -> NDArray[Any]:
+    """Return the labels of a share: the column that is named as the label, or else the format's own labels."""
+    if reading.label not in (None, share.label):
+        check_choice(f"label: column of {share.name}", str(reading.label), share.columns)
+        return share.columns[str(reading.label)]
+    if share.labels is None:
+        has = ", ".join(share.columns) or "none"
+        raise InputError(f"label: must name the column of {share.name} that has the labels; its columns are {has}")
+    return share.labels
+
+
 def _joined(name: str, shares: Sequence[_Ready]) -> _Ready:
     """Join all shares of a split, with the columns that all of them have."""
     skipped = tuple(skipped for share in shares for skipped in share.skipped)
-    first, shares = shares[0].name, [share for share in shares if len(share.inputs)]
+    first, shares = shares[0].name, [share for share in shares if len(share.labels)]
     if not shares:
         raise InputError(f"data: {first} has no images{' that can be decoded' if skipped else ''}")
     if len(shares) == 1:
         return replace(shares[0], skipped=skipped)
     inputs = _alike([share.inputs for share in shares], [share.name for share in shares])
-    return _Ready(
-        name,
-        np.concatenate(inputs),
-        _joined_labels(shares),
-        {column: np.concatenate([share.columns[column] for share in shares]) for column in _shared(shares)},
-        skipped,
-    )
-
-
-def _joined_labels(shares: Sequence[_Ready]) -> NDArray[Any] | None:
-    """Join the labels of all shares; None if none of them has labels."""
-    labels = [share.labels for share in shares if share.labels is not None]
-    if not labels:
-        return None
     for share in shares:
-        if share.labels is None or share.labels.dtype.kind != labels[0].dtype.kind:
+        if share.labels.dtype.kind != shares[0].labels.dtype.kind:
             raise InputError(
                 f"data: {shares[0].name} and {share.name}: the labels must be numbers in both or text in both"
             )
-    return np.concatenate(labels)
+    return _Ready(
+        name,
+        np.concatenate(inputs),
+        np.concatenate([share.labels for share in shares]),
+        {column: np.concatenate([share.columns[column] for share in shares]) for column in _shared(shares)},
+        skipped,
+    )
 
 
 def _alike(inputs: Sequence[NDArray[Any]], names: Sequence[str]) -> list[NDArray[Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kinfed.data.federation import Federation
+from kinfed.data.holdout import whole_groups
 from kinfed.data.partitions.partition import NOBODY, Indices, rows_by
 from kinfed.data.samples import GROUP, labels_of
 from kinfed.errors import InputError
@@ -88,14 +88,7 @@ def _whole_groups(
     labels: Indices, groups: NDArray[np.generic], share: float, stream: np.random.Generator
 ) -> NDArray[np.bool_]:
     """Draw groups of one client that hold about a share of its samples, with its classes in similar proportions."""
-    from sklearn.model_selection import StratifiedGroupKFold
-
     folds = min(max(round(1 / share), 2), len(np.unique(groups)))
-    mask = np.zeros(len(labels), dtype=bool)
-    if folds > 1:
-        splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=int(stream.integers(2**31)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of classes with fewer samples than folds
-            _, rows = next(splitter.split(labels, labels, groups))
-        mask[rows] = len(rows) < len(labels)
-    return mask
+    if folds < 2:
+        return np.zeros(len(labels), dtype=bool)
+    return whole_groups(labels, groups, folds, 1, stream)

@@ -12,15 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinfed.data import (
-    Federation,
-    load,
-    make_federation,
-    select_classes,
-    subsample,
-    with_shift,
-    with_validation,
-)
+from kinfed.data import Federation, load, make_federation, select_classes, subsample, with_shift, with_validation
+from kinfed.data.holdout import refuse_divided_groups
 from kinfed.engine import (
     ClientRuntime,
     RoundSettings,
@@ -58,7 +51,7 @@ def _divided(config: Config) -> Federation:
         federation: Federation = config.objects[config.data]
         refuse_without_labels(config, federation.dataset)
         return _with_labelled(config, federation)
-    dataset = load(config.data, channels=config.channels, image_size=config.image_size, on_error=config.on_error)
+    dataset = load(config.data, **config.reading)
     refuse_without_labels(config, dataset)
     if config.classes is not None:
         dataset = select_classes(dataset, config.classes)
@@ -67,11 +60,13 @@ def _divided(config: Config) -> Federation:
     federation = make_federation(
         dataset,
         config.partitioner(),
-        clients=config.clients,
+        clients=len(dataset.train) + len(dataset.test) if config.clients is None else config.clients,
         seed=config.seed,
         public=config.public,
         new_clients=config.new_clients,
     )
+    if config.group is not None:
+        refuse_divided_groups(federation)
     return _with_labelled(config, federation)
 
 

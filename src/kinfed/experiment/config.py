@@ -6,6 +6,7 @@ it locally.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EXECUTION", "FEWEST_PUBLIC", "OF_TRAINING", "Config", "as_tuple", "model_shares"]
 
+CLIENTS = 20  # default number of clients, unless the data define them
+BY_DATA = ("by", "folders")  # partitions whose clients are those of the data
 FEWEST_PUBLIC = 4  # smallest number of public images; similarities on fewer are meaningless
 
 # Fields that do not influence the results, so that they may change when a run is resumed. The device influences only
@@ -49,6 +52,8 @@ EXECUTION = {
     "workers", "client_timeout", "checkpoint_every", "save_local", "seeds", "log", "device", "target_acc", "sources",
 }  # fmt: skip
 
+# Fields that say how the data set is read.
+OF_READING = ("channels", "image_size", "on_error", "label", "client", "group", "test_fraction")
 
 # Numbers of the local training for which a method may have a value of its own, as in fedprox:lr=0.03.
 OF_TRAINING = ("lr", "momentum", "weight_decay", "local_epochs", "batch_size")
@@ -77,6 +82,23 @@ class Config(BaseModel):
     )
     on_error: Literal["stop", "skip"] = Field(
         "stop", description="stop the run at an image that cannot be decoded, or skip the image"
+    )
+    label: str | None = Field(
+        None, description="name of the column that is the label; by default label, fine_label or labels"
+    )
+    client: str | None = Field(
+        None, description="name of the column whose values are the clients; then no partition is needed"
+    )
+    group: str | None = Field(
+        None,
+        description="name of the column of groups, such as patients: samples of one group stay on one side of the cuts "
+        "between training, validation and test",
+    )
+    test_fraction: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of the samples that is held out as test set, where the data have no split",
     )
     classes: tuple[str, ...] | None = Field(
         None,
@@ -107,9 +129,18 @@ class Config(BaseModel):
     )
     sources: str | None = Field(None, description="folder of source models for fedvote; kinfed sources train makes one")
     augment: Literal["none", "crop_flip"] = Field("none", description="augmentation of the training images")
-    clients: int = Field(20, ge=1, description="number of clients; the largest number if the data define the clients")
+    clients: int | None = Field(
+        None,
+        ge=1,
+        description="number of clients, by default 20; if the data define the clients, the largest number, by default "
+        "all",
+    )
     participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in each round")
-    partition: str = Field("shards", description=f"assignment of the samples to clients: {', '.join(PARTITIONS)}")
+    partition: str = Field(
+        "shards",
+        description="assignment of the samples to clients, by default the clients that the data define, or else "
+        f"shards: {', '.join(PARTITIONS)}",
+    )
     shards: int = Field(2, ge=1, description="number of shards per client, of one class each (partition shards)")
     alpha: float = Field(
         0.5,
@@ -212,6 +243,16 @@ class Config(BaseModel):
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="fields of the methods, by method")
 
     _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clients_of_the_data(cls, fields: Any) -> Any:
+        """Fill in the partition and the number of clients, whose defaults depend on the data."""
+        if fields.get("partition") is None:
+            fields = {**fields, "partition": _partition_of_data(fields)}
+        if fields.get("clients") is None and str(fields["partition"]).partition(":")[0] not in BY_DATA:
+            fields = {**fields, "clients": CLIENTS}
+        return fields
 
     @field_validator("*", mode="before")
     @classmethod
@@ -359,14 +400,16 @@ class Config(BaseModel):
                 f"patience: {self.patience} needs validation samples; set a share of the training samples aside, as in "
                 "validation=0.2"
             )
-        if self.new_clients >= self.clients:
+        if self.clients is not None and self.new_clients >= self.clients:
             raise InputError(
                 f"new_clients: {self.new_clients} is not allowed; must be less than the {self.clients} clients"
             )
         if self.shift is not None:
             from kinfed.data.shifts import parse_shift
 
-            parse_shift(self.shift).check(self.clients - self.new_clients)
+            planted = parse_shift(self.shift)
+            if self.clients is not None:
+                planted.check(self.clients - self.new_clients)
         for name in self.methods:
             method = self.method(name)
             needs = method.requires
@@ -396,6 +439,11 @@ class Config(BaseModel):
     def objects(self) -> dict[str, Any]:
         """Python objects by their names in angle brackets."""
         return self._objects
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The fields that say how the data set is read, as keyword arguments of `kinfed.data.load`."""
+        return {name: getattr(self, name) for name in OF_READING}
 
     @property
     def partition_options(self) -> Mapping[str, str]:
@@ -516,6 +564,21 @@ class Config(BaseModel):
         fields["methods"] = list(self.methods)
         tables = {name: {field: v for field, v in own.items() if v is not None} for name, own in self.settings.items()}
         return f"{MARK}\n" + tomli_w.dumps(fields | {name: own for name, own in tables.items() if own})
+
+
+def _partition_of_data(fields: Mapping[str, Any]) -> str:
+    """Return the default partition: by the clients of the data if these define any, else `shards`; `iid` without labels."""
+    from kinfed.data.loading import lacks_labels, names_clients
+
+    if fields.get("client") is not None:
+        return "by:client"
+    data = str(fields.get("data", "digits"))
+    with contextlib.suppress(InputError):  # the check of the field data reports it
+        if not data.startswith("<") and names_clients(data):
+            return "folders"
+        if not data.startswith("<") and fields.get("label") is None and lacks_labels(data):
+            return "iid"
+    return "shards"
 
 
 def model_shares(models: str) -> list[tuple[str, float]]:

@@ -34,6 +34,10 @@ class Fields(TypedDict, total=False):
     channels: int | None
     image_size: int | None
     on_error: Literal["stop", "skip"]
+    label: str | None
+    client: str | None
+    group: str | None
+    test_fraction: float | None
     classes: Sequence[str] | str | None
     train_images: int | None
     model: str | Callable[..., Any] | None
@@ -43,7 +47,7 @@ class Fields(TypedDict, total=False):
     weights: str | Path | None
     sources: str | Path | None
     augment: Literal["none", "crop_flip"]
-    clients: int
+    clients: int | None
     participation: float
     partition: str | Callable[..., Any]
     shards: int

@@ -28,6 +28,7 @@ Objects = dict[str, Any]
 
 OF_SHARING = (
     "partition", "clients", "new_clients", "public", "classes", "train_images", "channels", "image_size", "on_error",
+    "label", "client", "group", "test_fraction",
 )  # fmt: skip
 OF_TRAINING = {"epochs": "local_epochs"}  # field of local training → its name in a config
 

@@ -77,6 +77,10 @@ def _of_partition(option: str, names: Sequence[str]) -> Use:
 # Fields that are not always read, for reasons other than the methods.
 OF_CLIENTS: dict[str, Use] = {
     **_of_partitions(),
+    "client": Use(
+        "partition by:client, which is the default with it",
+        lambda config, _: config.partition in ("folders", "by:client", f"by:{config.client}"),
+    ),
     "head": Use(
         "a model of your own, named as package.module:function",
         lambda config, _: any(":" in name for name in [config.model or "", *dict(model_shares(config.models or ""))]),
@@ -189,7 +193,10 @@ def refuse_unlabelled(label: str, method: Method, dataset: Dataset) -> None:
     """
     if method.supervised and not dataset.labelled:
         able = ", ".join(name for name, kind in METHODS.items() if not kind.supervised)
-        raise InputError(f"methods: {label} reads labels, and {dataset.name} has none; {able} read none")
+        raise InputError(
+            f"methods: {label} reads labels, and {dataset.name} has none (label names a column that has them); {able} "
+            "read none"
+        )
 
 
 def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mapping[str, Use]) -> None:

@@ -13,13 +13,20 @@ __all__ = ["FORMATS", "Files", "Format", "find_files", "find_in_format"]
 
 
 class Files(Protocol):
-    """A data set in files that are found but not read."""
+    """A data set in files that are found but not read.
+
+    An attribute ``by_client`` that is True means that the shares have a column ``client``; then the clients are its
+    values, unless the user names a partition.
+    """
 
     def paths(self) -> list[Path]:
         """Return all files of the data set, always in the same order."""
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        """Read the shares of the training split and of the test split, without decoding images."""
+        """Read the shares of the training split and of the test split, without decoding images.
+
+        The second list is empty if the data have no split.
+        """
 
 
 class Format(Protocol):

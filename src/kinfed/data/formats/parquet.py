@@ -16,7 +16,7 @@ from kinfed.data.images import Encoded
 from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.errors import InputError
 
-__all__ = ["ParquetFiles", "readable", "split_of"]
+__all__ = ["LABEL", "ParquetFiles", "read_labels", "readable", "split_of", "usable"]
 
 IMAGE = ("image", "img")  # names of the column of images; the first one found is used
 LABEL = ("label", "fine_label", "labels")
@@ -25,7 +25,10 @@ LONGEST = 256  # largest number of characters of a text, since each text in a Nu
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """Files ``train.parquet`` and ``test.parquet``, or several per split, such as ``train-00000-of-00002.parquet``."""
+    """Files ``train.parquet`` and ``test.parquet``, or several per split, such as ``train-00000-of-00002.parquet``.
+
+    Data without a split have no file of a test split.
+    """
 
     folder: Path
     train: tuple[Path, ...]
@@ -33,20 +36,11 @@ class ParquetFiles:
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """Find the files in a folder; None if it has none of a training split.
-
-        Raises:
-            InputError: If it has no file of a test split.
-        """
+        """Find the files in a folder; None if it has none of a training split."""
         train, *tests = (_files(path, split) for split in ("train", *TEST_NAMES))
         if not train:
             return None
-        test = next((files for files in tests if files), None)
-        if test is None:
-            raise InputError(
-                f"data: {str(path)!r} has no test.parquet; a data folder must have train.parquet and test.parquet"
-            )
-        return cls(path, train, test)
+        return cls(path, train, next((files for files in tests if files), ()))
 
     def paths(self) -> list[Path]:
         """Return the files, the training split first, and then the image files that they refer to."""
@@ -63,40 +57,45 @@ def split_of(table: Any, name: str, folders: Sequence[Path]) -> Split:
     Those are the columns of integers, booleans or texts of up to 256 characters that have no nulls.
 
     Args:
-        table: Table with a column ``image`` or ``img`` and a column ``label``, ``fine_label`` or ``labels``. An image
-            is the bytes of a file, or a struct of ``bytes`` and ``path`` as in Hugging Face ``datasets``.
+        table: Table with a column ``image`` or ``img`` and, unless the user names another one, a column ``label``,
+            ``fine_label`` or ``labels``. An image is the bytes of a file, or a struct of ``bytes`` and ``path`` as in
+            Hugging Face ``datasets``.
         name: Name of the table in messages.
         folders: Folders that may contain images given by path; relative paths start from the first one.
 
     Raises:
-        InputError: If a column is missing, a label is missing or too long, or an image lies outside the folders.
+        InputError: If there are no images, a label is missing or too long, or an image lies outside the folders.
     """
-    import pyarrow as pa
-
     names = table.column_names
     image, label = (next((name for name in known if name in names), None) for known in (IMAGE, LABEL))
-    if image is None or label is None:
-        raise InputError(
-            f"data: {name} must have the columns 'image' (or 'img') and 'label' (or 'fine_label', 'labels'); it has "
-            f"{', '.join(names) or 'none'}"
-        )
-    if pa.types.is_nested(table.column(label).type):
-        raise InputError(f"data: {name} has several labels per sample in {label!r}; must be one class per sample")
-    if table.column(label).null_count:
-        raise InputError(f"data: {name} has {table.column(label).null_count} samples without a label")
-    labels = table.column(label).to_pylist()
-    if _longest(labels) > LONGEST:
-        raise InputError(f"data: {name} has a label of {_longest(labels):,} characters; must be at most {LONGEST}")
-    called = [f"{name}, row {row}" for row in range(len(labels))]
+    if image is None:
+        raise InputError(f"data: {name} must have the column 'image' (or 'img'); it has {', '.join(names) or 'none'}")
+    labels = None if label is None else read_labels(table.column(label), label, name)
+    called = [f"{name}, row {row}" for row in range(len(table))]
     cells = table.column(image).to_pylist()
     files = [_file(cell, folders, row) for cell, row in zip(cells, called, strict=True)]
-    others = {other: _values(table.column(other)) for other in names if other not in (image, label)}
+    others = {other: usable(table.column(other)) for other in names if other not in (image, label)}
     return Split(
         name,
         Encoded(called, files),
-        np.asarray(labels),
+        labels,
         {other: values for other, values in others.items() if values is not None},
+        label=label,
     )
+
+
+def read_labels(column: Any, label: str, name: str) -> NDArray[Any]:
+    """Read the column ``label`` of the table ``name``, one class per sample."""
+    import pyarrow as pa
+
+    if pa.types.is_nested(column.type):
+        raise InputError(f"data: {name} has several labels per sample in {label!r}; must be one class per sample")
+    if column.null_count:
+        raise InputError(f"data: {name} has {column.null_count} samples without a label")
+    labels = column.to_pylist()
+    if _longest(labels) > LONGEST:
+        raise InputError(f"data: {name} has a label of {_longest(labels):,} characters; must be at most {LONGEST}")
+    return np.asarray(labels)
 
 
 def _files(folder: Path, split: str) -> tuple[Path, ...]:
@@ -164,7 +163,7 @@ def _lies_in(folders: Sequence[Path], file: Path) -> bool:
     return any(file.resolve().is_relative_to(folder.resolve()) for folder in folders)
 
 
-def _values(column: Any) -> NDArray[Any] | None:
+def usable(column: Any) -> NDArray[Any] | None:
     """Convert a column of whole numbers, booleans or short text to an array; None for any other column."""
     import pyarrow as pa
 

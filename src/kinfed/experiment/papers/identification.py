@@ -114,6 +114,7 @@ class _Repeat:
         """
         file = self.folder / f"{partition}.json"
         if not file.is_file():
+            assert self.config.clients is not None  # `identify` checks it
             train, test = labels_of(self.dataset.train), labels_of(self.dataset.test)
             stream = numpy_stream(self.seed, partition)
             share_out = paired if partition == "paired" else SortedShards()
@@ -152,8 +153,8 @@ def identify(
     own = {**table.fields, **table.scales[scale], "methods": ("fedavg",)}
     config = Config.checked({**own, **given})
     other = overruled({name: v for name, v in given.items() if name not in NO_SETTING}, [config], [Config.checked(own)])
-    dataset = load(config.data, channels=config.channels, image_size=config.image_size)
-    if len(dataset.classes) != 2 * len(PAIRS) or config.clients % len(PAIRS):
+    dataset = load(config.data, **config.reading)
+    if len(dataset.classes) != 2 * len(PAIRS) or config.clients is None or config.clients % len(PAIRS):
         raise InputError(
             f"data, clients: {config.data} with {len(dataset.classes)} classes and {config.clients} clients is not "
             f"allowed; must be {2 * len(PAIRS)} classes and a multiple of {len(PAIRS)} clients"

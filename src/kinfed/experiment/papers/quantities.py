@@ -91,7 +91,7 @@ def layer_similarity(run: Path) -> dict[str, Matrix]:
     The run must have saved the clients' models of the last round. They see test images drawn with a fixed seed.
     """
     config = Config.read(run / CONFIG)
-    test = load(config.data, channels=config.channels, image_size=config.image_size).test
+    test = load(config.data, **config.reading).test
     images = test.take(numpy_stream(0, "similarity").choice(len(test), min(IMAGES, len(test)), replace=False))
     paths = [run / "models" / "global.safetensors", *sorted((run / "models").glob("client-*-local.safetensors"))]
     models = [open_saved(path)[0] for path in paths]

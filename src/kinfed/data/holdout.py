@@ -1,0 +1,137 @@
+"""Samples that are held out of training, by class, by client and in whole groups.
+
+Letters: ``n`` samples.
+"""
+
+from __future__ import annotations
+
+import warnings
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kinfed.data.federation import Federation
+from kinfed.data.partitions.assign import held_out
+from kinfed.data.partitions.partition import Indices, rows_by
+from kinfed.data.samples import GROUP
+from kinfed.errors import InputError
+from kinfed.fields import short
+from kinfed.streams import numpy_stream
+
+__all__ = ["draw_test_set", "refuse_divided_groups", "whole_groups"]
+
+MOST_FOLDS = 20  # largest denominator of a share of groups; others are rounded to the nearest fraction
+
+
+def draw_test_set(
+    labels: Indices,
+    share: float,
+    clients: NDArray[Any] | None = None,
+    groups: NDArray[Any] | None = None,
+) -> NDArray[np.bool_]:
+    """Draw the test set of data without a split: a share of each client's samples, stratified by class.
+
+    The draw does not depend on the seed of a run: the test set belongs to the data, so that no sample is in the test
+    set of one run and in the training set of another. Every class keeps a training sample. Groups are drawn as a
+    whole; a group with samples of several clients counts for the one that has most of them.
+
+    Args:
+        labels: Labels of the samples, 0 or more, n; all 0 if they have none.
+        share: Share of the samples, in (0, 1).
+        clients: Client of each sample, n; None if the data name no clients.
+        groups: Group of each sample, n; None for no groups.
+
+    Returns:
+        A mask of the samples of the test set, n.
+
+    Raises:
+        InputError: If nothing is held out, since there are too few samples or groups.
+
+    >>> labels = np.repeat([0, 1], [30, 20])
+    >>> np.bincount(labels[draw_test_set(labels, 0.2)])
+    array([6, 4])
+    """
+    stream = numpy_stream(0, "test set")
+    owner = np.zeros(len(labels), dtype=np.int64)
+    if clients is not None:
+        owner = np.unique(clients, return_inverse=True)[1].astype(np.int64)
+    if groups is None:
+        mask = held_out(owner, labels, int(owner.max(initial=-1)) + 1, share, stream)
+    else:
+        mask = _groups_of_clients(owner, labels, np.unique(groups, return_inverse=True)[1], share, stream)
+    if not mask.any():
+        units = "samples" if groups is None else "groups"
+        raise InputError(f"test_fraction: {share:g} holds nothing out; there are too few {units}")
+    return mask
+
+
+def _groups_of_clients(
+    owner: Indices, labels: Indices, groups: NDArray[np.int64], share: float, stream: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Draw whole groups of each client; a class that would have no training sample keeps its groups."""
+    fraction = Fraction(share).limit_denominator(MOST_FOLDS)
+    counts = np.zeros((groups.max() + 1, owner.max() + 1), dtype=np.int64)
+    np.add.at(counts, (groups, owner), 1)
+    home = counts.argmax(axis=1)[groups]
+    mask = np.zeros(len(labels), dtype=bool)
+    for own in rows_by(home, counts.shape[1]):
+        several = len(np.unique(groups[own]))
+        folds = min(fraction.denominator, several)
+        if folds > 1:
+            drawn = min(max(round(share * folds), 1), folds - 1)
+            mask[own] = whole_groups(labels[own], groups[own], folds, drawn, stream)
+    for label in np.setdiff1d(labels, labels[~mask]):
+        mask &= ~np.isin(groups, groups[labels == label])
+    return mask
+
+
+def refuse_divided_groups(federation: Federation) -> None:
+    """Refuse a federation with a group, such as a patient, in the training set as well as in the test set.
+
+    Raises:
+        InputError: If there is one. Either the data have such a split, or a partition that cuts each client's own
+            samples divides groups.
+    """
+    train, test = federation.dataset.columns[GROUP]
+    if federation.partition.pooled:
+        both = np.concatenate([train, test])
+        own, new = federation.partition, federation.new_clients
+        train, test = (
+            both[np.concatenate([np.arange(0), *cut])] for cut in (own.train + new.train, own.test + new.test)
+        )
+    divided = np.intersect1d(train, test)
+    if len(divided):
+        raise InputError(
+            f"group: {len(divided):,} groups are in the training set and in the test set, such as {short(divided[0])}; "
+            "give data that are split by groups, or data without a split and test_fraction"
+        )
+
+
+def whole_groups(
+    labels: Indices, groups: NDArray[Any], folds: int, drawn: int, stream: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Draw whole groups that hold about ``drawn`` of ``folds`` parts of the samples, with classes in proportion.
+
+    Args:
+        labels: Labels of the samples, n.
+        groups: Group of each sample, n; at least ``folds`` different ones.
+        folds: Number of parts of about the same size, 2 or more.
+        drawn: Number of parts that are drawn, less than ``folds``.
+        stream: Random generator, the only source of randomness.
+
+    Returns:
+        A mask of the drawn samples, n; none is drawn if the parts that are drawn would hold all samples.
+    """
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    mask = np.zeros(len(labels), dtype=bool)
+    # The splitter refuses labels that are all rarer than the folds; then it has nothing to balance.
+    classes = labels if np.bincount(labels).max() >= folds else np.zeros_like(labels)
+    splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=int(stream.integers(2**31)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of classes with fewer samples than folds
+        parts = [rows for _, rows in splitter.split(labels, classes, groups)]
+    mask[np.concatenate(parts[:drawn])] = True
+    return mask & (not mask.all())

@@ -1,0 +1,80 @@
+"""Options of the reading of a data set: what its columns mean, and what is held out as test set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kinfed.data.samples import CLIENT, GROUP
+from kinfed.errors import InputError, check_choice
+from kinfed.fields import short
+
+__all__ = ["PLAIN", "Reading"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Options of the reading of a data set.
+
+    Attributes:
+        label: Name of the column that is the label; None for the label that the format itself gives.
+        client: Name of the column whose values are the clients; None if no column is named.
+        group: Name of the column of groups, such as patients: samples of one group stay on one side of the cut between
+            training and test set.
+        test_fraction: Share of the samples that is held out as test set where data have no split, in (0, 1).
+
+    >>> Reading(client="ward").given
+    {'client': 'ward'}
+    """
+
+    label: str | None = None
+    client: str | None = None
+    group: str | None = None
+    test_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.test_fraction is not None and not 0 < self.test_fraction < 1:
+            raise InputError(f"test_fraction: {self.test_fraction!r} is not allowed; must be between 0 and 1")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults, by name."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+
+    def refuse(self, *names: str, why: str) -> None:
+        """Refuse the first given option of these names.
+
+        Args:
+            *names: Names of options that would do nothing.
+            why: Reason, for the message.
+
+        Raises:
+            InputError: If one of them is given.
+        """
+        for name in names:
+            if name in self.given:
+                raise InputError(f"{name}: {short(self.given[name])} would do nothing; {why}")
+
+    def with_roles(self, columns: Mapping[str, NDArray[Any]], name: str) -> dict[str, NDArray[Any]]:
+        """Return the columns with those of the clients and of the groups under the names that kinfed reads.
+
+        Args:
+            columns: Values of each sample by name of the column.
+            name: Name of the data in an error message.
+
+        Raises:
+            InputError: If a named column does not exist.
+        """
+        roles = {}
+        for option, role, column in (("client", CLIENT, self.client), ("group", GROUP, self.group)):
+            if column is not None:
+                check_choice(f"{option}: column of {name}", column, columns)
+                roles[role] = np.asarray(columns[column])
+        return {**columns, **roles}
+
+
+PLAIN = Reading()
