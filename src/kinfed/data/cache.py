@@ -92,7 +92,9 @@ def keep(dataset: Dataset) -> Path:
     """
     train, test = dataset.train, dataset.test
     if (train.labels is None) != (test.labels is None) or (train.labels is None and len(test)):
-        raise InputError(f"data: {dataset.name!r} has samples without labels; all must have one, or none and no test set")
+        raise InputError(
+            f"data: {dataset.name!r} has samples without labels; all must have one, or none and no test set"
+        )
     if train.normalise != test.normalise:
         raise InputError(f"data: {dataset.name!r} must have the same normalisation in its training set and test set")
     content = []

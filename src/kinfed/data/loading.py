@@ -65,7 +65,7 @@ class _OnDisk:
             seen.append((str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
         if newest >= time.time() - RACY_SECONDS:
             return None
-        return digest(str(self.root.absolute()), seen, decoding, reading, *(self.reader or ()))
+        return digest(str(self.root.absolute()), seen, self._format, decoding, reading, *(self.reader or ()))
 
     def content(self, decoding: Decoding, reading: Reading) -> str:
         """Compute a digest of the files' relative paths and contents."""
@@ -74,7 +74,7 @@ class _OnDisk:
             with path.open("rb") as file:
                 contents.append((os.path.relpath(path, self.root), hashlib.file_digest(file, "sha256").hexdigest()))
         named = str(self.root) if decoding.on_error == "skip" else ""  # the entry has the paths of skipped files
-        return digest(contents, decoding, reading, named, *(self.reader or ()))
+        return digest(contents, self._format, decoding, reading, named, *(self.reader or ()))
 
     def read(self, reading: Reading) -> tuple[list[Split], list[Split]]:
         if isinstance(self.files, ClassFolders) and reading.label is None:
@@ -88,6 +88,11 @@ class _OnDisk:
 
     def left_out(self) -> tuple[str, ...]:
         return tuple(left_out(self.files))
+
+    @property
+    def _format(self) -> str:
+        """The name of the format: two formats may read the same files differently."""
+        return type(self.files).__qualname__
 
     @cached_property
     def reader(self) -> tuple[str, ...] | None:
@@ -205,8 +210,8 @@ def find(data: str) -> _OnDisk | _OnHub | _Kept | None:
     if files is None:
         raise InputError(
             f"data: {str(path)!r} has no data; a data folder must have train.parquet and test.parquet, or train/CLASS "
-            "and test/CLASS or CLASS with images, or images without labels, or IDX files, or one .npz, or such a folder "
-            "for each client"
+            "and test/CLASS, or CLASS with images, or images without labels, or IDX files, or one .npz, or such a "
+            "folder for each client"
         )
     return _OnDisk(path, files)
 

@@ -64,6 +64,7 @@ def _divided(config: Config) -> Federation:
         seed=config.seed,
         public=config.public,
         new_clients=config.new_clients,
+        hold_out=config.hold_out or (),
     )
     if config.group is not None:
         refuse_divided_groups(federation)

@@ -139,7 +139,7 @@ class Config(BaseModel):
     partition: str = Field(
         "shards",
         description="assignment of the samples to clients, by default the clients that the data define, or else "
-        f"shards: {', '.join(PARTITIONS)}",
+        f"shards (iid without labels): {', '.join(PARTITIONS)}",
     )
     shards: int = Field(2, ge=1, description="number of shards per client, of one class each (partition shards)")
     alpha: float = Field(
@@ -165,6 +165,9 @@ class Config(BaseModel):
     )
     new_clients: int = Field(
         0, ge=0, description="number of clients, drawn at random, that never train and are tested at the end"
+    )
+    hold_out: tuple[str, ...] | None = Field(
+        None, description="names of clients, as in north,south, that are new clients as well; by default none"
     )
     rounds: int = Field(30, ge=1, description="number of rounds")
     local_epochs: int = Field(
@@ -260,10 +263,10 @@ class Config(BaseModel):
         value = plain_value(cls, value, info)
         return as_tuple(value) if info.field_name == "methods" else value
 
-    @field_validator("classes", mode="before")
+    @field_validator("classes", "hold_out", mode="before")
     @classmethod
-    def _some_classes(cls, classes: Any) -> Any:
-        return listed(classes)
+    def _some_names(cls, names: Any) -> Any:
+        return listed(names)
 
     @field_validator("methods")
     @classmethod
@@ -567,7 +570,7 @@ class Config(BaseModel):
 
 
 def _partition_of_data(fields: Mapping[str, Any]) -> str:
-    """Return the default partition: by the clients of the data if these define any, else `shards`; `iid` without labels."""
+    """Return the default partition: the clients that the data define, or else `shards`, or `iid` without labels."""
     from kinfed.data.loading import lacks_labels, names_clients
 
     if fields.get("client") is not None:

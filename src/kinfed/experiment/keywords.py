@@ -57,6 +57,7 @@ class Fields(TypedDict, total=False):
     patience: int | None
     shift: str | None
     new_clients: int
+    hold_out: Sequence[str] | str | None
     rounds: int
     training: LocalTraining
     local_epochs: int

@@ -116,7 +116,7 @@ def _parts(inputs: Tensor | NDArray[Any]) -> Sequence[Tensor]:
     """Return the inputs as tensors of some rows each."""
     try:
         whole = torch.as_tensor(inputs if isinstance(inputs, Tensor) else np.ascontiguousarray(inputs))
-        return whole.split(CHUNK)
+        return [*whole.split(CHUNK)]
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"inputs: {short(inputs)} is not allowed; must be an array or a tensor: {error}") from error
 

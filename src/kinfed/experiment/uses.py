@@ -44,7 +44,7 @@ def _fine_tunes(config: Config, method: Method) -> bool:
 
 def _refits(config: Config, method: Method) -> bool:
     """Return True if heads are re-fitted after the last round, at the clients that train or at new ones."""
-    return method.adapts and (method.trains != "pooled" or config.new_clients > 0)
+    return method.adapts and (method.trains != "pooled" or config.new_clients > 0 or bool(config.hold_out))
 
 
 def _freezes(config: Config, method: Method) -> bool:
@@ -138,7 +138,7 @@ OF_METHODS: dict[str, Use] = {
 
 
 # Fields that are read only if the samples of the clients have labels, with the values that ask for nothing.
-OF_LABELS: dict[str, Any] = {"classes": None, "validation": 0.0, "new_clients": 0}
+OF_LABELS: dict[str, Any] = {"classes": None, "validation": 0.0, "new_clients": 0, "hold_out": None}
 # Fields that are read only if there are labels to test with: of the clients' samples, or of the field ``labelled``.
 OF_TESTS: dict[str, Any] = {"linear_probe_images": None, "target_acc": None, "stop_acc": None}
 

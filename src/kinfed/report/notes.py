@@ -45,8 +45,8 @@ def _of_comparison(runs: Sequence[Run]) -> Iterator[str]:
     yield from _of_classes(runs[0])
     if runs[0].untested:
         yield (
-            "No labels: none of these numbers says what a model is good for. A low loss or a large spread does not make "
-            "a good representation; test it with labelled data of the same kind: --labelled PATH."
+            "No labels: none of these numbers says what a model is good for. A low loss or a large spread makes no "
+            "good representation; test it with labelled data of the same kind: --labelled PATH."
         )
     if len({is_supervised(run) for run in runs}) > 1:
         yield (

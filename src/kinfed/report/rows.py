@@ -22,7 +22,9 @@ __all__ = [
 ALONE = ("local", "local_ssl")
 POOLED = ("central", "central_byol")  # in runs whose summary does not say it
 
-JUDGED = "no accuracy is known; the models are judged by their own loss, the spread of their outputs and views of images"
+JUDGED = (
+    "no accuracy is known; the models are judged by their own loss, the spread of their outputs and views of images"
+)
 
 # Fields of the config that do not define a row: the seed, and those that do not influence the results.
 NO_BEARING = (

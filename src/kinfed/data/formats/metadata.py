@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from numpy.typing import NDArray
 
 from kinfed.data.formats.listing import Listing
@@ -96,7 +95,9 @@ class Metadata:
         Args:
             paths: Paths of all image files.
         """
-        return sorted(f"{file} (no image, a row of {METADATA})" for file in self.rows.keys() - {*map(self._name, paths)})
+        return sorted(
+            f"{file} (no image, a row of {METADATA})" for file in self.rows.keys() - {*map(self._name, paths)}
+        )
 
     def _name(self, path: str) -> str:
         return os.path.relpath(path, self.path.parent).replace(os.sep, "/")
