@@ -127,11 +127,11 @@ def image_depth(root: Path) -> int | None:
         found[0] = first
     for folder in _folders_in(root, root):
         if first := _image_in(folder):
-            found[1] = first
+            found.setdefault(1, first)
         elif deeper := next(filter(None, map(_image_in, _folders_in(folder, root))), None):
-            found[2] = deeper
+            found.setdefault(2, deeper)
     if len(found) > 1:
-        one, other, *_ = found.values()
+        (_, one), (_, other), *_ = sorted(found.items())
         raise InputError(
             f"data: {str(root)!r} has images at different depths, such as {os.path.relpath(one, root)} and "
             f"{os.path.relpath(other, root)}; all must be NAME, CLASS/NAME or CLIENT/CLASS/NAME"

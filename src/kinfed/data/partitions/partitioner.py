@@ -106,8 +106,8 @@ class Partitioner:
         """
         if self.reads_labels and not dataset.labelled:
             raise InputError(
-                f"partition: {_name(self).rpartition(':')[2]} reads labels, and {dataset.name} has none; iid, quantity, "
-                "folders and by:COLUMN read none"
+                f"partition: {_name(self).rpartition(':')[2]} reads labels, and {dataset.name} has none; iid, "
+                "quantity, folders and by:COLUMN read none"
             )
         return self(strata(dataset.train)[rows], strata(dataset.test), clients, rng)
 
