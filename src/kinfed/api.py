@@ -634,7 +634,8 @@ def _config(fields: Mapping[str, Any], *, allow_code: bool = False, **how: Any) 
         from kinfed.data.objects import as_dataset
 
         config = configure(given | {"data": EMBEDDED}, file, objects=objects, **how)
-        _, kept = as_dataset(data, config.seed)
+        options = {name: value for name, value in config.reading.items() if value != Config.model_fields[name].default}
+        _, kept = as_dataset(data, config.seed, **options)
         return configure(given | {"data": kept}, file, objects=objects, **how)
 
 

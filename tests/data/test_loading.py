@@ -117,10 +117,10 @@ def test_missing_files_and_columns_are_named(tmp_path: Path) -> None:
     ):
         load(str(tmp_path / "nowhere"))
     write(tmp_path, "train", [grey(1)], [0], image="picture")
-    with pytest.raises(InputError, match=r"has no test.parquet"):
+    with pytest.raises(InputError, match=r"has no test set; hold out a share .* as in test_fraction=0.2"):
         load(str(tmp_path))
     write(tmp_path, "test", [grey(1)], [0])
-    with pytest.raises(InputError, match=r"the columns 'image' \(or 'img'\) and 'label'"):
+    with pytest.raises(InputError, match=r"images in the column 'image' \(or 'img'\); it has picture, label"):
         load(str(tmp_path))
 
 

@@ -174,5 +174,6 @@ def command(config: Config, name: str) -> str | None:
     for field, value in own.model_dump(exclude=kept, exclude_defaults=True).items():
         idle = field in uses and value != uses[field].off and not uses[field].reads(own, method)
         if value is not None and not idle and not (field in OF_TRAINING and field in own.own_training(name)):
-            parts += [f"--{field.replace('_', '-')}", str(value).lower() if isinstance(value, bool) else str(value)]
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            parts += [f"--{field.replace('_', '-')}", text.lower() if isinstance(value, bool) else text]
     return shlex.join(parts)

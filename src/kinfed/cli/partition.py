@@ -49,9 +49,10 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
     console = Console(highlight=False, emoji=False)
     console.print(
         f"{plain(holdings.about)}: {sizes} over {len(holdings.names):,} clients{new}; {holdings.public:,} set aside "
-        f"as public images{split}\n",
+        f"as public images{split}",
         markup=False,
     )
+    console.print(f"found: {holdings.found}\n", markup=False)
     console.print(summary_table(holdings))
     if len(holdings.names) <= SHOWN_CLIENTS:
         terminal = console.is_terminal and console.encoding.startswith("utf")

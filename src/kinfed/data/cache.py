@@ -19,6 +19,7 @@ import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from kinfed.data.samples import Dataset, Normalisation, Samples, labels_of
+from kinfed.data.tables import Encoding
 from kinfed.errors import InputError
 from kinfed.files import delete, read_json, write_whole, written
 
@@ -37,7 +39,7 @@ VERSION = 4  # version of the format of an entry; it is part of the digest
 ABOUT = "about.json"
 KEPT = "arrays.npz"  # temporary file name of arrays from memory
 KEY = re.compile(r"[0-9a-f]{32}")
-FILES = re.compile(r"(?:train|test)_(?:inputs|labels|column_\d+)\.npy|about\.json|arrays\.npz")
+FILES = re.compile(r"(?:train|test)_(?:inputs|labels|column_\d+)\.npy|(?:train|test)\.parquet|about\.json|arrays\.npz")
 UNFINISHED = re.compile(rf"\.unfinished-{KEY.pattern}")
 LEFT = re.compile(rf"{UNFINISHED.pattern}(?:\.lock|/(?:{FILES.pattern}))")
 
@@ -102,8 +104,10 @@ def keep(dataset: Dataset) -> Path:
         if array.dtype.hasobject:
             raise InputError(f"data: {dataset.name!r} has a column that is neither numbers nor text")
         content.append((name, array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).hexdigest()))
-    skipped = dataset.skipped, dataset.skipped_names
-    entry = cache_folder() / digest("kept", content, dataset.classes, [*dataset.columns], train.normalise, skipped)
+    how: list[object] = [train.normalise, (dataset.skipped, dataset.skipped_names)]
+    if dataset.encoding is not None:
+        how += [dataset.encoding, dataset.remarks]
+    entry = cache_folder() / digest("kept", content, dataset.classes, [*dataset.columns], *how)
     if _open(entry) is None:
         _store(entry, dataset)
     return entry
@@ -189,6 +193,8 @@ def _store(entry: Path, dataset: Dataset) -> None:
             "std": dataset.train.normalise.std,
             "skipped": dataset.skipped,
             "skipped_names": dataset.skipped_names,
+            "encoding": None if dataset.encoding is None else asdict(dataset.encoding),
+            "remarks": dataset.remarks,
             "checksums": {name: _checksum(folder / f"{name}.npy") for name in arrays},
         }
         (folder / ABOUT).write_text(json.dumps({**about, "checksum": digest(json.dumps(about))}))
@@ -243,7 +249,17 @@ def _read(entry: Path) -> Dataset:
         name: (_mapped(entry, f"train_column_{i}"), _mapped(entry, f"test_column_{i}"))
         for i, name in enumerate(about["columns"])
     }
-    return Dataset("", train, test, tuple(about["classes"]), columns, about["skipped"], tuple(about["skipped_names"]))
+    return Dataset(
+        "",
+        train,
+        test,
+        tuple(about["classes"]),
+        columns,
+        about["skipped"],
+        tuple(about["skipped_names"]),
+        encoding=Encoding.of_json(about["encoding"]) if about.get("encoding") else None,
+        remarks=tuple(about.get("remarks", ())),
+    )
 
 
 def _mapped(entry: Path, name: str) -> NDArray[Any]:

@@ -16,11 +16,11 @@ from kinfed.data.federation import Federation
 from kinfed.data.partitions.assign import held_out
 from kinfed.data.partitions.partition import Indices, rows_by
 from kinfed.data.samples import GROUP
+from kinfed.data.tables import shown
 from kinfed.errors import InputError
-from kinfed.fields import short
 from kinfed.streams import numpy_stream
 
-__all__ = ["draw_test_set", "refuse_divided_groups", "whole_groups"]
+__all__ = ["draw_test_set", "groups_by_client", "refuse_divided_groups"]
 
 MOST_FOLDS = 20  # largest denominator of a share of groups; others are rounded to the nearest fraction
 
@@ -35,7 +35,7 @@ def draw_test_set(
 
     The draw does not depend on the seed of a run: the test set belongs to the data, so that no sample is in the test
     set of one run and in the training set of another. Every class keeps a training sample. Groups are drawn as a
-    whole; a group with samples of several clients counts for the one that has most of them.
+    whole, as `groups_by_client` does it.
 
     Args:
         labels: Labels of the samples, 0 or more, n; all 0 if they have none.
@@ -60,31 +60,60 @@ def draw_test_set(
     if groups is None:
         mask = held_out(owner, labels, int(owner.max(initial=-1)) + 1, share, stream)
     else:
-        mask = _groups_of_clients(owner, labels, np.unique(groups, return_inverse=True)[1], share, stream)
+        parts = Fraction(share).limit_denominator(MOST_FOLDS)
+        folds, drawn = max(parts.denominator, 2), max(parts.numerator, 1)
+        mask = _kept_for(labels, groups, groups_by_client(owner, labels, groups, folds, drawn, stream))
     if not mask.any():
         units = "samples" if groups is None else "groups"
         raise InputError(f"test_fraction: {share:g} holds nothing out; there are too few {units}")
     return mask
 
 
-def _groups_of_clients(
-    owner: Indices, labels: Indices, groups: NDArray[np.int64], share: float, stream: np.random.Generator
+def groups_by_client(
+    owner: Indices, labels: Indices, groups: NDArray[Any], folds: int, drawn: int, stream: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Draw whole groups of each client; a class that would have no training sample keeps its groups."""
-    fraction = Fraction(share).limit_denominator(MOST_FOLDS)
-    counts = np.zeros((groups.max() + 1, owner.max() + 1), dtype=np.int64)
-    np.add.at(counts, (groups, owner), 1)
-    home = counts.argmax(axis=1)[groups]
+    """Draw whole groups of each client that hold about ``drawn`` of ``folds`` parts of its samples.
+
+    A group with samples of several clients counts for the one that has most of them. A client with one group keeps it,
+    and so does one that would have no sample left.
+
+    Args:
+        owner: Client of each sample, 0 or more, n.
+        labels: Labels of the samples, 0 or more, n.
+        groups: Group of each sample, n.
+        folds: Number of parts, 2 or more; fewer if a client has fewer groups.
+        drawn: Number of parts that are drawn, less than ``folds``.
+        stream: Random generator, the only source of randomness.
+
+    Returns:
+        A mask of the drawn samples, n.
+    """
+    group = np.unique(groups, return_inverse=True)[1]
     mask = np.zeros(len(labels), dtype=bool)
-    for own in rows_by(home, counts.shape[1]):
-        several = len(np.unique(groups[own]))
-        folds = min(fraction.denominator, several)
-        if folds > 1:
-            drawn = min(max(round(share * folds), 1), folds - 1)
-            mask[own] = whole_groups(labels[own], groups[own], folds, drawn, stream)
-    for label in np.setdiff1d(labels, labels[~mask]):
-        mask &= ~np.isin(groups, groups[labels == label])
-    return mask
+    for own in rows_by(_homes(owner, group), owner.max() + 1):
+        parts = min(folds, len(np.unique(group[own])))
+        if parts > 1:
+            part = min(max(round(drawn / folds * parts), 1), parts - 1)
+            mask[own] = _whole_groups(labels[own], group[own], parts, part, stream)
+    return _kept_for(owner, group, mask)
+
+
+def _homes(owner: Indices, group: NDArray[Any]) -> Indices:
+    """Return for each sample the client that has most samples of its group; of several such clients the first."""
+    clients = owner.max() + 1
+    pairs, counts = np.unique(group * clients + owner, return_counts=True)
+    of_group, of_client = np.divmod(pairs, clients)
+    order = np.lexsort((-of_client, counts))  # of equal indices, NumPy assigns the last value
+    home = np.empty(group.max() + 1, dtype=np.int64)
+    home[of_group[order]] = of_client[order]
+    homes: Indices = home[group]
+    return homes
+
+
+def _kept_for(values: Indices, group: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the mask without the groups of those values, clients or classes, of which all samples are drawn."""
+    lost = np.setdiff1d(values, values[~mask])
+    return mask & ~np.isin(group, group[np.isin(values, lost)])
 
 
 def refuse_divided_groups(federation: Federation) -> None:
@@ -104,12 +133,12 @@ def refuse_divided_groups(federation: Federation) -> None:
     divided = np.intersect1d(train, test)
     if len(divided):
         raise InputError(
-            f"group: {len(divided):,} groups are in the training set and in the test set, such as {short(divided[0])}; "
+            f"group: {len(divided):,} groups are in the training set and in the test set, such as {shown(divided[0])}; "
             "give data that are split by groups, or data without a split and test_fraction"
         )
 
 
-def whole_groups(
+def _whole_groups(
     labels: Indices, groups: NDArray[Any], folds: int, drawn: int, stream: np.random.Generator
 ) -> NDArray[np.bool_]:
     """Draw whole groups that hold about ``drawn`` of ``folds`` parts of the samples, with classes in proportion.

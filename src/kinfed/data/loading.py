@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ PACKAGED = {"fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}  # Debia
 PATHS = (  # other forms than names, with descriptions for the command `kinfed datasets`
     ("hub:OWNER/NAME[/CONFIG]", "any data set of images and labels on the Hugging Face hub"),
     ("FOLDER", "parquet: train.parquet and test.parquet, or train-*.parquet and test-*.parquet"),
+    ("FILE.csv", "a table of features: CSV, TSV or parquet; or a folder with train.csv and test.csv"),
     ("FOLDER", "images: train/CLASS/*.png and test/CLASS/*.png, or any other format"),
     ("FOLDER", "IDX: train-images-idx3-ubyte.gz, train-labels-…, t10k-images-… and t10k-labels-…"),
     ("FILE.npz", "arrays: x_train, y_train, x_test and y_test"),
@@ -149,8 +150,7 @@ class _Kept:
         reading.refuse("label", "test_fraction", why=f"{str(self.path)!r} was given as a complete data set")
         dataset = open_kept(self.path)
         train, test = (
-            reading.with_roles({name: both[split] for name, both in dataset.columns.items()}, str(self.path))
-            for split in (0, 1)
+            reading.with_roles({name: both[split] for name, both in dataset.columns.items()}) for split in (0, 1)
         )
         return replace(dataset, columns={name: (train[name], test[name]) for name in train})
 
@@ -209,9 +209,9 @@ def find(data: str) -> _OnDisk | _OnHub | _Kept | None:
         files = find_files(path)
     if files is None:
         raise InputError(
-            f"data: {str(path)!r} has no data; a data folder must have train.parquet and test.parquet, or train/CLASS "
-            "and test/CLASS, or CLASS with images, or images without labels, or IDX files, or one .npz, or such a "
-            "folder for each client"
+            f"data: {str(path)!r} has no data; a data folder must have train.parquet or train.csv, or train/CLASS and "
+            "test/CLASS, or CLASS with images, or images without labels, or IDX files, or one .npz, or such a folder "
+            "for each client"
         )
     return _OnDisk(path, files)
 
@@ -248,6 +248,8 @@ def load(
     client: str | None = None,
     group: str | None = None,
     test_fraction: float | None = None,
+    drop: Sequence[str] | None = None,
+    standardise: bool | None = None,
 ) -> Dataset:
     """Load a data set by name or path. Labels become 0..K-1 in the sorted order of the classes.
 
@@ -263,6 +265,9 @@ def load(
             stay together when a test set is held out.
         test_fraction: Share of the samples that is held out as test set where the data have no split, stratified by
             class, within each client and by groups if these are named; see `kinfed.data.holdout.draw_test_set`.
+        drop: Names of columns of a table that are no features.
+        standardise: False if features n×p are standardised already; by default they are standardised by the training
+            rows.
 
     Raises:
         InputError: If the data set is not found, a file cannot be read, images differ in size and ``image_size`` is not
@@ -272,7 +277,8 @@ def load(
     (1, 8, 8)
     """
     data = os.fspath(data)
-    decoding, reading = Decoding(channels, image_size, on_error), Reading(label, client, group, test_fraction)
+    decoding = Decoding(channels, image_size, on_error)
+    reading = Reading(label, client, group, test_fraction, tuple(drop or ()), standardise)
     source = find(data)
     if source is None and on_error != "stop":
         raise InputError(f"on_error: {on_error!r} would do nothing; {data!r} has no image files to decode")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from kinfed.data.cache import keep
 from kinfed.data.classes import as_labels
 from kinfed.data.federation import Federation
 from kinfed.data.formats.arrays import as_array, from_arrays, keep_arrays
+from kinfed.data.formats.frames import as_frames, keep_frames
 from kinfed.data.images import Decoding, fit, repeat_grey
 from kinfed.data.loading import load, load_files
 from kinfed.data.partitions.assign import split_locally
@@ -34,23 +34,25 @@ __all__ = ["as_dataset"]
 Arrays = tuple[NDArray[Any], NDArray[Any]]  # inputs and labels
 
 ALLOWED = (
-    "a name, a path, a Dataset, (x, y), (x, y, x_test, y_test), a torch Dataset, two of them for training and test, "
-    "the files that a Format's find returns, or a Federation"
+    "a name, a path, a Dataset, (x, y), (x, y, x_test, y_test), a pandas DataFrame or a torch Dataset, two of them for "
+    "training and test, the files that a Format's find returns, or a Federation"
 )
 
 
-def as_dataset(data: Any, seed: int) -> tuple[Dataset | Federation, str | None]:
+def as_dataset(data: Any, seed: int, **options: Any) -> tuple[Dataset | Federation, str | None]:
     """Make a data set from any object that kinfed accepts as data.
 
     For data without a test set, (x, y) or one torch Dataset, a fifth of the samples is held out as the test set by the
-    seed, stratified by class, with a warning. Arrays and objects are written to the cache folder, so that a run on them
-    can be resumed.
+    seed, stratified by class, with a warning, unless ``test_fraction`` is given. Arrays, tables and objects are written
+    to the cache folder, so that a run on them can be resumed.
 
     Args:
         data: A name or path (see `load`); a `Dataset`; (x, y) or (x, y, x_test, y_test) (see `from_arrays`); a
-            map-style torch Dataset of (image or tensor, label), or two of them for training and test; the files that
-            ``find`` of a `Format` returns; or a `Federation`, which is returned unchanged.
+            map-style torch Dataset of (image or tensor, label), or two of them for training and test; a pandas
+            DataFrame, or two of them; the files that ``find`` of a `Format` returns; or a `Federation`, which is
+            returned unchanged.
         seed: Seed of the run.
+        **options: Options of `load`, such as ``label``, with which the data set is read.
 
     Returns:
         The data set or federation, and the name or path by which `load` finds the data set again; None for a
@@ -64,21 +66,25 @@ def as_dataset(data: Any, seed: int) -> tuple[Dataset | Federation, str | None]:
     if isinstance(data, Federation):
         return data, None
     if isinstance(data, str | os.PathLike):
-        return load(Path(data) if isinstance(data, os.PathLike) else data), os.fspath(data)
+        return load(Path(data) if isinstance(data, os.PathLike) else data, **options), os.fspath(data)
+    path = _kept(data, seed, hold_out=options.get("test_fraction") is None)
+    return load(path, **options), str(path)
+
+
+def _kept(data: Any, seed: int, *, hold_out: bool) -> Path:
+    """Write data from memory to the cache folder; hold out a test set where there is none, if ``hold_out``."""
+    if (frames := as_frames(data)) is not None:
+        return keep_frames(*frames)
     if isinstance(data, Dataset):
-        return _kept(data)
+        return keep(data)
     if callable(getattr(data, "paths", None)) and callable(getattr(data, "read", None)):
-        return _kept(load_files(data, import_path(type(data)) or type(data).__name__))
+        return keep(load_files(data, import_path(type(data)) or type(data).__name__))
     train, test = _train_and_test(data, seed)
-    if test is None:
-        train, test = _split(*train, seed)
-    dataset, path = from_arrays(*train, *test), str(keep_arrays(*train, *test))
-    return replace(dataset, name=path), path
-
-
-def _kept(dataset: Dataset) -> tuple[Dataset, str]:
-    path = str(keep(dataset))
-    return replace(dataset, name=path), path
+    if test is None and not hold_out:
+        return keep_arrays(*train)
+    train, test = (train, test) if test is not None else _split(*train, seed)
+    from_arrays(*train, *test)  # raises InputError before anything is written
+    return keep_arrays(*train, *test)
 
 
 def _train_and_test(data: Any, seed: int) -> tuple[Arrays, Arrays | None]:
@@ -107,7 +113,7 @@ def _split(x: NDArray[Any], y: NDArray[Any], seed: int) -> tuple[Arrays, Arrays]
     warnings.warn(
         f"data: no test set was given; {len(cut.test[0])} of the {len(x)} samples, a fifth of each class, are held "
         f"out as test set, drawn with seed {seed}",
-        stacklevel=4,
+        stacklevel=5,
     )
     return (x[cut.train[0]], labels[cut.train[0]]), (x[cut.test[0]], labels[cut.test[0]])
 

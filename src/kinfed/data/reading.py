@@ -26,6 +26,8 @@ class Reading:
         group: Name of the column of groups, such as patients: samples of one group stay on one side of the cut between
             training and test set.
         test_fraction: Share of the samples that is held out as test set where data have no split, in (0, 1).
+        drop: Names of columns of a table that are no features.
+        standardise: False if features n×p are standardised already; None to standardise them.
 
     >>> Reading(client="ward").given
     {'client': 'ward'}
@@ -35,6 +37,8 @@ class Reading:
     client: str | None = None
     group: str | None = None
     test_fraction: float | None = None
+    drop: tuple[str, ...] = ()
+    standardise: bool | None = None
 
     def __post_init__(self) -> None:
         if self.test_fraction is not None and not 0 < self.test_fraction < 1:
@@ -59,12 +63,11 @@ class Reading:
             if name in self.given:
                 raise InputError(f"{name}: {short(self.given[name])} would do nothing; {why}")
 
-    def with_roles(self, columns: Mapping[str, NDArray[Any]], name: str) -> dict[str, NDArray[Any]]:
+    def with_roles(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return the columns with those of the clients and of the groups under the names that kinfed reads.
 
         Args:
             columns: Values of each sample by name of the column.
-            name: Name of the data in an error message.
 
         Raises:
             InputError: If a named column does not exist.
@@ -72,7 +75,7 @@ class Reading:
         roles = {}
         for option, role, column in (("client", CLIENT, self.client), ("group", GROUP, self.group)):
             if column is not None:
-                check_choice(f"{option}: column of {name}", column, columns)
+                check_choice(option, column, columns)
                 roles[role] = np.asarray(columns[column])
         return {**columns, **roles}
 

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kinfed.data.tables import Encoding
+
 __all__ = ["AS_THEY_ARE", "CLIENT", "GROUP", "Dataset", "Normalisation", "Samples", "joined", "labels_of", "strata"]
 
 GROUP = "group"  # column with the group of each sample, such as its patient; groups are not divided
@@ -51,6 +53,29 @@ class Normalisation:
         std = (torch.as_tensor(squares) / count - mean.square()).clamp(min=0).sqrt()
         std[std < 1e-12] = 1.0
         return cls(tuple(mean.tolist()), tuple(std.tolist()))
+
+    @classmethod
+    def of_features(cls, inputs: Tensor, chunk: int = 4096) -> Normalisation:
+        """Compute the statistics of each feature of the training rows.
+
+        Args:
+            inputs: Features n×p.
+            chunk: Number of rows that are processed at a time.
+
+        Returns:
+            Mean and standard deviation of each feature; a constant feature gets the standard deviation 1.
+
+        >>> Normalisation.of_features(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        Normalisation(mean=(2.0, 5.0), std=(1.0, 1.0))
+        """
+        from sklearn.preprocessing import StandardScaler
+
+        scaler = StandardScaler()
+        for part in inputs.split(chunk):
+            scaler.partial_fit(part.double().numpy())
+        # Values that differ less than float32 can divide by are constant.
+        std = np.where(scaler.scale_ < np.finfo(np.float32).tiny, 1.0, scaler.scale_)
+        return cls(tuple(scaler.mean_.tolist()), tuple(std.tolist()))
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Convert stored values to float32, subtract the mean and divide by the standard deviation of each channel."""
@@ -123,6 +148,8 @@ class Dataset:
         skipped_names: Names of the first of these images.
         left_out: Names of files and folders among the image files that are not part of the data set: other files,
             links that are not followed, classes without images.
+        encoding: Features of the columns of a table; None for other data.
+        remarks: Remarks on how a table was read, such as the number of missing values that were filled in.
 
     >>> from kinfed.data import from_arrays
     >>> dataset = from_arrays([[0.1], [0.2]], ["cat", "dog"], [[0.3]], ["dog"])
@@ -138,6 +165,8 @@ class Dataset:
     skipped: int = 0
     skipped_names: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    encoding: Encoding | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -148,6 +177,19 @@ class Dataset:
     def labelled(self) -> bool:
         """True if the samples have labels."""
         return self.train.labels is not None
+
+    @property
+    def features(self) -> dict[str, int]:
+        """Numbers of the features of a table, or of an array n×p that is standardised; empty for other data.
+
+        They are ``numbers``, and of a table ``categories``, its columns of categories, and ``one_hot``, their features.
+        """
+        if self.encoding is not None:
+            columns = self.encoding.categories
+            return {"numbers": len(self.encoding.numbers), "categories": len(columns), "one_hot": self.encoding.one_hot}
+        normalise = self.train.normalise
+        standardised = any(normalise.mean) or any(std != 1 for std in normalise.std)
+        return {"numbers": self.shape[0]} if len(self.shape) == 1 and standardised else {}
 
 
 def joined(first: Samples, second: Samples) -> Samples:

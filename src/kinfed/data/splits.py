@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kinfed.data.classes import as_labels, number
 from kinfed.data.holdout import draw_test_set
 from kinfed.data.images import Decoding, Encoded, adapt, decode, repeat_grey
 from kinfed.data.reading import PLAIN, Reading
+from kinfed.data.roles import Roles
 from kinfed.data.samples import CLIENT, GROUP, Dataset, Normalisation, Samples
+from kinfed.data.tables import Encoding, Table
 from kinfed.errors import InputError, check_choice
 
 __all__ = ["TEST_NAMES", "Split", "as_inputs", "assemble"]
@@ -33,7 +36,7 @@ class Split:
 
     Attributes:
         name: Name of the split in messages.
-        inputs: Image files, or an array of n samples (see `as_inputs`).
+        inputs: Image files, an array of n samples (see `as_inputs`), or a table of plain features.
         labels: Label of each sample, whole numbers or text, n; None if only a column that the user names can be it.
         columns: Other values of each sample by name, n each.
         skipped: Names of the images that could not be decoded and were left out.
@@ -44,7 +47,7 @@ class Split:
     """
 
     name: str
-    inputs: Encoded | NDArray[Any]
+    inputs: Encoded | NDArray[Any] | Table
     labels: NDArray[Any] | None
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
@@ -58,13 +61,14 @@ class Split:
 class _Ready(Split):
     """A share with decoded inputs, as in `Samples`, without the skipped images."""
 
-    inputs: NDArray[Any]
+    inputs: NDArray[Any] | Table
     labels: NDArray[Any]
 
     def take(self, rows: NDArray[np.int64]) -> _Ready:
         """Return some of the samples."""
         columns = {column: values[rows] for column, values in self.columns.items()}
-        return replace(self, inputs=self.inputs[rows], labels=self.labels[rows], columns=columns, skipped=())
+        inputs = self.inputs.take(rows) if isinstance(self.inputs, Table) else self.inputs[rows]
+        return replace(self, inputs=inputs, labels=self.labels[rows], columns=columns, skipped=())
 
 
 def assemble(
@@ -72,7 +76,9 @@ def assemble(
 ) -> Dataset:
     """Decode the shares of both splits and join them to a data set; hold out a test set if there is none.
 
-    uint8 images are standardised per channel; features are used unchanged. Images without labels get no test set.
+    uint8 images are standardised per channel, and features n×p per feature, by the training set; other arrays are used
+    unchanged. Of a table, numbers are standardised, and categories become features that are 1 or 0. Images without
+    labels get no test set.
 
     Args:
         name: Name of the data set.
@@ -101,12 +107,11 @@ def assemble(
     skipped = tuple(left for split in whole for left in split.skipped)
     if reading.test_fraction is not None:
         whole = _cut(whole[0], reading.test_fraction)
-    inputs = _alike([share.inputs for share in whole], [f"{name!r} for {split}" for split in ("training", "test")])
+    encoding, remarks, arrays = _encoded(name, whole, reading)
+    inputs = _alike(arrays, [f"{name!r} for {split}" for split in ("training", "test")])
     classes, *labels = number(name, whole[0].labels, whole[1].labels)
     of_train, of_test = (torch.from_numpy(split) for split in inputs)
-    if of_train.dtype != torch.uint8:
-        _warn_of_unscaled(name, inputs[0])
-    normalise = Normalisation.of(of_train) if of_train.dtype == torch.uint8 else _identity(of_train.shape[1])
+    normalise = _normalisation(name, of_train, reading, 0 if encoding is None else encoding.one_hot)
     return Dataset(
         name,
         Samples(of_train, torch.from_numpy(labels[0]), normalise),
@@ -115,6 +120,8 @@ def assemble(
         {column: (whole[0].columns[column], whole[1].columns[column]) for column in _shared(whole)},
         len(skipped),
         skipped[:SKIPPED_NAMES],
+        encoding=encoding,
+        remarks=remarks,
     )
 
 
@@ -141,6 +148,35 @@ def _cut(whole: _Ready, share: float) -> list[_Ready]:
     classes = np.unique(whole.labels, return_inverse=True)[1]
     tested = draw_test_set(classes, share, whole.columns.get(CLIENT), whole.columns.get(GROUP))
     return [whole.take(np.flatnonzero(mask)) for mask in (~tested, tested)]
+
+
+def _encoded(
+    name: str, whole: Sequence[_Ready], reading: Reading
+) -> tuple[Encoding | None, tuple[str, ...], list[NDArray[Any]]]:
+    """Return the arrays of both splits; those of a table are features that are learned from the training rows."""
+    train, test = (split.inputs for split in whole)
+    if isinstance(train, Table) and isinstance(test, Table):
+        encoding = Encoding.of(train)
+        return encoding, encoding.remarks(train, test), [encoding(train), encoding(test)]
+    if isinstance(train, Table) or isinstance(test, Table):
+        raise InputError(f"data: {name!r} must be a table of features in both splits or in none")
+    reading.refuse("drop", why=f"{name!r} has no columns that are features")
+    return None, (), [train, test]
+
+
+def _normalisation(name: str, train: Tensor, reading: Reading, one_hot: int) -> Normalisation:
+    """Return the normalisation of a data set from its training inputs; the last ``one_hot`` features keep 1 and 0."""
+    if train.dim() == 2 and train.dtype != torch.uint8:
+        if reading.standardise is False:
+            return _identity(train.shape[1])
+        numbers = train.shape[1] - one_hot
+        learned, rest = Normalisation.of_features(train[:, :numbers]) if numbers else _identity(0), _identity(one_hot)
+        return Normalisation(learned.mean + rest.mean, learned.std + rest.std)
+    reading.refuse("standardise", why=f"{name!r} has inputs of shape {_shape(train.shape[1:])}, not features n×p")
+    if train.dtype == torch.uint8:
+        return Normalisation.of(train)
+    _warn_of_unscaled(name, train.numpy())
+    return _identity(train.shape[1])
 
 
 def as_inputs(array: NDArray[Any], where: str) -> NDArray[Any]:
@@ -223,7 +259,13 @@ def _warn_of_unscaled(name: str, features: NDArray[Any]) -> None:
 
 
 def _ready(share: Split, decoding: Decoding, reading: Reading) -> _Ready:
-    name, inputs, columns = share.name, share.inputs, reading.with_roles(share.columns, share.name)
+    if isinstance(share.inputs, Table):
+        _refuse_decoding(decoding, share.name)
+        roles = Roles.of(share.inputs, reading, share.name)
+        return _Ready(
+            share.name, roles.features, as_labels(roles.labels, share.name), {**share.columns, **roles.columns}
+        )
+    name, inputs, columns = share.name, share.inputs, reading.with_roles(share.columns)
     if not isinstance(inputs, Encoded) and not inputs.ndim:
         raise InputError(
             f"data: {name} is a single value; inputs must be numbers with two or more dimensions, samples first"
@@ -240,16 +282,20 @@ def _ready(share: Split, decoding: Decoding, reading: Reading) -> _Ready:
     inputs = as_inputs(inputs, name)
     if inputs.dtype == np.uint8:
         return _Ready(name, adapt(inputs, decoding), labels, columns)
+    _refuse_decoding(decoding, name)
+    return _Ready(name, inputs, labels, columns)
+
+
+def _refuse_decoding(decoding: Decoding, name: str) -> None:
     for option in ("channels", "image_size"):
         if getattr(decoding, option) is not None:
             raise InputError(f"{option}: {getattr(decoding, option)} is not allowed; {name} has features, not images")
-    return _Ready(name, inputs, labels, columns)
 
 
 def _labels(share: Split, reading: Reading) -> NDArray[Any]:
     """Return the labels of a share: the column that is named as the label, or else the format's own labels."""
     if reading.label not in (None, share.label):
-        check_choice(f"label: column of {share.name}", str(reading.label), share.columns)
+        check_choice("label", str(reading.label), share.columns)
         return share.columns[str(reading.label)]
     if share.labels is None:
         has = ", ".join(share.columns) or "none"
@@ -265,7 +311,6 @@ def _joined(name: str, shares: Sequence[_Ready]) -> _Ready:
         raise InputError(f"data: {first} has no images{' that can be decoded' if skipped else ''}")
     if len(shares) == 1:
         return replace(shares[0], skipped=skipped)
-    inputs = _alike([share.inputs for share in shares], [share.name for share in shares])
     for share in shares:
         if share.labels.dtype.kind != shares[0].labels.dtype.kind:
             raise InputError(
@@ -273,11 +318,22 @@ def _joined(name: str, shares: Sequence[_Ready]) -> _Ready:
             )
     return _Ready(
         name,
-        np.concatenate(inputs),
+        _together(shares),
         np.concatenate([share.labels for share in shares]),
         {column: np.concatenate([share.columns[column] for share in shares]) for column in _shared(shares)},
         skipped,
     )
+
+
+def _together(shares: Sequence[_Ready]) -> NDArray[Any] | Table:
+    """Join the inputs of all shares, which are tables or arrays."""
+    tables = [share.inputs for share in shares if isinstance(share.inputs, Table)]
+    arrays = [share.inputs for share in shares if not isinstance(share.inputs, Table)]
+    if tables and arrays:
+        raise InputError(f"data: {shares[0].name} must be a table of features in all shares or in none")
+    if tables:
+        return tables[0].joined(tables[1:])
+    return np.concatenate(_alike(arrays, [share.name for share in shares]))
 
 
 def _alike(inputs: Sequence[NDArray[Any]], names: Sequence[str]) -> list[NDArray[Any]]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfed.data.federation import Federation
-from kinfed.data.holdout import whole_groups
+from kinfed.data.holdout import groups_by_client
 from kinfed.data.partitions.partition import NOBODY, Indices, rows_by
 from kinfed.data.samples import GROUP, labels_of
 from kinfed.errors import InputError
@@ -20,8 +20,9 @@ __all__ = ["with_validation"]
 def with_validation(federation: Federation, share: float, seed: int) -> Federation:
     """Set a share of each client's training samples aside for validation, stratified by class.
 
-    If the data have a column ``group`` (patients, writers, videos), a group is set aside as a whole. A client with one
-    sample, or with one group, has no validation samples. Those of new clients are not touched.
+    If the data have a column ``group`` (patients, writers, videos), a group is set aside as a whole, with the samples
+    that other clients have of it. A client with one sample, or with one group, has no validation samples. Those of new
+    clients are not touched.
 
     Args:
         federation: Federation without validation samples.
@@ -46,11 +47,11 @@ def with_validation(federation: Federation, share: float, seed: int) -> Federati
     labels = labels_of(federation.splits[0])[rows]
     stream = numpy_stream(seed, "validation")
     groups, chosen = _groups(federation), np.zeros(len(rows), dtype=bool)
-    for own in rows_by(owner, len(federation)):
-        if groups is None:
+    if groups is None:
+        for own in rows_by(owner, len(federation)):
             chosen[own] = _stratified(labels[own], share, stream)
-        else:
-            chosen[own] = _whole_groups(labels[own], groups[rows[own]], share, stream)
+    else:
+        chosen = groups_by_client(owner, labels, groups[rows], max(round(1 / share), 2), 1, stream)
     if not chosen.any():
         raise InputError(f"validation: {share:g} sets nothing aside; every client has one sample or group only")
     drawn, left = (
@@ -82,13 +83,3 @@ def _stratified(labels: Indices, share: float, stream: np.random.Generator) -> N
         steps = (stream.random() + np.arange(count)) * len(labels) / count
         mask[order[np.minimum(steps.astype(np.int64), len(labels) - 1)]] = True
     return mask
-
-
-def _whole_groups(
-    labels: Indices, groups: NDArray[np.generic], share: float, stream: np.random.Generator
-) -> NDArray[np.bool_]:
-    """Draw groups of one client that hold about a share of its samples, with its classes in similar proportions."""
-    folds = min(max(round(1 / share), 2), len(np.unique(groups)))
-    if folds < 2:
-        return np.zeros(len(labels), dtype=bool)
-    return whole_groups(labels, groups, folds, 1, stream)

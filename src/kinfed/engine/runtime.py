@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -119,11 +119,18 @@ class ClientRuntime:
         return {**recipe, "shape": federation.dataset.shape, "classes": federation.classes}
 
     def about_run(self, rounds: int) -> dict[str, Any]:
-        """Description of a run of so many rounds for a model's card: normalisation, kind of learning, seed, rounds."""
+        """Describe a run of so many rounds for a model's card: preparation of inputs, learning, seed, rounds."""
         normalise = self.seen(self.federation.dataset.train).normalise
         how = {"mean": normalise.mean, "std": normalise.std}
         learned = "with labels" if self.method.supervised else "without labels; a head is that of a linear probe"
-        return {"normalisation": how, "learned": learned, "seed": self.settings.seed, "rounds": rounds}
+        encoding = self.federation.dataset.encoding
+        return {
+            "normalisation": how,
+            **({} if encoding is None else {"encoding": asdict(encoding)}),
+            "learned": learned,
+            "seed": self.settings.seed,
+            "rounds": rounds,
+        }
 
     def tensor_names(self, id: ClientId) -> set[str]:
         """Names of all parameters and buffers of a client's model."""

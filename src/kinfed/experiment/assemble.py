@@ -217,12 +217,13 @@ def about_clients(runtime: ClientRuntime) -> str:
     """Return the text of ``federation.json``, which describes the clients' data and the source models.
 
     It has the training samples of each client and class, the test samples of each client, the groups of a planted
-    shift, and the checksum of each source model.
+    shift, the kinds of a table's features, and the checksum of each source model.
     """
     federation = runtime.federation
     sources = {source.name: checksum(source.model.tensors()) for source in runtime.sources}
     names, left = federation.partition.names, federation.dataset.left_out
     groups, new_groups = federation.groups[: len(federation)], federation.groups[len(federation) :]
+    features = federation.dataset.features
     about = {
         **({"names": list(names)} if names else {}),
         "classes": list(federation.dataset.classes),
@@ -234,6 +235,8 @@ def about_clients(runtime: ClientRuntime) -> str:
         **({"new_groups": new_groups} if new_groups else {}),
         "skipped": federation.dataset.skipped,
         "skipped_names": list(federation.dataset.skipped_names),
+        **({"features": features} if features else {}),
+        **({"remarks": list(federation.dataset.remarks)} if federation.dataset.remarks else {}),
         **({"left_out": len(left), "left_out_names": list(left[:5])} if left else {}),
         "new_clients": len(federation.new_clients),
         "unused": federation.unused,

@@ -53,7 +53,7 @@ EXECUTION = {
 }  # fmt: skip
 
 # Fields that say how the data set is read.
-OF_READING = ("channels", "image_size", "on_error", "label", "client", "group", "test_fraction")
+OF_READING = ("channels", "image_size", "on_error", "label", "client", "group", "test_fraction", "drop", "standardise")
 
 # Numbers of the local training for which a method may have a value of its own, as in fedprox:lr=0.03.
 OF_TRAINING = ("lr", "momentum", "weight_decay", "local_epochs", "batch_size")
@@ -99,6 +99,14 @@ class Config(BaseModel):
         gt=0,
         lt=1,
         description="share of the samples that is held out as test set, where the data have no split",
+    )
+    drop: tuple[str, ...] | None = Field(
+        None, description="names of columns of a table that are no features, as in id,admitted_on"
+    )
+    standardise: bool | None = Field(
+        None,
+        description="false if the features of a table or array are standardised already; by default they are "
+        "standardised by the training rows",
     )
     classes: tuple[str, ...] | None = Field(
         None,
@@ -263,9 +271,9 @@ class Config(BaseModel):
         value = plain_value(cls, value, info)
         return as_tuple(value) if info.field_name == "methods" else value
 
-    @field_validator("classes", "hold_out", mode="before")
+    @field_validator("classes", "drop", "hold_out", mode="before")
     @classmethod
-    def _some_names(cls, names: Any) -> Any:
+    def _listed(cls, names: Any) -> Any:
         return listed(names)
 
     @field_validator("methods")

@@ -16,8 +16,8 @@ __all__ = ["ADDED", "FORMER_NAMES", "MARK", "is_written", "parse_settings", "rea
 MARK = "# a run of kinfed"  # the first line of a config that kinfed wrote
 # Fields that older runs do not have; at their defaults they change nothing.
 ADDED = (
-    "validation", "patience", "stop_acc", "shift", "classes", "label", "client", "group", "test_fraction", "labelled",
-    "hold_out",
+    "validation", "patience", "stop_acc", "shift", "classes", "label", "client", "group", "test_fraction", "drop",
+    "standardise", "labelled", "hold_out",
 )  # fmt: skip
 FORMER_NAMES = {"public": "probe"}  # fields of an experiment that had another name, which is still read
 

@@ -38,6 +38,8 @@ class Fields(TypedDict, total=False):
     client: str | None
     group: str | None
     test_fraction: float | None
+    drop: Sequence[str] | str | None
+    standardise: bool | None
     classes: Sequence[str] | str | None
     train_images: int | None
     model: str | Callable[..., Any] | None

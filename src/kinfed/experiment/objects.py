@@ -28,7 +28,7 @@ Objects = dict[str, Any]
 
 OF_SHARING = (
     "partition", "clients", "new_clients", "hold_out", "public", "classes", "train_images", "channels", "image_size",
-    "on_error", "label", "client", "group", "test_fraction",
+    "on_error", "label", "client", "group", "test_fraction", "drop", "standardise",
 )  # fmt: skip
 OF_TRAINING = {"epochs": "local_epochs"}  # field of local training → its name in a config
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kinfed.data import Normalisation
+from kinfed.data.tables import Encoding, Table
 from kinfed.errors import InputError
 from kinfed.fields import short
 from kinfed.learning.frozen import CHUNK
@@ -30,6 +31,9 @@ from kinfed.models import (
     weights_for,
 )
 from kinfed.settings import own_settings
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Predictor", "load"]
 
@@ -52,6 +56,7 @@ class Predictor(nn.Module):
         super().__init__()
         self.model, self.classes, self.shape = model, card.classes, card.shape
         self._normalise = Normalisation(card.normalisation.mean, card.normalisation.std)
+        self._encoding = None if card.encoding is None else Encoding(**card.encoding.model_dump())
         self.eval()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -59,7 +64,7 @@ class Predictor(nn.Module):
 
         Args:
             inputs: uint8 images n×c×h×w, which are normalised as in training; or floats of the same shape, which are
-                used as they are.
+                used as they are. Features n×p are floats, which are standardised as in training.
 
         Raises:
             InputError: If the inputs have another shape or another type, or the model has no classes.
@@ -78,47 +83,53 @@ class Predictor(nn.Module):
         if tuple(inputs.shape[1:]) != self.shape:
             sizes = ["×".join(map(str, ("n", *shape))) for shape in (self.shape, inputs.shape[1:])]
             raise InputError(f"inputs: must have the shape {sizes[0]}, not {sizes[1]}")
-        return self._normalise(inputs) if inputs.dtype == torch.uint8 else inputs.float()
+        raw = inputs.dtype == torch.uint8 or len(self.shape) == 1
+        return self._normalise(inputs) if raw else inputs.float()
 
     @own_settings(threads=None)
     @torch.no_grad()
-    def predict(self, inputs: Tensor | NDArray[Any]) -> list[str]:
+    def predict(self, inputs: Tensor | NDArray[Any] | pd.DataFrame) -> list[str]:
         """Return the name of the predicted class of each input.
 
         The inputs are processed in chunks of the same size as in the tests of a run.
 
         Args:
-            inputs: Inputs as in `forward`, as a tensor or an array.
+            inputs: Inputs as in `forward`, as a tensor or an array; for a model of a table, a pandas DataFrame with the
+                columns of the features, in any order and beside others.
 
         Raises:
-            InputError: If the inputs are no numbers, or have another shape or type than `forward` takes, or the model
-                has no classes.
+            InputError: If the inputs are no numbers, or have another shape or type than `forward` takes; if a DataFrame
+                lacks a column; or if the model has no classes.
         """
         self.eval()
-        return [self.classes[k] for part in _parts(inputs) for k in self(part).argmax(dim=1).tolist()]
+        return [self.classes[k] for part in self._parts(inputs) for k in self(part).argmax(dim=1).tolist()]
 
     @own_settings(threads=None)
     @torch.no_grad()
-    def represent(self, inputs: Tensor | NDArray[Any]) -> Tensor:
+    def represent(self, inputs: Tensor | NDArray[Any] | pd.DataFrame) -> Tensor:
         """Return the representation of each input, n×d: the outputs of the body, on which the head is put.
 
         Args:
-            inputs: Inputs as in `forward`, as a tensor or an array.
+            inputs: Inputs as in `predict`.
 
         Raises:
-            InputError: If the inputs are no numbers, or have another shape or type than `forward` takes.
+            InputError: If the inputs are no numbers, or have another shape or type than `forward` takes; or a DataFrame
+                lacks a column.
         """
         self.eval()
-        return torch.cat([self.model.body(self._read(part)) for part in _parts(inputs)])
+        return torch.cat([self.model.body(self._read(part)) for part in self._parts(inputs)])
 
-
-def _parts(inputs: Tensor | NDArray[Any]) -> Sequence[Tensor]:
-    """Return the inputs as tensors of some rows each."""
-    try:
-        whole = torch.as_tensor(inputs if isinstance(inputs, Tensor) else np.ascontiguousarray(inputs))
-        return [*whole.split(CHUNK)]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"inputs: {short(inputs)} is not allowed; must be an array or a tensor: {error}") from error
+    def _parts(self, inputs: Tensor | NDArray[Any] | pd.DataFrame) -> Sequence[Tensor]:
+        """Return the inputs as tensors of some rows each."""
+        if self._encoding is not None and hasattr(inputs, "columns"):
+            inputs = self._encoding(Table.of(inputs, "the DataFrame"))
+        try:
+            whole = torch.as_tensor(inputs if isinstance(inputs, Tensor) else np.ascontiguousarray(inputs))
+            return [*whole.split(CHUNK)]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"inputs: {short(inputs)} is not allowed; must be an array or a tensor: {error}"
+            ) from error
 
 
 @own_settings(threads=None)

@@ -26,6 +26,20 @@ class _Normalisation(BaseModel):
     std: tuple[Annotated[float, Gt(0)], ...]
 
 
+class _Encoding(BaseModel):
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    numbers: dict[str, float]
+    categories: dict[str, tuple[str, ...]]
+    usual: dict[str, str]
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        if self.categories.keys() != self.usual.keys() or not all(self.categories.values()):
+            raise ValueError("each column of categories must have some, and a most frequent one")
+        return self
+
+
 class Recipe(BaseModel):
     """Description from which a saved model can be built again.
 
@@ -70,7 +84,9 @@ class Card(Recipe):
 
     Attributes:
         version: Version of the file format.
-        normalisation: Mean and standard deviation of the inputs for each channel, on the scale of uint8.
+        normalisation: Mean and standard deviation of the inputs for each channel, on the scale of uint8, or for each
+            feature.
+        encoding: Features of the columns of a table (see `kinfed.data.tables.Encoding`); None for other data.
         data: Name of the training data; None if not known.
         accuracy: Test accuracy in [0, 1]; None without a test.
 
@@ -81,6 +97,7 @@ class Card(Recipe):
 
     version: Literal[1]
     normalisation: _Normalisation
+    encoding: _Encoding | None = None
     data: str | None = None
     accuracy: float | None = None
 
@@ -89,6 +106,10 @@ class Card(Recipe):
         told = self.normalisation
         if not len(told.mean) == len(told.std) == self.shape[0]:
             raise ValueError(f"normalisation must have {self.shape[0]} channels")
+        if self.encoding is not None:
+            features = len(self.encoding.numbers) + sum(map(len, self.encoding.categories.values()))
+            if self.shape != (features,):
+                raise ValueError(f"encoding must have {self.shape[0]} features, not {features}")
         return self
 
     @classmethod

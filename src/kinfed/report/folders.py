@@ -153,6 +153,7 @@ class _Federation(_Told):
     groups: list[int] = []
     samples: list[int] | None = None
     labelled: _Labelled | None = None
+    remarks: list[str] = []
 
 
 class _Words(BaseModel):

@@ -89,6 +89,8 @@ def _of_run(run: Run) -> Iterator[str]:
     if skipped := run.federation.get("skipped", 0):
         first = ", ".join(run.federation["skipped_names"])
         yield f"{skipped} images could not be decoded and were left out; the first: {first}."
+    for remark in run.federation.get("remarks", ()):
+        yield f"{remark}."
     if left := run.federation.get("left_out"):
         first = ", ".join(run.federation["left_out_names"])
         yield f"{left} files or folders beside the images were left out; the first: {first}."

@@ -17,8 +17,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from kinfed.data import Federation, save_rows
+from kinfed.data import Dataset, Federation, save_rows
 from kinfed.data.heterogeneity import effective_classes, total_variation
+from kinfed.data.samples import CLIENT, GROUP
 from kinfed.errors import plain
 from kinfed.files import write_whole
 from kinfed.report.names import labels
@@ -52,6 +53,8 @@ class Holdings:
         unused: Number of samples that nobody holds.
         left_out: Names of files beside the data that were not read.
         groups: Group of each client under a planted shift, N; empty without one.
+        found: Contents of the data set in words: rows, features, classes, groups of samples.
+        remarks: Remarks on how a table was read, such as missing values that were filled in.
     """
 
     about: str
@@ -65,6 +68,8 @@ class Holdings:
     unused: int
     left_out: tuple[str, ...]
     groups: tuple[int, ...] = ()
+    found: str = ""
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, federation: Federation, about: str) -> Holdings:
@@ -92,6 +97,8 @@ class Holdings:
             federation.unused,
             tuple(map(plain, federation.dataset.left_out)),
             federation.groups,
+            _found(federation.dataset),
+            tuple(map(plain, federation.dataset.remarks)),
         )
 
     def measures(self) -> dict[str, NDArray[Any]]:
@@ -130,7 +137,8 @@ class Holdings:
                 f"with test samples of classes they never train on ({untrained.sum():,} of {tests:,} test samples)",
             ),
         )
-        said = [f"clients {what}: {self._who(mask)}" for mask, what in faults if mask.any()]
+        said = [*self.remarks]
+        said += [f"clients {what}: {self._who(mask)}" for mask, what in faults if mask.any()]
         if self.unused:
             said.append(f"samples that no client gets: {self.unused:,}")
         if self.left_out:
@@ -153,6 +161,7 @@ class Holdings:
         untrained = self.untrained()
         return {
             "about": self.about,
+            "found": self.found,
             "classes": list(self.classes),
             "new_clients": self.new,
             "probe": self.public,
@@ -174,6 +183,30 @@ class Holdings:
                 for i, name in enumerate(self.names)
             ],
         }
+
+
+def _found(dataset: Dataset) -> str:
+    """Say what is in a data set: samples, inputs, classes, its own clients, groups of samples, and broken images."""
+    samples = f"{len(dataset.train) + len(dataset.test):,} samples"
+    of = dataset.features
+    inputs = f"inputs of shape {'×'.join(map(str, dataset.shape))}"
+    if of:
+        one_hot = (
+            f" and {of['one_hot']:,} one-hot features of {of['categories']:,} columns" if of.get("one_hot") else ""
+        )
+        inputs = f"{sum(dataset.shape):,} features ({of['numbers']:,} numbers{one_hot})"
+    classes = f"{len(dataset.classes):,} classes" if dataset.labelled else "no labels"
+    roles = {CLIENT: "clients", GROUP: "groups"}
+    told = [
+        f"{len(np.unique(np.concatenate(dataset.columns[column]))):,} {what}"
+        for column, what in roles.items()
+        if column in dataset.columns
+    ]
+    if dataset.skipped:
+        told.append(
+            f"{dataset.skipped:,} images that cannot be decoded ({', '.join(map(plain, dataset.skipped_names))})"
+        )
+    return ", ".join([samples, inputs, classes, *told])
 
 
 def summary_table(holdings: Holdings) -> Table:

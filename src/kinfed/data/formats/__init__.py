@@ -51,6 +51,7 @@ FORMATS: Registry[Format] = Registry(
         "idx": "kinfed.data.formats.idx:IdxFiles",
         "npz": "kinfed.data.formats.npz:NpzFile",
         "images": "kinfed.data.formats.folders:ClassFolders",
+        "csv": "kinfed.data.formats.csv:CsvFiles",
         "clients": "kinfed.data.formats.folders:ClientFolders",
         "unlabelled": "kinfed.data.formats.unlabelled:UnlabelledImages",
     },

@@ -16,6 +16,7 @@ from kinfed.data.cache import KEPT, cache_folder, digest, unfinished
 from kinfed.data.classes import as_labels
 from kinfed.data.formats.npz import KEYS, read_npz
 from kinfed.data.images import Decoding
+from kinfed.data.reading import Reading
 from kinfed.data.samples import Dataset
 from kinfed.data.splits import Split, assemble
 from kinfed.errors import InputError
@@ -32,14 +33,15 @@ def from_arrays(
     y_test: Array,
     *,
     columns: Mapping[str, tuple[Array, Array]] | None = None,
+    standardise: bool | None = None,
     name: str = "arrays",
 ) -> Dataset:
     """Make a data set from NumPy arrays, torch tensors or nested lists.
 
     uint8 arrays of three or four dimensions are images: n×h×w (grey), n×c×h×w, or n×h×w×c. Of four dimensions, the
     second one is the channels if it is 1 or 3; otherwise the last one is. Images are standardised with the training
-    set's mean and standard deviation per channel. uint16 images become 8-bit first. All other arrays are features,
-    n×p or n×…, which are used unchanged in float32.
+    set's mean and standard deviation per channel. uint16 images become 8-bit first. All other arrays are features
+    in float32: n×p are standardised per feature, n×… are used unchanged.
 
     Args:
         x_train: Training inputs, n×….
@@ -47,6 +49,7 @@ def from_arrays(
         x_test: Test inputs, with the shape of the training inputs but for n.
         y_test: Test labels; every class is in ``y_train``.
         columns: Other values of the samples by name: values of the training samples and of the test samples, n each.
+        standardise: False if features n×p are standardised already.
         name: Name of the data set in messages and results.
 
     Raises:
@@ -68,17 +71,15 @@ def from_arrays(
             if values.shape != inputs.shape[:1]:
                 raise InputError(f"data: column {column!r} has {len(values)} values for {len(inputs)} {which} samples")
         splits.append(Split(f"{name}, x_{which}", inputs, as_array(y), own))
-    return assemble(name, splits[:1], splits[1:], Decoding())
+    return assemble(name, splits[:1], splits[1:], Decoding(), Reading(standardise=standardise))
 
 
-def keep_arrays(x_train: Array, y_train: Array, x_test: Array, y_test: Array) -> Path:
-    """Write four arrays to a file in the cache folder, unless it is there, so that a run on them can be resumed.
+def keep_arrays(*given: Array) -> Path:
+    """Write arrays to a file in the cache folder, unless it is there, so that a run on them can be resumed.
 
     Args:
-        x_train: Training inputs; all arrays are as in `from_arrays`.
-        y_train: Training labels.
-        x_test: Test inputs.
-        y_test: Test labels.
+        *given: Training inputs, training labels, test inputs and test labels, as in `from_arrays`; or inputs and labels
+            of data without a split.
 
     Returns:
         Path of the ``.npz`` file, whose name is a digest of the arrays.
@@ -86,9 +87,10 @@ def keep_arrays(x_train: Array, y_train: Array, x_test: Array, y_test: Array) ->
     Raises:
         InputError: If an array has neither numbers nor text, or the cache folder cannot be written.
     """
-    arrays = [as_array(values) for values in (x_train, y_train, x_test, y_test)]
-    arrays[1::2] = [as_labels(labels, which) for labels, which in zip(arrays[1::2], KEYS[0][1::2], strict=True)]
-    for array, which in zip(arrays, KEYS[0], strict=True):
+    keys = next(keys for keys in KEYS if len(keys) == len(given))
+    arrays = [as_array(values) for values in given]
+    arrays[1::2] = [as_labels(labels, which) for labels, which in zip(arrays[1::2], keys[1::2], strict=True)]
+    for array, which in zip(arrays, keys, strict=True):
         if array.dtype.hasobject:
             raise InputError(
                 f"data: {which}: {array.dtype} of shape {array.shape} is not allowed; inputs must be numbers"
@@ -97,7 +99,7 @@ def keep_arrays(x_train: Array, y_train: Array, x_test: Array, y_test: Array) ->
     path = cache_folder() / "arrays" / f"{content}.npz"
     if not _holds(path, content):
         with unfinished(path.parent) as folder:
-            np.savez(folder / KEPT, allow_pickle=False, **dict(zip(KEYS[0], arrays, strict=True)))
+            np.savez(folder / KEPT, allow_pickle=False, **dict(zip(keys, arrays, strict=True)))
             (folder / KEPT).replace(path)
     return path
 

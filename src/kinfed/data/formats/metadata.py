@@ -13,7 +13,8 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from kinfed.data.formats.listing import Listing
-from kinfed.data.formats.parquet import LABEL, read_labels, readable, usable
+from kinfed.data.formats.parquet import read_labels, readable, usable
+from kinfed.data.roles import LABELS
 from kinfed.errors import InputError
 from kinfed.fields import short
 
@@ -42,7 +43,7 @@ class Metadata:
     @property
     def label(self) -> str | None:
         """The name of the column that has the labels by its name; None if there is none."""
-        return next((name for name in LABEL if name in self._table.column_names), None)
+        return next((name for name in LABELS if name in self._table.column_names), None)
 
     @cached_property
     def columns(self) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""NumPy archives (``.npz``) with four arrays."""
+"""NumPy archives (``.npz``) with four arrays, or with two if the data have no split."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ __all__ = ["KEYS", "NpzFile", "read_npz"]
 KEYS = (  # names of the arrays; the first set found is used
     ("x_train", "y_train", "x_test", "y_test"),
     ("train_images", "train_labels", "test_images", "test_labels"),  # MedMNIST
+    ("x", "y"),  # without a split
 )
 
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -27,7 +28,7 @@ HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.re
 
 @dataclass(frozen=True)
 class NpzFile:
-    """An archive with ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or with MedMNIST's ``train_images`` etc."""
+    """An archive with ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or the other names of `KEYS`."""
 
     path: Path
 
@@ -44,16 +45,15 @@ class NpzFile:
         return [self.path]
 
     def read(self) -> tuple[list[Split], list[Split]]:
-        """Read the training and the test split."""
+        """Read the training and the test split; the list of the test split is empty if there is none."""
         keys, arrays = read_npz(self.path)
-        return (
-            [Split(f"{self.path}, {keys[0]}", arrays[0], arrays[1])],
-            [Split(f"{self.path}, {keys[2]}", arrays[2], arrays[3])],
-        )
+        pairs = zip(keys[::2], arrays[::2], arrays[1::2], strict=True)
+        train, *test = (Split(f"{self.path}, {key}", inputs, labels) for key, inputs, labels in pairs)
+        return [train], test
 
 
 def read_npz(path: Path) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
-    """Read the four arrays in an archive, without pickle.
+    """Read the four arrays in an archive, or the two of data without a split, without pickle.
 
     Returns:
         Names of the arrays, and the arrays.
@@ -70,7 +70,8 @@ def read_npz(path: Path) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
     except Exception as error:  # broken files raise exceptions of many types
         raise InputError(f"data: {path} cannot be read without pickle: {error or type(error).__name__}") from error
     raise InputError(
-        f"data: {path} must have the arrays {', '.join(KEYS[0])} (or {', '.join(KEYS[1])}); it has "
+        f"data: {path} must have the arrays {', '.join(KEYS[0])} (or {', '.join(KEYS[1])}; "
+        f"or {', '.join(KEYS[2])} without a split); it has "
         f"{', '.join(names) or 'none'}"
     )
 

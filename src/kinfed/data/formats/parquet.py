@@ -1,4 +1,4 @@
-"""Tables with a column of images and a column of labels: parquet files as on the hub, and tables in memory."""
+"""Parquet files, as on the hub, and tables in memory, with a column of images or of plain features."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from kinfed.data.formats.listing import SUFFIXES
 from kinfed.data.images import Encoded
+from kinfed.data.roles import LABELS
 from kinfed.data.splits import TEST_NAMES, Split
+from kinfed.data.tables import LONGEST, Table
 from kinfed.errors import InputError
 
-__all__ = ["LABEL", "ParquetFiles", "read_labels", "readable", "split_of", "usable"]
+__all__ = ["ParquetFiles", "read_labels", "readable", "split_of", "usable"]
 
 IMAGE = ("image", "img")  # names of the column of images; the first one found is used
-LABEL = ("label", "fine_label", "labels")
-LONGEST = 256  # largest number of characters of a text, since each text in a NumPy array takes the space of the longest
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,9 @@ class ParquetFiles:
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """Find the files in a folder; None if it has none of a training split."""
+        """Find the files: the path itself, or those in a folder; None if it has none of a training split."""
+        if path.is_file():
+            return cls(path.parent, (path,), ()) if path.suffix == ".parquet" else None
         train, *tests = (_files(path, split) for split in ("train", *TEST_NAMES))
         if not train:
             return None
@@ -54,22 +56,30 @@ class ParquetFiles:
 def split_of(table: Any, name: str, folders: Sequence[Path]) -> Split:
     """Convert a pyarrow table to a `Split`: images, labels, and the other columns that a partition can use.
 
-    Those are the columns of integers, booleans or texts of up to 256 characters that have no nulls.
+    A table without images is one of plain features. The other columns beside images are those of integers,
+    booleans or texts of up to 256 characters that have no nulls.
 
     Args:
-        table: Table with a column ``image`` or ``img`` and, unless the user names another one, a column ``label``,
-            ``fine_label`` or ``labels``. An image is the bytes of a file, or a struct of ``bytes`` and ``path`` as in
-            Hugging Face ``datasets``.
+        table: Table; for images, with a column ``image`` or ``img`` and, unless the user names another one, a column
+            ``label``, ``fine_label`` or ``labels``. An image is the bytes of a file, or a struct of ``bytes`` and
+            ``path`` as in Hugging Face ``datasets``.
         name: Name of the table in messages.
         folders: Folders that may contain images given by path; relative paths start from the first one.
 
     Raises:
-        InputError: If there are no images, a label is missing or too long, or an image lies outside the folders.
+        InputError: If a label is missing or too long, an image lies outside the folders, or a table of features has no
+            rows.
     """
+    import pyarrow as pa
+
     names = table.column_names
-    image, label = (next((name for name in known if name in names), None) for known in (IMAGE, LABEL))
+    image, label = (next((name for name in known if name in names), None) for known in (IMAGE, LABELS))
     if image is None:
-        raise InputError(f"data: {name} must have the column 'image' (or 'img'); it has {', '.join(names) or 'none'}")
+        if any(pa.types.is_struct(kind) or pa.types.is_binary(kind) for kind in table.schema.types):
+            raise InputError(
+                f"data: {name} must have its images in the column 'image' (or 'img'); it has {', '.join(names)}"
+            )
+        return Split(name, Table.of(table.to_pandas(ignore_metadata=True), name), None)
     labels = None if label is None else read_labels(table.column(label), label, name)
     called = [f"{name}, row {row}" for row in range(len(table))]
     cells = table.column(image).to_pylist()

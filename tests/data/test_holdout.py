@@ -1,0 +1,143 @@
+"""The test set of data without a split, and the clients that data define."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinfed.data import as_dataset, from_arrays
+from kinfed.data.holdout import draw_test_set, groups_by_client
+from kinfed.errors import InputError
+from kinfed.experiment.assemble import federation_of
+from kinfed.experiment.config import Config
+from tests.data.test_tables import ROLES, patients, written
+
+
+def config(**given: Any) -> Config:
+    return Config.checked({"methods": ("fedavg",), **given})
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 9)), min_size=2), st.floats(0.05, 0.6))
+def test_no_group_is_on_both_sides_and_every_class_is_trained_on(samples: list[Any], share: float) -> None:
+    labels, clients, groups = np.array(samples).T
+    mask = groups_by_client(clients, labels, groups, 5, 2, np.random.default_rng(0))
+    with contextlib.suppress(InputError):  # of too few groups
+        mask = draw_test_set(labels, share, clients, groups)
+        assert {*labels[mask]} <= {*labels[~mask]}
+    assert not np.intersect1d(groups[mask], groups[~mask]).size
+    assert {*clients} == {*clients[~mask]}
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=2), st.floats(0.05, 0.6))
+def test_the_share_is_that_of_each_client_without_groups(samples: list[Any], share: float) -> None:
+    labels, clients = np.array(samples).T
+    sizes = np.bincount(clients)
+    if sizes.max() < 2:
+        with pytest.raises(InputError, match="there are too few samples"):
+            draw_test_set(labels, share, clients)
+        return
+    drawn = np.bincount(clients[draw_test_set(labels, share, clients)], minlength=len(sizes))
+    assert (np.abs(drawn - np.clip(np.round(share * sizes), sizes > 1, np.maximum(sizes - 1, 0))) < 1).all()
+
+
+def test_classes_are_in_proportion_and_a_single_sample_is_trained_on() -> None:
+    labels = np.repeat([0, 1, 2], [100, 50, 1])
+    assert np.bincount(labels[draw_test_set(labels, 0.2)]).tolist() == [20, 10]
+    mask = draw_test_set(labels, 0.3, groups=np.arange(151))
+    assert np.bincount(labels[mask], minlength=3).tolist() == pytest.approx([30, 15, 0], abs=2)
+
+
+def test_the_seed_of_a_run_does_not_change_the_test_set() -> None:
+    x, y = np.arange(40.0)[:, None], np.arange(40) % 2
+    sets = [as_dataset((x, y), seed, test_fraction=0.25)[0] for seed in (0, 1)]
+    assert sets[0].test.inputs.tolist() == sets[1].test.inputs.tolist()  # type: ignore[union-attr]
+    assert len(sets[0].test) == 10  # type: ignore[arg-type]
+
+
+def test_the_clients_are_those_of_the_column_or_of_the_folders(tmp_path: Path) -> None:
+    of_column = config(data=written(tmp_path, patients()), **ROLES, test_fraction=0.2)
+    assert (of_column.partition, of_column.clients) == ("by:client", None)
+    federation = federation_of(of_column)
+    assert federation.partition.names == ("north", "south", "west")
+    assert all(len(rows) for rows in federation.partition.test)
+    few = federation_of(of_column.model_copy(update={"clients": 2}))
+    assert len(few) == 2  # the largest number
+    folder = tmp_path / "wards"
+    for i in range(25):
+        (folder / f"ward{i:02}").mkdir(parents=True)
+        written(folder / f"ward{i:02}", patients(10), "train.csv")
+    of_folders = config(data=str(folder), label="ill", group="patient", test_fraction=0.2, public=0)
+    assert (of_folders.partition, of_folders.clients) == ("folders", None)
+    assert len(federation_of(of_folders)) == 25
+    assert (config(data=str(folder), partition="iid").clients, config().clients) == (20, 20)
+    assert Config.checked(of_folders.model_dump()) == of_folders
+
+
+def test_groups_on_both_sides_of_a_given_split_are_refused(tmp_path: Path) -> None:
+    frame = patients()
+    written(tmp_path, frame, "train.csv")
+    written(tmp_path, frame[:4].assign(patient=[0, 1, 998, 999]), "test.csv")
+    with pytest.raises(InputError, match=r"group: 2 groups are in the training set and in the test set, such as '0';"):
+        federation_of(config(data=str(tmp_path), **ROLES))
+    file = written(tmp_path, frame)
+    with pytest.raises(InputError, match=r"group: \d+ groups are in the training set and in the test set"):
+        federation_of(
+            config(data=file, label="ill", group="patient", test_fraction=0.2, partition="dirichlet_clients", clients=3)
+        )
+
+
+def test_validation_takes_whole_groups_of_the_named_column(tmp_path: Path) -> None:
+    asked = config(data=written(tmp_path, patients()), **ROLES, test_fraction=0.2, validation=0.25, public=0)
+    federation = federation_of(asked)
+    groups = federation.dataset.columns["group"][0]
+    cuts = (np.concatenate(federation.partition.train), np.concatenate(federation.validation))
+    assert not np.intersect1d(*(groups[rows] for rows in cuts)).size
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"label": "kind"}, "label: 'kind' would do nothing; 'digits' has a test set, and no columns"),
+        ({"test_fraction": 0.2}, "test_fraction: 0.2 would do nothing; 'digits' has a test set"),
+        ({"drop": "a,b"}, r"drop: \('a', 'b'\) would do nothing; 'digits'"),
+        ({"standardise": False}, "standardise: False would do nothing; 'digits'"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        federation_of(config(**asked))
+
+
+def test_columns_of_a_dataset_can_be_named() -> None:
+    x, y, ward = np.arange(12.0)[:, None], np.arange(12) % 2, np.repeat(["a", "b"], 6)
+    made = from_arrays(x, y, x, y, columns={"ward": (ward, ward)})
+    data, _ = as_dataset(made, 0, client="ward")
+    assert data.columns["client"][0].tolist() == ward.tolist()  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="client: 'city' is not known; allowed: ward"):
+        as_dataset(made, 0, client="city")
+    with pytest.raises(InputError, match=r"label: 'ward' would do nothing; .* was given as a complete data set"):
+        as_dataset(made, 0, label="ward")
+
+
+def test_arrays_without_a_split_in_a_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.arange(40.0)[:, None], y=np.arange(40) % 2)
+    data, _ = as_dataset(tmp_path / "mine.npz", 0, test_fraction=0.25)
+    assert (len(data.train), len(data.test)) == (30, 10)  # type: ignore[union-attr]
+    with pytest.raises(InputError, match=r"drop: .* would do nothing; .* has no columns that are features"):
+        as_dataset(tmp_path / "mine.npz", 0, test_fraction=0.25, drop=["x"])
+
+
+def test_a_frame_is_no_pair_of_inputs_and_labels() -> None:
+    frame = patients()[["pressure"]]
+    with pytest.warns(UserWarning, match="a fifth of each class, are held out"):
+        data, _ = as_dataset((frame, pd.DataFrame({"ill": np.arange(120) % 2})), 0)
+    assert data.classes == ("0", "1")  # type: ignore[union-attr]
