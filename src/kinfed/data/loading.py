@@ -82,7 +82,8 @@ class _OnDisk:
     def read(self, reading: Reading) -> tuple[list[Split], list[Split]]:
         if isinstance(self.files, ClassFolders) and reading.label is None:
             self.files.refuse_one_class()
-            if self.files.test is None and reading.test_fraction is None:
+            folders = self.files.test is None and self.files.listings[0].label is None
+            if folders and reading.test_fraction is None:
                 raise InputError(
                     f"data: {str(self.root)!r} has no test set; hold out a share of the samples as one, as in "
                     f"test_fraction=0.2; or, if its folders are clients and there are no labels: unlabelled:{self.root}"
