@@ -207,10 +207,10 @@ def compare(
         executor: Executor that does the clients' work, such as ``ProcessExecutor(2)``, which stays open for other runs;
             ``workers=2`` is its short form.
         **fields: Fields of the experiment. The signature lists them with their defaults, and ``kinfed compare --help``
-            describes them. ``data`` may be a name, a path, or arrays ``(x_train, y_train, x_test, y_test)``; arrays are
-            stored in the cache folder, where a resumed run finds them. ``training`` is a `LocalTraining`, in place of
-            ``lr``, ``local_epochs`` and so on. ``config`` is the path of a TOML file with any of the fields and
-            ``methods``; arguments overrule the file. A field that would do nothing is refused.
+            describes them. ``data`` may be a name, a path, arrays ``(x_train, y_train, x_test, y_test)``, or a pandas
+            DataFrame; these are stored in the cache folder, where a resumed run finds them. ``training`` is a
+            `LocalTraining`, in place of ``lr``, ``local_epochs`` and so on. ``config`` is the path of a TOML file with
+            any of the fields and ``methods``; arguments overrule the file. A field that would do nothing is refused.
 
     Returns:
         The results of all runs.

@@ -62,7 +62,8 @@ def draw_test_set(
     else:
         parts = Fraction(share).limit_denominator(MOST_FOLDS)
         folds, drawn = max(parts.denominator, 2), max(parts.numerator, 1)
-        mask = _kept_for(labels, groups, groups_by_client(owner, labels, groups, folds, drawn, stream))
+        mask = groups_by_client(owner, labels, groups, folds, drawn, stream)
+    mask = _kept_for(labels, np.arange(len(labels)) if groups is None else groups, mask)
     if not mask.any():
         units = "samples" if groups is None else "groups"
         raise InputError(f"test_fraction: {share:g} holds nothing out; there are too few {units}")

@@ -199,9 +199,13 @@ class Encoding:
 
 def column_values(column: pd.Series) -> NDArray[Any] | None:
     """Convert a column of whole numbers, booleans or short text without missing values to an array; None for others."""
+    from pandas.api import types
+
     if column.isna().any():
         return None
     kind = kind_of(column)
+    if types.is_integer_dtype(column.dtype):
+        return column.to_numpy(dtype=np.int64) if column.max() <= np.iinfo(np.int64).max else None
     if kind == "number":
         values = column.to_numpy(dtype=np.float64)
         whole = np.isfinite(values).all() and (np.abs(values) < 2**53).all() and (values == np.trunc(values)).all()

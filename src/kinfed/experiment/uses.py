@@ -79,7 +79,9 @@ OF_CLIENTS: dict[str, Use] = {
     **_of_partitions(),
     "client": Use(
         "partition by:client, which is the default with it",
-        lambda config, _: config.partition in ("folders", "by:client", f"by:{config.client}"),
+        lambda config, _: (
+            config.partition in ("folders", "by:client", f"by:{config.client}") or config.partition.startswith("file:")
+        ),
     ),
     "head": Use(
         "a model of your own, named as package.module:function",
