@@ -140,11 +140,11 @@ def partition(run: Run) -> go.Figure:
 
 def _sizes(run: Run) -> go.Figure:
     """Draw the number of training images of each client, for data without labels."""
-    names = [f"{i}" for i in range(len(run.samples))]
+    names = labels(map(run.client_name, range(len(run.samples))))
     figure = go.Figure(
         go.Bar(
             x=run.samples,
-            y=names,
+            y=[*map(hypertext, names)],
             orientation="h",
             marker={"color": "#0072B2"},
             hovertemplate="client %{y}: %{x} images<extra></extra>",
@@ -316,6 +316,8 @@ def _draw_held(run: Run, figure: Figure, axes: Axes) -> None:
     if run.unlabelled:
         axes.barh(range(len(run.samples)), run.samples, color="#0072B2")
         axes.set(title="Training images of each client", xlabel="images", ylabel="client")
+        if len(run.samples) <= 30:
+            axes.set_yticks(range(len(run.samples)), labels(map(run.client_name, range(len(run.samples)))), fontsize=7)
         axes.invert_yaxis()
         return
     counts = np.array(run.federation["train"])
