@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kinfed.data import Dataset, load, make_federation
+from kinfed.data import Dataset, as_dataset, load, make_federation
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 
@@ -227,6 +227,15 @@ def test_both_readings_of_the_same_files_are_cached_apart(classes: Path) -> None
     assert not load(f"unlabelled:{classes}").labelled
     assert load(classes, test_fraction=0.5).labelled
     assert not load(f"unlabelled:{classes}").labelled
+
+
+def test_a_data_set_without_labels_can_be_given_from_python(tmp_path: Path) -> None:
+    draw(tmp_path, *(f"{i}.png" for i in range(4)))
+    _, path = as_dataset(load(tmp_path), seed=0)
+    assert path is not None
+    again = load(path)
+    assert (again.labelled, numbers(again)) == (False, ([0, 1, 2, 3], []))
+    assert Config.checked({"methods": "fedsimsiam", "data": path}).partition == "iid"
 
 
 def test_images_without_labels_keep_the_columns_of_a_table(tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def test_every_method_without_labels_runs(photos: Path, tmp_path: Path, method: 
         ({"hold_out": "north"}, r"hold_out: \('north',\) is not allowed; it needs labels"),
         ({"classes": "0"}, r"classes: \('0',\) is not allowed; it needs labels"),
         ({"target_acc": 0.5}, "target_acc: 0.5 is not allowed; it needs labels"),
+        ({"linear_probe": True}, "linear_probe: True is not allowed; it needs labels"),
         ({"linear_probe_images": 9}, "linear_probe_images: 9 is not allowed; it needs labels"),
         ({"shift": "permute_labels:2"}, "shift: 'permute_labels:2' is not allowed; it needs labels"),
         ({"labelled": "PHOTOS"}, "labelled: 'unlabelled:.*' has no labels"),
@@ -196,6 +197,11 @@ def test_a_shift_of_the_images_needs_no_labels(photos: Path, tmp_path: Path) -> 
     fields = {**SMALL, "rounds": 1, "data": f"unlabelled:{photos}", "settings": {"fedsimsiam": NARROW}}
     result = kinfed.run("fedsimsiam", out=tmp_path / "out", shift="rotate:2", **fields)
     assert sorted({*read_runs([result.path])[0].federation["groups"]}) == [0, 1]
+
+
+def test_source_models_need_labels(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no labels, which source models learn from"):
+        kinfed.train_sources(f"unlabelled:{photos}", out=tmp_path / "pool", quiet=True)
 
 
 def test_tables_of_a_partition_show_sizes_only(photos: Path) -> None:

@@ -142,7 +142,7 @@ OF_METHODS: dict[str, Use] = {
 # Fields that are read only if the samples of the clients have labels, with the values that ask for nothing.
 OF_LABELS: dict[str, Any] = {"classes": None, "validation": 0.0, "new_clients": 0, "hold_out": None}
 # Fields that are read only if there are labels to test with: of the clients' samples, or of the field ``labelled``.
-OF_TESTS: dict[str, Any] = {"linear_probe_images": None, "target_acc": None, "stop_acc": None}
+OF_TESTS: dict[str, Any] = {"linear_probe": None, "linear_probe_images": None, "target_acc": None, "stop_acc": None}
 
 # Fields that are not part of an experiment's setting: execution, seeds, and rounds between evaluations.
 NO_SETTING = {*EXECUTION, "seed", "evaluate_every", "knn_every"}
