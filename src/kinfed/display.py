@@ -185,11 +185,10 @@ class RunDisplay:
             self._display.first_round(took)
         self._pace = took if self._pace is None else 0.7 * self._pace + 0.3 * took
         accuracy = line.get("personal_acc_weighted")
-        neighbours = line.get("knn_acc_mean")  # the only accuracy before the last round for methods without labels
-        if accuracy is not None:
-            shown = f"own test {accuracy:.3f}  "
-        else:
-            shown = "" if neighbours is None else f"knn {neighbours:.3f}  "
+        # The only numbers before the last round for methods without labels, and for data without labels.
+        neighbours, views = line.get("knn_acc_mean"), line.get("views_acc_mean")
+        told = {"own test": accuracy, "knn": neighbours, "own view nearer": views}
+        shown = next((f"{name} {value:.3f}  " for name, value in told.items() if value is not None), "")
         self._told = f"{shown}{self._pace:.2f} s/{self._unit}"
         self._bars.update(self._bar, completed=line["round"], told=self._told)
         every = max(1, self._rounds // PLAIN_LINES)

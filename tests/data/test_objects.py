@@ -202,7 +202,10 @@ class Endless(IterableDataset[Any]):
             (Images([object(), object()], [0, 1]), Images([object()], [0])),
             "object of shape 2×1 is not allowed; inputs must be",
         ),
-        (replace(dataset(), train=dataset().train.without_labels()), "^data: 'digits' has samples without labels$"),
+        (
+            replace(dataset(), train=dataset().train.without_labels()),
+            "^data: 'digits' has samples without labels; all must",
+        ),
     ],
 )
 def test_what_is_no_data_is_told_in_one_line(data: Any, message: str) -> None:

@@ -41,7 +41,9 @@ def show_partition(fields: Mapping[str, Any], file: Path | None, out: Path) -> N
     given = f" ({told})" if told else ""
     shift = f", shift {config.shift}" if config.shift is not None else ""
     holdings = Holdings.of(federation, f"{config.data}, partition {config.partition}{given}{shift}, seed {config.seed}")
-    sizes = f"{int(holdings.counts.sum()):,} training and {int(holdings.tests.sum()):,} test samples"
+    sizes = f"{int(holdings.samples.sum()):,} training and {int(holdings.tests.sum()):,} test samples"
+    if not holdings.classes:
+        sizes = f"{int(holdings.samples.sum()):,} images without labels"
     new = f", {holdings.new:,} of them new clients, which do not train" if holdings.new else ""
     split = "; a fifth of every client's own samples is its test set" if federation.partition.pooled else ""
     console = Console(highlight=False, emoji=False)

@@ -89,11 +89,14 @@ def keep(dataset: Dataset) -> Path:
     """Store a data set from memory in the cache, unless it is there, and return the path of its entry.
 
     Raises:
-        InputError: If samples have no labels, the splits are normalised differently, or the cache cannot be written.
+        InputError: If some samples have labels and others none, the splits are normalised differently, or the cache
+            cannot be written.
     """
     train, test = dataset.train, dataset.test
-    if train.labels is None or test.labels is None:
-        raise InputError(f"data: {dataset.name!r} has samples without labels")
+    if (train.labels is None) != (test.labels is None) or (train.labels is None and len(test)):
+        raise InputError(
+            f"data: {dataset.name!r} has samples without labels; all must have one, or none and no test set"
+        )
     if train.normalise != test.normalise:
         raise InputError(f"data: {dataset.name!r} must have the same normalisation in its training set and test set")
     content = []
@@ -228,7 +231,8 @@ def _store(entry: Path, dataset: Dataset) -> None:
 def _arrays(dataset: Dataset) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     for split, samples in (("train", dataset.train), ("test", dataset.test)):
-        arrays |= {f"{split}_inputs": samples.inputs.numpy(force=True), f"{split}_labels": labels_of(samples)}
+        labels = {} if samples.labels is None else {f"{split}_labels": labels_of(samples)}
+        arrays |= {f"{split}_inputs": samples.inputs.numpy(force=True), **labels}
     for i, (train, test) in enumerate(dataset.columns.values()):
         arrays |= {f"train_column_{i}": train, f"test_column_{i}": test}
     return arrays
@@ -259,7 +263,7 @@ def _read(entry: Path) -> Dataset:
     train, test = (
         Samples(
             torch.from_numpy(_mapped(entry, f"{split}_inputs")),
-            torch.from_numpy(_mapped(entry, f"{split}_labels")),
+            torch.from_numpy(_mapped(entry, f"{split}_labels")) if about["classes"] else None,
             normalise,
         )
         for split in ("train", "test")

@@ -58,6 +58,7 @@ class Federation:
         new_clients: Rows of each new client in `splits`. New clients never train; their numbers begin at N.
         validation: Rows of each client's validation samples in the training split of `splits`; empty for none.
         groups: Group of each client, then of each new client, under a planted shift; empty for none. No method sees it.
+        labelled: Other data with labels, on which representations are tested if ``dataset`` has none; None for none.
 
     Raises:
         ValueError: If a sample belongs to two clients, to a client and the server, or does not exist; or if there are
@@ -78,6 +79,7 @@ class Federation:
     new_clients: Partition = Partition([], [])  # noqa: RUF009 - its lists are never changed
     validation: Cut = field(default_factory=list)
     groups: tuple[int, ...] = ()
+    labelled: Dataset | None = None
 
     def __post_init__(self) -> None:
         train = [*self.partition.train, *self.new_clients.train, *self.validation, self.public_rows]
@@ -98,6 +100,11 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.partition)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes that models are tested on: of the data, or of ``labelled``; empty without labels."""
+        return (self.labelled or self.dataset).classes
 
     @cached_property
     def splits(self) -> tuple[Samples, Samples]:
@@ -159,8 +166,12 @@ class Federation:
 
         The pooled test set is the whole test set (specification G.1). If the clients' samples were split locally, it is
         instead the test samples of all clients but the new ones, since clients may train on samples of the official
-        test set. The same holds under a planted shift, where a sample without a client has no group.
+        test set. The same holds under a planted shift, where a sample without a client has no group. For data without
+        labels it is the test set of ``labelled``, of which no sample belongs to a client.
         """
+        if self.labelled is not None:
+            nothing = [np.arange(0)] * len(self)
+            return TestSet(self.labelled.test, len(self.labelled.test), nothing, [])
         own, pooled = self.partition.test, self.dataset.test
         if self.partition.pooled or self.groups:
             rows = np.sort(np.concatenate(own))
@@ -186,7 +197,7 @@ class Federation:
         return replace(self, partition=Partition(train, test, self.partition.pooled), validation=[], groups=())
 
     def class_counts(self) -> NDArray[np.int64]:
-        """Count the training samples of each client and class, N×K."""
+        """Count the training samples of each client and class, N×K; N×0 without labels."""
         return self._counts(self.partition.train, self.dataset.train)
 
     def new_class_counts(self) -> NDArray[np.int64]:
@@ -202,6 +213,8 @@ class Federation:
         return self._counts(self.new_clients.test, self.dataset.test)
 
     def _counts(self, cut: Cut, split: Samples) -> NDArray[np.int64]:
+        if not self.dataset.labelled:
+            return np.zeros((len(cut), 0), dtype=np.int64)
         labels = labels_of(split)
         if self.partition.pooled:
             labels = np.concatenate([labels_of(self.dataset.train), labels_of(self.dataset.test)])

@@ -27,7 +27,7 @@ from kinfed.data.samples import Dataset
 from kinfed.data.splits import Split, assemble
 from kinfed.errors import InputError
 
-__all__ = ["EMBEDDED", "PATHS", "cache_folder", "find", "known", "load", "load_files", "names_clients"]
+__all__ = ["EMBEDDED", "PATHS", "cache_folder", "find", "known", "lacks_labels", "load", "load_files", "names_clients"]
 
 PACKAGED = {"fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}  # Debian's dataset-fashion-mnist
 
@@ -35,7 +35,9 @@ PATHS = (  # other forms than names, with descriptions for the command `kinfed d
     ("hub:OWNER/NAME[/CONFIG]", "any data set of images and labels on the Hugging Face hub"),
     ("FOLDER", "parquet: train.parquet and test.parquet, or train-*.parquet and test-*.parquet"),
     ("FILE.csv", "a table of features: CSV, TSV or parquet; or a folder with train.csv and test.csv"),
-    ("FOLDER", "images: train/CLASS/*.png and test/CLASS/*.png, or any other format"),
+    ("FOLDER", "images: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png without a split; or any other format"),
+    ("FOLDER", "images and a table metadata.csv with a column file_name, as on the hub"),
+    ("FOLDER", "images without labels: *.png; unlabelled:FOLDER for one folder per client"),
     ("FOLDER", "IDX: train-images-idx3-ubyte.gz, train-labels-…, t10k-images-… and t10k-labels-…"),
     ("FILE.npz", "arrays: x_train, y_train, x_test and y_test"),
     ("FOLDER", "LEAF: train/*.json and test/*.json; its users are the clients"),
@@ -68,7 +70,7 @@ class _OnDisk:
             seen.append((str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
         if newest >= time.time() - RACY_SECONDS:
             return None
-        return digest(str(self.root.absolute()), seen, decoding, reading, *(self.reader or ()))
+        return digest(str(self.root.absolute()), seen, self._format, decoding, reading, *(self.reader or ()))
 
     def content(self, decoding: Decoding, reading: Reading) -> str:
         """Compute a digest of the files' relative paths and contents."""
@@ -77,15 +79,26 @@ class _OnDisk:
             with path.open("rb") as file:
                 contents.append((os.path.relpath(path, self.root), hashlib.file_digest(file, "sha256").hexdigest()))
         named = str(self.root) if decoding.on_error == "skip" else ""  # the entry has the paths of skipped files
-        return digest(contents, decoding, reading, named, *(self.reader or ()))
+        return digest(contents, self._format, decoding, reading, named, *(self.reader or ()))
 
-    def read(self) -> tuple[list[Split], list[Split]]:
-        if isinstance(self.files, ClassFolders):
+    def read(self, reading: Reading) -> tuple[list[Split], list[Split]]:
+        if isinstance(self.files, ClassFolders) and reading.label is None:
             self.files.refuse_one_class()
+            folders = self.files.test is None and self.files.listings[0].label is None
+            if folders and reading.test_fraction is None:
+                raise InputError(
+                    f"data: {str(self.root)!r} has no test set; hold out a share of the samples as one, as in "
+                    f"test_fraction=0.2; or, if its folders are clients and there are no labels: unlabelled:{self.root}"
+                )
         return self.files.read()
 
     def left_out(self) -> tuple[str, ...]:
         return tuple(left_out(self.files))
+
+    @property
+    def _format(self) -> str:
+        """The name of the format: two formats may read the same files differently."""
+        return type(self.files).__qualname__
 
     @cached_property
     def reader(self) -> tuple[str, ...] | None:
@@ -114,7 +127,8 @@ class _OnHub:
     def content(self, decoding: Decoding, reading: Reading) -> str:
         return digest(self._fetched.fingerprints(), decoding, reading)
 
-    def read(self) -> tuple[list[Split], list[Split]]:
+    def read(self, reading: Reading) -> tuple[list[Split], list[Split]]:
+        del reading
         return self._fetched.read()
 
     def left_out(self) -> tuple[str, ...]:
@@ -202,7 +216,8 @@ def find(data: str) -> _OnDisk | _OnHub | _Kept | None:
     if files is None:
         raise InputError(
             f"data: {str(path)!r} has no data; a data folder must have train.parquet or train.csv, or train/CLASS and "
-            "test/CLASS with images, or IDX files, or one .npz, or such a folder for each client"
+            "test/CLASS, or CLASS with images, or images without labels, or IDX files, or one .npz, or such a folder "
+            "for each client"
         )
     return _OnDisk(path, files)
 
@@ -215,6 +230,18 @@ def names_clients(data: str) -> bool:
     """
     source = find(data)
     return isinstance(source, _OnDisk) and getattr(source.files, "by_client", False)
+
+
+def lacks_labels(data: str) -> bool:
+    """Return True if the files of a data set have no labels, as far as is known before they are read.
+
+    Raises:
+        InputError: If nothing is found, or nothing that can be read as data.
+    """
+    source = find(data)
+    if isinstance(source, _Kept):
+        return not open_kept(source.path).labelled
+    return isinstance(source, _OnDisk) and getattr(source.files, "unlabelled", False)
 
 
 def load(
@@ -290,7 +317,7 @@ def _decoded(source: _OnDisk | _OnHub, name: str, decoding: Decoding, reading: R
     with _readable(name):
 
         def make() -> Dataset:
-            return assemble(name, *source.read(), decoding, reading)
+            return assemble(name, *source.read(reading), decoding, reading)
 
         if isinstance(source, _OnDisk) and source.reader is None:
             dataset = make()  # the code of the format may have changed, so that the cache cannot be trusted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +10,18 @@ import numpy as np
 
 from kinfed.data.federation import Federation
 from kinfed.data.partitions import as_partition
+from kinfed.data.partitions.partition import Indices
 from kinfed.data.partitions.partitioner import Partitioner
 from kinfed.data.partitions.saved import Saved
-from kinfed.data.samples import Dataset, labels_of
+from kinfed.data.samples import Dataset, strata
 from kinfed.data.subsets import balanced
 from kinfed.errors import InputError
+from kinfed.fields import short
 from kinfed.streams import numpy_stream
 
 __all__ = ["make_federation"]
 
+NAMED = 20  # largest number of names in a message
 PUBLIC = 128  # default number of public images, unless a tenth of the training images is fewer
 
 
@@ -30,6 +33,7 @@ def make_federation(
     seed: int,
     public: int | None = None,
     new_clients: int = 0,
+    hold_out: Sequence[str] = (),
 ) -> Federation:
     """Withhold the public images, divide the other samples among the clients, and hold back the new clients.
 
@@ -45,10 +49,11 @@ def make_federation(
         public: Number of training samples that the server holds as public images; if not given, 128, but at most a
             tenth of the training samples.
         new_clients: Number of clients, drawn at random, that never train.
+        hold_out: Names of clients that never train either.
 
     Raises:
-        InputError: If there are not enough samples, the data do not suit the partition, or a saved partition has other
-            numbers of clients or public images.
+        InputError: If there are not enough samples, the data do not suit the partition, no client has a name in
+            ``hold_out``, or a saved partition has other numbers of clients or public images.
 
     >>> from kinfed.data import from_arrays
     >>> dataset = from_arrays([[0.1]] * 40, [0, 1] * 20, [[0.1]] * 10, [0, 1] * 5)
@@ -56,8 +61,12 @@ def make_federation(
     >>> [len(federation.train(client)) for client in range(3)], len(federation.public_images)
     ([12, 12, 12], 4)
     """
-    made, labels = as_partition(partition), labels_of(dataset.train)
+    made, labels = as_partition(partition), strata(dataset.train)
     if isinstance(made, Saved):
+        if hold_out:
+            raise InputError(
+                f"hold_out: {', '.join(hold_out)} would do nothing; {str(made.path)!r} names the new clients"
+            )
         return made.federation(dataset, clients=clients, public=public, new_clients=new_clients)
     public = min(PUBLIC, len(labels) // 10) if public is None else public
     for field, count, least in (("clients", clients, 1), ("public", public, 0), ("new_clients", new_clients, 0)):
@@ -74,12 +83,36 @@ def make_federation(
         rest = np.concatenate([rest, len(labels) + np.arange(len(dataset.test))])
         cut = replace(cut, test=[rest[rows] for rows in cut.test])
     cut = replace(cut, train=[rest[rows] for rows in cut.train])
-    if new_clients >= len(cut):
+    named = _places(cut.names, hold_out)
+    others = np.setdiff1d(np.arange(len(cut)), named)
+    if new_clients >= len(others):
+        if not new_clients:
+            raise InputError(f"hold_out: {', '.join(hold_out)} is not allowed; no client is left that trains")
         raise InputError(
-            f"new_clients: {new_clients} is not allowed; must be less than {len(cut)}, the number of clients"
+            f"new_clients: {new_clients} is not allowed; must be less than {len(others)}, the number of clients"
         )
     idle = next((i for i, rows in enumerate(cut.train) if not len(rows)), None)
     if idle is not None:
         raise InputError(f"partition: client {cut.name(idle)} of {len(cut)} gets no training sample; use fewer clients")
-    held_back = np.sort(numpy_stream(seed, "new clients").choice(len(cut), new_clients, replace=False))
+    drawn = numpy_stream(seed, "new clients").choice(others, new_clients, replace=False)
+    held_back = np.sort(np.concatenate([named, drawn]))
     return Federation(dataset, cut.of(np.setdiff1d(np.arange(len(cut)), held_back)), withheld, cut.of(held_back))
+
+
+def _places(names: Sequence[str], hold_out: Sequence[str]) -> Indices:
+    """Return the places of some of the clients by their names.
+
+    Args:
+        names: Names of all clients; empty if they have none.
+        hold_out: Names to look for.
+
+    Raises:
+        InputError: If no client has one of these names.
+    """
+    for name in hold_out:
+        if name not in names:
+            known = (
+                f"{', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''}" if names else "none, only numbers"
+            )
+            raise InputError(f"hold_out: {short(name)} is not allowed; the names of the clients are {known}")
+    return np.array([names.index(name) for name in dict.fromkeys(hold_out)], dtype=np.int64)

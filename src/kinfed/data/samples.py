@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kinfed.data.tables import Encoding
 
-__all__ = ["AS_THEY_ARE", "CLIENT", "GROUP", "Dataset", "Normalisation", "Samples", "joined", "labels_of"]
+__all__ = ["AS_THEY_ARE", "CLIENT", "GROUP", "Dataset", "Normalisation", "Samples", "joined", "labels_of", "strata"]
 
 GROUP = "group"  # column with the group of each sample, such as its patient; groups are not divided
 CLIENT = "client"  # column with the client of each sample, in data with one folder per client
@@ -135,13 +135,13 @@ class Samples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training set and a test set with the same classes.
+    """A training set and a test set with the same classes; or training samples without labels, and no test samples.
 
     Attributes:
         name: Name or path that the user gave.
-        train: Labelled training samples, labels 0..K-1.
-        test: Labelled test samples of the same classes.
-        classes: Names of the K classes, in the order of their labels.
+        train: Training samples, with labels 0..K-1 or without labels.
+        test: Test samples of the same classes; none without labels.
+        classes: Names of the K classes, in the order of their labels; empty without labels.
         columns: Other values of each sample by name, such as ``writer_id``: values of the training samples and of the
             test samples. A partition can assign samples by them.
         skipped: Number of images that could not be decoded and were left out.
@@ -174,6 +174,11 @@ class Dataset:
         return tuple(self.train.inputs.shape[1:])
 
     @property
+    def labelled(self) -> bool:
+        """True if the samples have labels."""
+        return self.train.labels is not None
+
+    @property
     def features(self) -> dict[str, int]:
         """Numbers of the features of a table, or of an array n×p that is standardised; empty for other data.
 
@@ -191,6 +196,11 @@ def joined(first: Samples, second: Samples) -> Samples:
     """Return the samples of two labelled sets, one after the other, with the normalisation of the first."""
     labels = torch.from_numpy(np.concatenate([labels_of(first), labels_of(second)]))
     return replace(first, inputs=torch.cat([first.inputs, second.inputs]), labels=labels)
+
+
+def strata(samples: Samples) -> NDArray[np.int64]:
+    """Return the classes over which a draw is balanced: the labels of samples; all 0 without labels."""
+    return np.zeros(len(samples), dtype=np.int64) if samples.labels is None else labels_of(samples)
 
 
 def labels_of(samples: Samples) -> NDArray[np.int64]:

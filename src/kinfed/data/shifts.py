@@ -165,13 +165,13 @@ def _groups_of_samples(federation: Federation, groups: Sequence[int], public: In
 
 
 def _changed(samples: Samples, of: Indices, change: Change) -> Samples:
-    """Return a copy of labelled samples in which those of each group are shifted."""
-    assert samples.labels is not None
-    inputs, labels = samples.inputs.clone(), samples.labels.clone()
+    """Return a copy of samples in which those of each group are shifted."""
+    inputs, labels = samples.inputs.clone(), None if samples.labels is None else samples.labels.clone()
     for group, rows in enumerate(rows_by(of, int(of.max(initial=NOBODY)) + 1)):
         shifted = change(samples.take(rows), group)
-        assert shifted.labels is not None
-        inputs[rows], labels[rows] = shifted.inputs, shifted.labels
+        inputs[rows] = shifted.inputs
+        if labels is not None and shifted.labels is not None:
+            labels[rows] = shifted.labels
     return replace(samples, inputs=inputs, labels=labels)
 
 
@@ -189,6 +189,8 @@ def _rotate(shift: Shift, dataset: Dataset, stream: np.random.Generator) -> Chan
 
 def _permute_labels(shift: Shift, dataset: Dataset, stream: np.random.Generator) -> Change:
     """Rename the classes in each group by a permutation of its own; group 0 keeps the labels."""
+    if not dataset.labelled:
+        raise InputError(f"shift: {str(shift)!r} is not allowed; it needs labels, and {dataset.name} has none")
     classes = len(dataset.classes)
     if shift.groups > math.factorial(min(classes, 12)):  # nobody has 12! clients
         raise InputError(

@@ -77,7 +77,8 @@ def assemble(
     """Decode the shares of both splits and join them to a data set; hold out a test set if there is none.
 
     uint8 images are standardised per channel, and features n×p per feature, by the training set; other arrays are used
-    unchanged. Of a table, numbers are standardised, and categories become features that are 1 or 0.
+    unchanged. Of a table, numbers are standardised, and categories become features that are 1 or 0. Images without
+    labels get no test set.
 
     Args:
         name: Name of the data set.
@@ -90,6 +91,8 @@ def assemble(
         InputError: If a share is invalid, shares differ in the type or shape of their inputs or the type of labels,
             there is no column that is named, or no test set, or one where a share should be held out.
     """
+    if not test and reading.label is None and all(s.labels is None and isinstance(s.inputs, Encoded) for s in train):
+        return _unlabelled(name, train, decoding, reading)
     if not test and reading.test_fraction is None:
         raise InputError(
             f"data: {name!r} has no test set; hold out a share of the samples as one, as in test_fraction=0.2"
@@ -119,6 +122,24 @@ def assemble(
         skipped[:SKIPPED_NAMES],
         encoding=encoding,
         remarks=remarks,
+    )
+
+
+def _unlabelled(name: str, train: Sequence[Split], decoding: Decoding, reading: Reading) -> Dataset:
+    """Make a data set of images without labels."""
+    reading.refuse("test_fraction", why=f"{name!r} has no labels; label names a column that has them")
+    alike = [replace(share, labels=np.zeros(len(share), dtype=np.int64)) for share in train]  # they are dropped below
+    whole = _joined(name, [_ready(share, decoding, reading) for share in alike])
+    inputs = torch.from_numpy(whole.inputs)
+    normalise = Normalisation.of(inputs)
+    return Dataset(
+        name,
+        Samples(inputs, None, normalise),
+        Samples(inputs[:0], None, normalise),
+        (),
+        {column: (values, values[:0]) for column, values in whole.columns.items()},
+        len(whole.skipped),
+        whole.skipped[:SKIPPED_NAMES],
     )
 
 

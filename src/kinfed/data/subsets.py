@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from kinfed.data.partitions.partition import Indices
-from kinfed.data.samples import Dataset, labels_of
+from kinfed.data.samples import Dataset, labels_of, strata
 from kinfed.errors import InputError
 from kinfed.streams import numpy_stream
 
@@ -36,7 +36,7 @@ def subsample(dataset: Dataset, count: int, seed: int) -> Dataset:
             f"train_images: {count} is not allowed; must be from 1 to {len(dataset.train)}, the training "
             f"images of {dataset.name}"
         )
-    rows = balanced(labels_of(dataset.train), count, numpy_stream(seed, "train images"))
+    rows = balanced(strata(dataset.train), count, numpy_stream(seed, "train images"))
     columns = {name: (train[rows], test) for name, (train, test) in dataset.columns.items()}
     return replace(dataset, train=dataset.train.take(rows), columns=columns)
 
@@ -56,6 +56,8 @@ def select_classes(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     >>> select_classes(dataset, ["dog", "fox"]).train.labels.tolist()
     [1, 2]
     """
+    if not dataset.labelled:
+        raise InputError(f"classes: {', '.join(classes)} is not allowed; {dataset.name} has no labels")
     for name in classes:
         if name not in dataset.classes:
             raise InputError(f"classes: {name!r} is not known; {dataset.name} has {', '.join(dataset.classes)}")

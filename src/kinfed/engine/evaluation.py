@@ -106,7 +106,7 @@ class Evaluation:
             [len(rows) for rows in cut] for cut in (federation.tested.test, federation.validation)
         )
         own = _Accuracies(sizes, validation_sizes)
-        if not any(own.sizes):
+        if federation.dataset.labelled and not any(own.sizes):
             self.untested["all"] = "no client has test samples"
         new = _Accuracies([len(rows) for rows in federation.new_clients.test])
         model = method.global_model(self.runtime.server(self.round), state)
@@ -165,7 +165,8 @@ class Evaluation:
                 own.note(TestResult("global", *tested.own(right, id)), id)
         there = method.supervised or probed is not None
         saved = model if there else select(model, BODY)
-        self._save("global", saved, None, accuracy, f"the pooled test set, {tested.size} samples")
+        where = "the pooled test set" if federation.labelled is None else f"the test set of {federation.labelled.name}"
+        self._save("global", saved, None, accuracy, f"{where}, {tested.size} samples")
         if not there:
             return None, None, {}
         serves = method.primary == "global"

@@ -14,15 +14,27 @@ from kinfed.data import Samples, balanced
 from kinfed.data.samples import labels_of
 from kinfed.engine.checks import not_finite
 from kinfed.engine.runtime import ClientRuntime
-from kinfed.learning import NotFinite, Phase, correct, features, finite, knn, linear_probe, train
+from kinfed.learning import (
+    NotFinite,
+    Phase,
+    correct,
+    features,
+    finite,
+    knn,
+    linear_probe,
+    one_view,
+    own_view_nearer,
+    train,
+)
 from kinfed.methods import Client, ClientId, ClientState, Message
 from kinfed.models import BODY, HEAD, Model, Tensors, select
 from kinfed.streams import numpy_stream, torch_stream
 
-__all__ = ["KNN", "LOCAL", "PROBED", "Evaluator", "TestResult"]
+__all__ = ["KNN", "LOCAL", "PROBED", "VIEWS", "Evaluator", "TestResult"]
 
-PROBED, LOCAL, KNN = "linear_global", "linear_local", "knn"
+PROBED, LOCAL, KNN, VIEWS = "linear_global", "linear_local", "knn", "views"
 NOTHING_TESTED = torch.zeros(0, dtype=torch.bool)
+VIEWED = 1000  # largest number of images whose views are compared
 REFIT_EPOCHS = 10  # epochs of a head alone after the last round in the code of Collins et al. (specification C.2)
 
 
@@ -32,7 +44,8 @@ class TestResult:
 
     Attributes:
         name: Name of the tested model, as in the metrics.
-        correct: Mask of the test samples that the model classifies correctly, bool.
+        correct: Mask of the test samples that the model classifies correctly, bool; or, without labels, a fraction in
+            [0, 1] for each image.
         validation: Mask of the validation samples that the model classifies correctly, bool; empty without validation.
         tensors: Tensors of the model, if it is to be saved; otherwise empty.
         fault: Reason why the model cannot be tested, with ``correct`` and ``tensors`` empty; otherwise empty.
@@ -114,10 +127,13 @@ class Evaluator:
             set; this result has the model with the classifier as its head. ``linear_local``, one result for each client
             with at least two classes: the same with only the images of the client's classes, from all clients.
             ``knn``: nearest neighbours, tested on the pooled test set. Empty if that set is empty or nothing is due.
+            Without any labels, only ``views``: see `own_view_nearer`.
         """
         federation, method, settings = self.runtime.federation, self.runtime.method, self.runtime.settings
         tested = federation.tested
         linear, neighbours = final and settings.fits_probes(method), settings.asks_neighbours(round, method)
+        if not federation.classes:
+            return [TestResult(VIEWS, self._compared_views(model))] if neighbours else []
         if not (linear or neighbours) or not len(tested.samples):
             return []
         device = self.runtime.device
@@ -125,7 +141,7 @@ class Evaluator:
         assert known.labels is not None and asked.labels is not None  # noqa: PT018
         x, x_test = (finite(features(model, samples), "representations") for samples in (known, asked))
         y, y_test = known.labels, asked.labels
-        classes = len(federation.dataset.classes)
+        classes = len(federation.classes)
         results: list[TestResult] = []
         if neighbours:
             results.append(TestResult(KNN, *tested.parts(knn(x, y, x_test, y_test, classes=classes).cpu())))
@@ -159,16 +175,36 @@ class Evaluator:
                 results.append(TestResult(LOCAL, *right_of[own], client=id))
         return results
 
+    def _compared_views(self, model: Model) -> Tensor:
+        """Return how often the other view of an image is nearer than views of other images, for each image."""
+        first, second = (
+            finite(features(model, views.to(self.runtime.device)), "representations") for views in self._two_views
+        )
+        return own_view_nearer(first, second).cpu()
+
+    @cached_property
+    def _two_views(self) -> list[Samples]:
+        """Two random views of training images of all clients, the same for every model and in every round."""
+        federation, seed = self.runtime.federation, self.runtime.settings.seed
+        rows = np.concatenate(federation.partition.train)
+        drawn = numpy_stream(seed, "viewed").permutation(rows)[:VIEWED]
+        images = federation.dataset.train.take(np.sort(drawn))
+        return [one_view(images, torch_stream(seed, "compared views", which)) for which in range(2)]
+
     @cached_property
     def _probed(self) -> Samples:
         """Labelled samples to which classifiers of representations are fitted, the same for every client.
 
-        They are all training images of clients and server, or a class-balanced subset (specification G.3). Those of new
-        clients are left out, so that new clients do not change the other results.
+        They are all training images of clients and server, or those of `Federation.labelled`; or a class-balanced
+        subset (specification G.3). Those of new clients are left out, so that new clients do not change the other
+        results.
         """
         federation, settings = self.runtime.federation, self.runtime.settings
         rows = np.sort(np.concatenate([*federation.partition.train, federation.public_rows]))
         known = federation.splits[0]
+        if federation.labelled is not None:
+            known = federation.labelled.train
+            rows = np.arange(len(known))
         if settings.probed is not None and settings.probed < len(rows):
             assert known.labels is not None
             stream = numpy_stream(settings.seed, "probed")

@@ -53,7 +53,7 @@ class ClientRuntime:
     sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
-        classes = len(self.federation.dataset.classes)
+        classes = len(self.federation.classes)
         if self.settings.probed is not None and self.settings.probed < classes:
             raise InputError(
                 f"linear_probe_images: {self.settings.probed} is not allowed; must be at least "
@@ -115,8 +115,8 @@ class ClientRuntime:
 
     def about_model(self, id: ClientId = 0) -> dict[str, Any]:
         """Description from which a client's model is built again (`kinfed.models.open_saved`)."""
-        data = self.federation.dataset
-        return {**self.models[self._architecture(id)].recipe, "shape": data.shape, "classes": data.classes}
+        recipe, federation = self.models[self._architecture(id)].recipe, self.federation
+        return {**recipe, "shape": federation.dataset.shape, "classes": federation.classes}
 
     def about_run(self, rounds: int) -> dict[str, Any]:
         """Describe a run of so many rounds for a model's card: preparation of inputs, learning, seed, rounds."""

@@ -23,7 +23,7 @@ from kinfed.experiment.config import OF_TRAINING, Config, model_shares
 from kinfed.experiment.folders import (
     FEDERATION,
 )
-from kinfed.experiment.uses import refuse_idle_in
+from kinfed.experiment.uses import refuse_idle_in, refuse_unlabelled, refuse_without_labels
 from kinfed.files import read_json
 from kinfed.learning import LocalTraining, Phase
 from kinfed.models import ALL, BODY, HEAD, Model, Source, build, checksum, default_architecture, load_weights, open_pool
@@ -49,8 +49,10 @@ def _divided(config: Config) -> Federation:
     """Load the data set and divide it among the clients, or return the federation that was given in Python."""
     if config.data.startswith("<"):
         federation: Federation = config.objects[config.data]
-        return federation
+        refuse_without_labels(config, federation.dataset)
+        return _with_labelled(config, federation)
     dataset = load(config.data, **config.reading)
+    refuse_without_labels(config, dataset)
     if config.classes is not None:
         dataset = select_classes(dataset, config.classes)
     if config.train_images is not None:
@@ -62,16 +64,39 @@ def _divided(config: Config) -> Federation:
         seed=config.seed,
         public=config.public,
         new_clients=config.new_clients,
+        hold_out=config.hold_out or (),
     )
     if config.group is not None:
         refuse_divided_groups(federation)
-    return federation
+    return _with_labelled(config, federation)
+
+
+def _with_labelled(config: Config, federation: Federation) -> Federation:
+    """Return the federation with the labelled data of the config, if it has any.
+
+    Raises:
+        InputError: If the labelled data cannot be loaded, have other shapes than the clients' data, or no labels.
+    """
+    if config.labelled is None:
+        return federation
+    shape = federation.dataset.shape
+    labelled = load(config.labelled, channels=config.channels, image_size=config.image_size)
+    if not labelled.labelled:
+        raise InputError(f"labelled: {config.labelled!r} has no labels")
+    if labelled.shape != shape:
+        takes, are = ("×".join(map(str, size)) for size in (shape, labelled.shape))
+        raise InputError(
+            f"labelled: {config.labelled!r} has inputs of shape {are}, but the clients' have the shape {takes}; set "
+            "image_size or channels for both"
+        )
+    return replace(federation, labelled=labelled)
 
 
 def runtime_of(config: Config) -> ClientRuntime:
     """Make the runtime of one run (method, federation, models and settings) from a config that names one method."""
     (name,) = config.methods
     federation = federation_of(config)
+    refuse_unlabelled(name, config.method(name), federation.dataset)
     shares = model_shares(config.models or "") or [
         (config.model or default_architecture(federation.dataset.shape), 1.0)
     ]
@@ -154,7 +179,8 @@ def _model(config: Config, name: str, federation: Federation) -> Model:
             f"augment: {config.augment} is not allowed; it needs images, but the inputs have the shape "
             f"{'×'.join(map(str, shape))}"
         )
-    made, classes = config.architecture(name), len(federation.dataset.classes)
+    # Without classes the head is neither trained nor saved, but a model has one.
+    made, classes = config.architecture(name), max(len(federation.classes), 1)
     model = build(made, shape, classes, config.seed, bn=config.bn, head=config.head)
     if config.weights is not None:
         load_weights(model, Path(config.weights))
@@ -217,8 +243,21 @@ def about_clients(runtime: ClientRuntime) -> str:
         "new_clients": len(federation.new_clients),
         "unused": federation.unused,
         **({"sources": sources} if sources else {}),
+        **({} if federation.dataset.labelled else _without_labels(federation)),
     }
     return json.dumps(about) + "\n"
+
+
+def _without_labels(federation: Federation) -> dict[str, Any]:
+    """Return the entries of ``federation.json`` for data without labels, whose samples have no class to be counted."""
+    tested = federation.labelled
+    labelled = tested and {
+        "name": tested.name,
+        "classes": list(tested.classes),
+        "train": len(tested.train),
+        "test": len(tested.test),
+    }
+    return {"samples": [len(rows) for rows in federation.partition.train], "labelled": labelled}
 
 
 def check_unchanged(runtime: ClientRuntime, out: Path) -> None:

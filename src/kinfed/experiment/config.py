@@ -72,6 +72,10 @@ class Config(BaseModel):
 
     methods: tuple[str, ...] = Field(description="names of the methods to run")
     data: str = Field("digits", description="data set: a name (see: kinfed datasets), hub:OWNER/NAME, or a path")
+    labelled: str | None = Field(
+        None,
+        description="data set with labels, like data, on which representations are tested if data has no labels",
+    )
     channels: int | None = Field(
         None, description="number of channels of the images, 1 or 3; by default 1 if all images are grey, otherwise 3"
     )
@@ -146,7 +150,7 @@ class Config(BaseModel):
     partition: str = Field(
         "shards",
         description="assignment of the samples to clients, by default the clients that the data define, or else "
-        f"shards: {', '.join(PARTITIONS)}",
+        f"shards (iid without labels): {', '.join(PARTITIONS)}",
     )
     shards: int = Field(2, ge=1, description="number of shards per client, of one class each (partition shards)")
     alpha: float = Field(
@@ -172,6 +176,9 @@ class Config(BaseModel):
     )
     new_clients: int = Field(
         0, ge=0, description="number of clients, drawn at random, that never train and are tested at the end"
+    )
+    hold_out: tuple[str, ...] | None = Field(
+        None, description="names of clients, as in north,south, that are new clients as well; by default none"
     )
     rounds: int = Field(30, ge=1, description="number of rounds")
     local_epochs: int = Field(
@@ -279,7 +286,7 @@ class Config(BaseModel):
         value = plain_value(cls, value, info)
         return as_tuple(value) if info.field_name == "methods" else value
 
-    @field_validator("classes", "drop", mode="before")
+    @field_validator("classes", "drop", "hold_out", mode="before")
     @classmethod
     def _listed(cls, names: Any) -> Any:
         return listed(names)
@@ -333,10 +340,12 @@ class Config(BaseModel):
             raise InputError(f"sources: {sources!r} is no folder; kinfed sources train makes one")
         return sources
 
-    @field_validator("data")
+    @field_validator("data", "labelled")
     @classmethod
-    def _there_is_data(cls, data: str, info: ValidationInfo) -> str:
-        if data.startswith("<"):
+    def _there_is_data(cls, data: str | None, info: ValidationInfo) -> str | None:
+        if data is None:
+            return data
+        if data.startswith("<") and info.field_name == "data":
             given_in_python("data", data, info.context)
             return data
         from kinfed.data.loading import find
@@ -597,8 +606,8 @@ class Config(BaseModel):
 
 
 def _partition_of_data(fields: Mapping[str, Any]) -> str:
-    """Return the default partition: by the clients of the data if these define any, else `shards`."""
-    from kinfed.data.loading import names_clients
+    """Return the default partition: the clients that the data define, or else `shards`, or `iid` without labels."""
+    from kinfed.data.loading import lacks_labels, names_clients
 
     if fields.get("client") is not None:
         return "by:client"
@@ -606,6 +615,8 @@ def _partition_of_data(fields: Mapping[str, Any]) -> str:
     with contextlib.suppress(InputError):  # the check of the field data reports it
         if not data.startswith("<") and names_clients(data):
             return "folders"
+        if not data.startswith("<") and fields.get("label") is None and lacks_labels(data):
+            return "iid"
     return "shards"
 
 

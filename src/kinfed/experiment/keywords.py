@@ -30,6 +30,7 @@ class Fields(TypedDict, total=False):
     """The fields of an experiment except its methods; `Config` describes them and has their defaults."""
 
     data: str | Path | Dataset | Federation | Sequence[Any] | Any
+    labelled: str | Path | None
     channels: int | None
     image_size: int | None
     on_error: Literal["stop", "skip"]
@@ -58,6 +59,7 @@ class Fields(TypedDict, total=False):
     patience: int | None
     shift: str | None
     new_clients: int
+    hold_out: Sequence[str] | str | None
     rounds: int
     training: LocalTraining
     local_epochs: int

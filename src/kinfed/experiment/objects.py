@@ -27,8 +27,8 @@ Objects = dict[str, Any]
 """Python objects without an import path, by the names in angle brackets that stand for them in a config."""
 
 OF_SHARING = (
-    "partition", "clients", "new_clients", "public", "classes", "train_images", "channels", "image_size", "on_error",
-    "label", "client", "group", "test_fraction", "drop", "standardise",
+    "partition", "clients", "new_clients", "hold_out", "public", "classes", "train_images", "channels", "image_size",
+    "on_error", "label", "client", "group", "test_fraction", "drop", "standardise",
 )  # fmt: skip
 OF_TRAINING = {"epochs": "local_epochs"}  # field of local training → its name in a config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,8 @@ class Predictor(nn.Module):
 
     Attributes:
         model: The trained model itself.
-        classes: Names of the classes, in the order of the logits.
+        classes: Names of the classes, in the order of the logits; empty if the model was trained without labels, so
+            that it has only representations.
         shape: Shape of one input, such as (3, 32, 32).
     """
 
@@ -67,8 +69,15 @@ class Predictor(nn.Module):
                 used as they are. Features n×p are floats, which are standardised as in training.
 
         Raises:
-            InputError: If the inputs have another shape or another type.
+            InputError: If the inputs have another shape or another type, or the model has no classes.
         """
+        if not self.classes:
+            raise InputError("load: the model was trained without labels and has no classes; use represent")
+        logits: Tensor = self.model(self._read(inputs))
+        return logits
+
+    def _read(self, inputs: Tensor) -> Tensor:
+        """Return inputs as the model takes them, after a check."""
         if not isinstance(inputs, Tensor):
             raise InputError(f"inputs: {short(inputs)} is not allowed; must be a tensor; predict also takes arrays")
         if inputs.dtype != torch.uint8 and not inputs.is_floating_point():
@@ -77,8 +86,7 @@ class Predictor(nn.Module):
             sizes = ["×".join(map(str, ("n", *shape))) for shape in (self.shape, inputs.shape[1:])]
             raise InputError(f"inputs: must have the shape {sizes[0]}, not {sizes[1]}")
         raw = inputs.dtype == torch.uint8 or len(self.shape) == 1
-        logits: Tensor = self.model(self._normalise(inputs) if raw else inputs.float())
-        return logits
+        return self._normalise(inputs) if raw else inputs.float()
 
     @own_settings(threads=None)
     @torch.no_grad()
@@ -92,19 +100,38 @@ class Predictor(nn.Module):
                 columns of the features, in any order and beside others.
 
         Raises:
+            InputError: If the inputs are no numbers, or have another shape or type than `forward` takes; if a DataFrame
+                lacks a column; or if the model has no classes.
+        """
+        self.eval()
+        return [self.classes[k] for part in self._parts(inputs) for k in self(part).argmax(dim=1).tolist()]
+
+    @own_settings(threads=None)
+    @torch.no_grad()
+    def represent(self, inputs: Tensor | NDArray[Any] | pd.DataFrame) -> Tensor:
+        """Return the representation of each input, n×d: the outputs of the body, on which the head is put.
+
+        Args:
+            inputs: Inputs as in `predict`.
+
+        Raises:
             InputError: If the inputs are no numbers, or have another shape or type than `forward` takes; or a DataFrame
                 lacks a column.
         """
         self.eval()
+        return torch.cat([self.model.body(self._read(part)) for part in self._parts(inputs)])
+
+    def _parts(self, inputs: Tensor | NDArray[Any] | pd.DataFrame) -> Sequence[Tensor]:
+        """Return the inputs as tensors of some rows each."""
         if self._encoding is not None and hasattr(inputs, "columns"):
             inputs = self._encoding(Table.of(inputs, "the DataFrame"))
         try:
-            parts = torch.as_tensor(inputs if isinstance(inputs, Tensor) else np.ascontiguousarray(inputs)).split(CHUNK)
+            whole = torch.as_tensor(inputs if isinstance(inputs, Tensor) else np.ascontiguousarray(inputs))
+            return [*whole.split(CHUNK)]
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
                 f"inputs: {short(inputs)} is not allowed; must be an array or a tensor: {error}"
             ) from error
-        return [self.classes[k] for part in parts for k in self(part).argmax(dim=1).tolist()]
 
 
 @own_settings(threads=None)
@@ -187,7 +214,7 @@ def _built(path: Path, card: Card, module: nn.Module | None) -> Model:
     model = own if isinstance(own, Model) else from_module(own, card.head)
     set_batchnorm(model, card.bn)
     tensors = weights_for(model, path)
-    if not select(tensors, HEAD):
+    if not select(tensors, HEAD) and card.classes:
         raise InputError(
             f"{path}: is a body without a head, not a complete model; it can serve as initial weights: --weights"
         )

@@ -45,6 +45,7 @@ from kinfed.experiment.folders import (
 from kinfed.experiment.so_far import SoFar
 from kinfed.experiment.summary import summarise, target_reached
 from kinfed.experiment.trackers import TRACKERS, TrackedCallback
+from kinfed.experiment.uses import refuse_unlabelled
 from kinfed.files import claimed, clear_unfinished, read_json, read_json_object, write_whole
 from kinfed.registry import nothing_from_files
 from kinfed.settings import own_settings
@@ -120,6 +121,7 @@ def compare(
     runtime = runtime_of(config.of(config.methods[0], config.seed))
     config = settled(config, runtime)
     for method in config.methods:
+        refuse_unlabelled(method, config.method(method), runtime.federation.dataset)
         sources = sources_of(config, method, runtime.federation)
         dataclasses.replace(runtime, method=config.method(method), sources=sources)
     with executor_of(config, executor) as ready, new_run(out, overwrite=overwrite):

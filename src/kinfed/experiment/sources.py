@@ -243,6 +243,8 @@ def _datasets(training: Training, names: list[str]) -> Iterator[Dataset]:
         normalise = target.train.normalise
     for name in names:
         dataset = load(name, channels=channels, image_size=image_size)
+        if not dataset.labelled:
+            raise InputError(f"data: {name!r} has no labels, which source models learn from")
         if training.classes is not None:
             dataset = select_classes(dataset, training.classes)
         if training.train_images is not None and training.train_images < len(dataset.train):

@@ -33,6 +33,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
     """
     (method,) = config.methods
     federation = runtime.federation
+    labelled = federation.labelled is not None  # no test sample belongs to a client
     never = [] if runtime.method.trains == "pooled" else never_trained(lines, len(federation))
     return {
         "version": SUMMARY_VERSION,
@@ -42,7 +43,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
         "supervised": runtime.method.supervised,
         "pooled": runtime.method.trains == "pooled",
         "ceiling": runtime.method.ceiling,
-        "tested": runtime.method.primary_label,
+        "tested": runtime.method.primary_label.removeprefix("" if federation.classes else "linear probe, "),
         "model": config.models or config.model or default_architecture(federation.dataset.shape),
         "data": {
             "name": config.data,
@@ -52,9 +53,10 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
             **{option: getattr(config, option) for option in config.partition_options},
             **({"shift": config.shift} if config.shift is not None else {}),
             "train": sum(len(rows) for rows in federation.partition.train),
-            "test": sum(len(rows) for rows in federation.partition.test),
+            "test": federation.tested.size if labelled else sum(len(rows) for rows in federation.partition.test),
             "probe": len(federation.public_rows),
             **({"validation": sum(map(len, federation.validation))} if federation.validation else {}),
+            **({} if federation.dataset.labelled else {"labelled": config.labelled}),
         },
         "metrics": _metrics(runtime, lines, never),
         "chosen": chosen(lines),

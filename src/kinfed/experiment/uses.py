@@ -8,15 +8,19 @@ from typing import Any
 
 from torch import nn
 
+from kinfed.data import Dataset
 from kinfed.data.partitions import PARTITIONS
 from kinfed.errors import InputError
 from kinfed.experiment.config import EXECUTION, OF_TRAINING, Config, model_shares
 from kinfed.fields import short
 from kinfed.labels import parse_label
-from kinfed.methods import Method
+from kinfed.methods import METHODS, Method
 from kinfed.models import Model
 
-__all__ = ["NO_SETTING", "OF_CLIENTS", "OF_METHODS", "Use", "overruled", "refuse_idle"]
+__all__ = [
+    "NO_SETTING", "OF_CLIENTS", "OF_METHODS", "Use", "overruled", "refuse_idle", "refuse_idle_in", "refuse_unlabelled",
+    "refuse_without_labels",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def _fine_tunes(config: Config, method: Method) -> bool:
 
 def _refits(config: Config, method: Method) -> bool:
     """Return True if heads are re-fitted after the last round, at the clients that train or at new ones."""
-    return method.adapts and (method.trains != "pooled" or config.new_clients > 0)
+    return method.adapts and (method.trains != "pooled" or config.new_clients > 0 or bool(config.hold_out))
 
 
 def _freezes(config: Config, method: Method) -> bool:
@@ -135,6 +139,11 @@ OF_METHODS: dict[str, Use] = {
 }  # fmt: skip
 
 
+# Fields that are read only if the samples of the clients have labels, with the values that ask for nothing.
+OF_LABELS: dict[str, Any] = {"classes": None, "validation": 0.0, "new_clients": 0, "hold_out": None}
+# Fields that are read only if there are labels to test with: of the clients' samples, or of the field ``labelled``.
+OF_TESTS: dict[str, Any] = {"linear_probe": None, "linear_probe_images": None, "target_acc": None, "stop_acc": None}
+
 # Fields that are not part of an experiment's setting: execution, seeds, and rounds between evaluations.
 NO_SETTING = {*EXECUTION, "seed", "evaluate_every", "knn_every"}
 
@@ -153,6 +162,43 @@ def refuse_idle_in(config: Config, models: Sequence[Model]) -> None:
     normed = (nn.BatchNorm2d, nn.GroupNorm)
     if config.bn != "track" and not any(isinstance(module, normed) for model in models for module in model.modules()):
         raise InputError(f"bn: {config.bn!r} would do nothing; {names} has no BatchNorm of maps")
+
+
+def refuse_without_labels(config: Config, dataset: Dataset) -> None:
+    """Refuse fields that need labels if the data have none, and labelled data beside data with labels.
+
+    Args:
+        config: Config of the run.
+        dataset: Data set of the clients.
+
+    Raises:
+        InputError: If there is such a field; one line names the field, its value and the data.
+    """
+    if dataset.labelled and config.labelled is not None:
+        raise InputError(f"labelled: {short(config.labelled)} would do nothing; {dataset.name} has labels of its own")
+    needing = {} if dataset.labelled else OF_LABELS if config.labelled is not None else {**OF_LABELS, **OF_TESTS}
+    for name, off in needing.items():
+        if (value := getattr(config, name)) != off:
+            raise InputError(f"{name}: {short(value)} is not allowed; it needs labels, and {dataset.name} has none")
+
+
+def refuse_unlabelled(label: str, method: Method, dataset: Dataset) -> None:
+    """Refuse a method that reads labels if the data have none.
+
+    Args:
+        label: Label of the method.
+        method: The method.
+        dataset: Data set of the clients.
+
+    Raises:
+        InputError: If it does; one line names the method, the data and the methods that read no labels.
+    """
+    if method.supervised and not dataset.labelled:
+        able = ", ".join(name for name, kind in METHODS.items() if not kind.supervised)
+        raise InputError(
+            f"methods: {label} reads labels, and {dataset.name} has none (label names a column that has them); {able} "
+            "read none"
+        )
 
 
 def refuse_idle(given: Mapping[str, Any], configs: Sequence[Config], uses: Mapping[str, Use]) -> None:

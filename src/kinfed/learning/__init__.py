@@ -13,7 +13,7 @@ from kinfed.learning.evaluation import (
 )
 from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
 from kinfed.learning.phases import Batch, LocalTraining, Optimizer, Phase
-from kinfed.learning.representation import knn, linear_probe
+from kinfed.learning.representation import knn, linear_probe, own_view_nearer
 from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
 from kinfed.learning.training import AfterStep, BeforeStep, Loss, Objective, Tally, cross_entropy, train
 from kinfed.learning.views import check_viewable, one_view, two_views, unnormalised
@@ -47,6 +47,7 @@ __all__ = [
     "losses",
     "one_view",
     "over_clients",
+    "own_view_nearer",
     "pair_auc",
     "rank_correlation",
     "simsiam_loss",

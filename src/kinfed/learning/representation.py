@@ -1,6 +1,6 @@
 """Evaluation of frozen representations by a linear probe and by nearest neighbours (specification D.7).
 
-Both take features computed before, by `kinfed.learning.features`.
+All functions take features computed before, by `kinfed.learning.features`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from kinfed.streams import seeded_globals
 
-__all__ = ["knn", "linear_probe"]
+__all__ = ["knn", "linear_probe", "own_view_nearer"]
 
-CHUNK = 256  # test samples for which neighbours are searched at once
+CHUNK = 256  # samples for which neighbours are searched at once
 
 
 def linear_probe(
@@ -76,6 +76,29 @@ def _joined(first: nn.Linear, second: nn.Linear) -> nn.Linear:
         if second.bias is not None:
             joined.bias.copy_(second(first.bias))
     return joined
+
+
+@torch.no_grad()
+def own_view_nearer(first: Tensor, second: Tensor) -> Tensor:
+    """Compare representations of two views of n images, without labels: is an image's other view the nearer one?
+
+    Args:
+        first: Features of one view of each image, n×d.
+        second: Features of another view of each image, n×d.
+
+    Returns:
+        For each image, the fraction of the n − 1 other images whose second view has a smaller cosine to its first view
+        than its own second view has; equal cosines count half, so that equal features give 0.5. n in float64.
+
+    >>> own_view_nearer(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 1.0], [2.0, 0.0]]))
+    tensor([0., 0.], dtype=torch.float64)
+    """
+    known, nearer = functional.normalize(second, dim=1), []
+    for start, asked in zip(range(0, len(first), CHUNK), first.split(CHUNK), strict=True):
+        cosines = functional.normalize(asked, dim=1) @ known.T
+        own = cosines.diagonal(start)[:, None]
+        nearer.append(((own > cosines).double() + (own == cosines).double() / 2).sum(dim=1) - 0.5)  # itself is equal
+    return torch.cat(nearer) / max(len(first) - 1, 1)
 
 
 @torch.no_grad()

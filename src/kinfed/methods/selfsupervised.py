@@ -129,13 +129,16 @@ class SelfSupervised(FedAvg):
     def outcome(
         self, server: Server, lines: Sequence[Mapping[str, Any]], class_counts: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Return ``collapsed``: the clients whose network has collapsed.
+        """Return ``collapsed``, the clients whose network has collapsed, and ``spread``, the clients' mean one.
 
-        In its last training, such a network gave nearly equal outputs for all images.
+        Both are of each client's last training. A network that has collapsed gave nearly equal outputs for all images.
         """
         del server, class_counts
         last = {int(id): spread for line in lines for id, spread in line.get("spread", {}).items()}
-        return {"collapsed": sorted(id for id, spread in last.items() if spread < COLLAPSED)}
+        return {
+            "collapsed": sorted(id for id, spread in last.items() if spread < COLLAPSED),
+            "spread": math.fsum(last.values()) / len(last) if last else None,
+        }
 
     def upload_like(self, server: Server) -> Tensors:
         """Tensors of the online network, o and q."""

@@ -49,7 +49,7 @@ class Recipe(BaseModel):
         bn: Treatment of the BatchNorm layers; see `set_batchnorm`.
         head: Name of the last linear layer of a user's own module; None for kinfed's architectures.
         shape: Shape of one input, (c, h, w) for images.
-        classes: Names of the classes, in the order of the logits.
+        classes: Names of the classes, in the order of the logits; empty for a body that was trained without labels.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -58,7 +58,7 @@ class Recipe(BaseModel):
     bn: BatchNorm
     head: str | None = None
     shape: tuple[Annotated[int, Ge(1)], ...] = Field(min_length=1)
-    classes: tuple[str, ...] = Field(min_length=1)
+    classes: tuple[str, ...]
 
     @model_validator(mode="after")
     def _sizes_can_be(self) -> Self:

@@ -54,7 +54,8 @@ def restored(recipe: Recipe, path: Path, *, whole: bool = True) -> Model:
     Args:
         recipe: Description of the model, with a known architecture.
         path: File of the tensors.
-        whole: True if the file must contain the head; if False, a missing head gets random weights.
+        whole: True if the file must contain the head; if False, or if the recipe has no classes, a missing head gets
+            random weights.
 
     Raises:
         InputError: If the file does not fit the recipe, or `weights_for` refuses it.
@@ -62,13 +63,13 @@ def restored(recipe: Recipe, path: Path, *, whole: bool = True) -> Model:
     try:
         with torch.device("meta"):  # without memory
             model = build(
-                recipe.architecture, recipe.shape, len(recipe.classes), seed=0, bn=recipe.bn, head=recipe.head
+                recipe.architecture, recipe.shape, max(len(recipe.classes), 1), seed=0, bn=recipe.bn, head=recipe.head
             )
     except (InputError, RuntimeError) as error:  # RuntimeError: sizes that overflow
         raise InputError(f"{path}: no model fits its description: {error}") from error
     tensors = weights_for(model, path)
     if not select(tensors, HEAD):
-        if whole:
+        if whole and recipe.classes:
             raise InputError(
                 f"{path}: is a body without a head, not a complete model; it can serve as initial weights: --weights"
             )

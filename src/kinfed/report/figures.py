@@ -49,7 +49,13 @@ def mean_series(group: Sequence[Run], name: str) -> tuple[list[int], NDArray[np.
 
 
 def _curve(group: Sequence[Run]) -> str:
-    """Return the name of the accuracy by round: of nearest neighbours for methods that learn without labels."""
+    """Return the name of the curve by round.
+
+    It is the accuracy on own test samples; for methods that learn without labels, that of nearest neighbours; without
+    any labels, the comparison of views.
+    """
+    if any(run.untested for run in group):
+        return "views_acc_mean"
     unlabelled = all(not run.summary.get("supervised", True) for run in group)
     told = unlabelled and all(run.series("knn_acc_mean")[0] for run in group)
     return "knn_acc_mean" if told else "personal_acc_weighted"
@@ -57,6 +63,8 @@ def _curve(group: Sequence[Run]) -> str:
 
 def _curve_title(grouped: Mapping[str, Sequence[Run]]) -> str:
     kinds = {_curve(group) for group in grouped.values()}
+    if "views_acc_mean" in kinds:
+        return "How often an image's other view is nearer (0.5: chance)"
     if len(kinds) > 1:
         return "Accuracy (methods without labels: nearest neighbours)"
     return "Accuracy on own test samples" if "personal_acc_weighted" in kinds else "Accuracy of nearest neighbours"
@@ -108,6 +116,8 @@ def curves(runs: Sequence[Run]) -> go.Figure:
 
 def partition(run: Run) -> go.Figure:
     """Draw the number of training samples of each client (rows) and class (columns), and groups of a planted shift."""
+    if run.unlabelled:
+        return _sizes(run)
     counts = np.array(run.federation["train"])
     figure = go.Figure(
         go.Heatmap(
@@ -126,6 +136,22 @@ def partition(run: Run) -> go.Figure:
     if groups := run.federation.get("groups"):
         _add_groups(figure, groups)
     return styled(figure, height=min(900, 180 + 18 * len(counts)))
+
+
+def _sizes(run: Run) -> go.Figure:
+    """Draw the number of training images of each client, for data without labels."""
+    figure = go.Figure(
+        go.Bar(
+            x=run.samples,
+            y=[*map(hypertext, run.client_labels)],
+            orientation="h",
+            marker={"color": "#0072B2"},
+            hovertemplate="client %{y}: %{x} images<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title_text="images")
+    figure.update_yaxes(title_text="client", type="category", autorange="reversed")
+    return styled(figure, height=min(900, 180 + 18 * len(names)))
 
 
 def _add_groups(figure: go.Figure, groups: Sequence[int]) -> None:
@@ -228,16 +254,28 @@ def save_report_picture(runs: Sequence[Run], path: Path) -> None:
 
 
 def _draw(runs: Sequence[Run], figure: Figure, panels: Sequence[Axes]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
+    left, right, below_left = panels
     grouped = in_rows(runs)
+    _draw_curves(grouped, left, _curve_title(grouped))
+    for target in targets([run.summary for run in runs]):
+        left.axhline(target, color="#555555", linewidth=0.8, linestyle="--")
+    left.set(ylim=(0, 1.02))
+    left.legend(frameon=False)
+    if runs[0].unlabelled:
+        _draw_curves(grouped, right, "Training loss", "train_loss")
+    else:
+        _draw_clients(grouped, right)
+    _draw_held(runs[0], figure, below_left)
+
+
+def _draw_curves(grouped: Mapping[str, Sequence[Run]], axes: Axes, title: str, name: str | None = None) -> None:
+    """Draw a quantity of each row by round: that of `_curve`, or another one by its name in ``metrics.jsonl``."""
     colour = colours([*grouped])
     shown_as = dict(zip(grouped, labels(grouped, ROW), strict=True))
-    left, right, below_left = panels
     for method, group in grouped.items():
-        rounds, mean, spread = mean_series(group, _curve(group))
+        rounds, mean, spread = mean_series(group, name or _curve(group))
         style = ":" if method in REFERENCES else "-"
-        left.plot(
+        axes.plot(
             rounds,
             mean,
             style,
@@ -246,17 +284,17 @@ def _draw(runs: Sequence[Run], figure: Figure, panels: Sequence[Axes]) -> None:
             marker="" if len(rounds) > 1 else "o",
             markersize=4,
         )
-        left.fill_between(rounds, mean - spread, mean + spread, color=colour[method], alpha=0.15, linewidth=0)
-    for target in targets([run.summary for run in runs]):
-        left.axhline(target, color="#555555", linewidth=0.8, linestyle="--")
-    left.set(title=_curve_title(grouped), xlabel="round", ylim=(0, 1.02))
-    left.grid(alpha=0.25)
-    left.legend(frameon=False)
+        axes.fill_between(rounds, mean - spread, mean + spread, color=colour[method], alpha=0.15, linewidth=0)
+    axes.set(title=title, xlabel="round")
+    axes.grid(alpha=0.25)
 
-    rng = np.random.default_rng(0)
+
+def _draw_clients(grouped: Mapping[str, Sequence[Run]], axes: Axes) -> None:
+    """Draw the own test accuracy of every client by row."""
+    colour, rng = colours([*grouped]), np.random.default_rng(0)
     for i, (method, group) in enumerate(grouped.items()):
         accuracies = np.concatenate([run.client_accuracies() for run in group])
-        right.scatter(
+        axes.scatter(
             i + rng.uniform(-0.18, 0.18, len(accuracies)),
             accuracies,
             s=18,
@@ -265,21 +303,31 @@ def _draw(runs: Sequence[Run], figure: Figure, panels: Sequence[Axes]) -> None:
             linewidth=0,
         )
         if not np.isnan(accuracies).all():
-            right.hlines(np.nanmean(accuracies), i - 0.3, i + 0.3, color=colour[method], linewidth=2)
-    right.set(title="Own test accuracy of each client\nafter the last round (line: mean)", ylim=(-0.02, 1.04))
-    right.set_xticks(range(len(grouped)), [*shown_as.values()], rotation=20)
-    right.grid(alpha=0.25, axis="y")
+            axes.hlines(np.nanmean(accuracies), i - 0.3, i + 0.3, color=colour[method], linewidth=2)
+    axes.set(title="Own test accuracy of each client\nafter the last round (line: mean)", ylim=(-0.02, 1.04))
+    axes.set_xticks(range(len(grouped)), labels(grouped, ROW), rotation=20)
+    axes.grid(alpha=0.25, axis="y")
 
-    counts = np.array(runs[0].federation["train"])
-    image = below_left.imshow(counts, aspect="auto", cmap="Blues", interpolation="nearest")
-    below_left.set(title="Training samples of each client and class", xlabel="class", ylabel="client")
-    if runs[0].federation.get("names") and len(counts) <= LABELLED:
-        below_left.set_yticks(range(len(counts)), runs[0].client_labels, fontsize=8)
+
+def _draw_held(run: Run, figure: Figure, axes: Axes) -> None:
+    """Draw the number of training samples of each client, by class if there are labels."""
+    from matplotlib.ticker import MaxNLocator
+
+    if run.federation.get("names") and len(run.client_labels) <= LABELLED:
+        axes.set_yticks(range(len(run.client_labels)), run.client_labels, fontsize=8)
     else:
-        below_left.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if run.unlabelled:
+        axes.barh(range(len(run.samples)), run.samples, color="#0072B2")
+        axes.set(title="Training images of each client", xlabel="images", ylabel="client")
+        axes.invert_yaxis()
+        return
+    counts = np.array(run.federation["train"])
+    image = axes.imshow(counts, aspect="auto", cmap="Blues", interpolation="nearest")
+    axes.set(title="Training samples of each client and class", xlabel="class", ylabel="client")
     if counts.shape[1] <= LABELLED:
-        below_left.set_xticks(range(counts.shape[1]), labels(runs[0].federation["classes"]), rotation=_slope(runs[0]))
-    figure.colorbar(image, ax=below_left)
+        axes.set_xticks(range(counts.shape[1]), labels(run.federation["classes"]), rotation=_slope(run))
+    figure.colorbar(image, ax=axes)
 
 
 def _slope(run: Run) -> int:

@@ -36,7 +36,8 @@ class Run:
         summary: Contents of ``summary.json``; of an unfinished run those of ``so_far.json``, with ``planned`` rounds.
         lines: Lines of ``metrics.jsonl``, one per round.
         federation: Contents of ``federation.json``: names of the classes, training samples of each client and class,
-            test samples of each client, and the groups of a planted shift.
+            test samples of each client, and the groups of a planted shift; of data without labels, the training samples
+            of each client, and the labelled data on which representations are tested.
         pictured: Pictures of each round that has any, by name.
     """
 
@@ -58,6 +59,22 @@ class Run:
         return str(self.summary["method"])
 
     @property
+    def samples(self) -> list[int]:
+        """The number of training samples of each client."""
+        told: list[int] | None = self.federation.get("samples")
+        return [sum(counts) for counts in self.federation["train"]] if told is None else told
+
+    @property
+    def unlabelled(self) -> bool:
+        """True if the clients' data have no labels."""
+        return "labelled" in self.federation
+
+    @property
+    def untested(self) -> bool:
+        """True if there are no labels at all, so that no model has an accuracy."""
+        return self.federation.get("labelled", "") is None
+
+    @property
     def vote_line(self) -> dict[str, Any]:
         """The line of the round in which clients voted for a source model; the run must have had a vote."""
         return next(line for line in self.lines if "ballots" in line)
@@ -70,7 +87,7 @@ class Run:
     @property
     def client_labels(self) -> list[str]:
         """The names of the clients as printable, short and distinct labels for an axis."""
-        return labels(map(self.client_name, range(len(self.federation["train"]))), LABEL)
+        return labels(map(self.client_name, range(len(self.samples))), LABEL)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Return the rounds in which a quantity was measured, and its values."""
@@ -130,6 +147,12 @@ class _Line(_Told):
     up_bytes: int
 
 
+class _Labelled(_Told):
+    name: str
+    train: int
+    test: int
+
+
 class _Federation(_Told):
     classes: list[str]
     train: list[list[int]]
@@ -137,6 +160,8 @@ class _Federation(_Told):
     names: list[str] | None = None
     new_names: list[str] = []
     groups: list[int] = []
+    samples: list[int] | None = None
+    labelled: _Labelled | None = None
     remarks: list[str] = []
 
 
@@ -191,7 +216,7 @@ def _read(path: Path) -> Run:
             f"{path / 'metrics.jsonl'}: must have one line for each of the {summary['rounds']} rounds of the run"
         )
     federation = _checked(TypeAdapter(_Federation), read_json(path / "federation.json"), path / "federation.json")
-    listed = [len(federation[name]) for name in ("train", "test", "groups") if name in federation]
+    listed = [len(federation[name]) for name in ("train", "test", "groups", "samples") if name in federation]
     if {*listed} != {summary["data"]["clients"]}:
         raise InputError(f"{path / 'federation.json'}: must list the {summary['data']['clients']} clients of the run")
     return Run(

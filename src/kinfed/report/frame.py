@@ -35,7 +35,7 @@ def _rows(run: Run, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
     told: dict[str, list[float | None]] = line["client_acc"]
     if not told:
         return
-    counts = [sum(of_classes) for of_classes in run.federation["train"]]
+    counts = run.samples
     old = {RENAMED.get(name, name): values for name, values in told.items() if not name.startswith("new_")}
     new = {name: values for name, values in told.items() if name.startswith("new_")}
     groups, new_groups = line.get("groups"), line.get("new_groups")

@@ -26,9 +26,10 @@ LABELLED = 30  # largest number of rows or columns whose names are shown in a PN
 
 
 def shows_kinship(run: Run, picture: Picture) -> bool:
-    """Return True if a picture is a similarity of all pairs of clients."""
+    """Return True if a picture is a similarity of all pairs of clients, and they have groups or classes."""
     clients = len(run.federation["train"])
-    return picture.similarity and tuple(picture.matrix.shape) == (clients, clients)
+    grouped = "groups" in run.lines[-1] or "groups" in run.federation or not run.unlabelled
+    return grouped and picture.similarity and tuple(picture.matrix.shape) == (clients, clients)
 
 
 def last_round(run: Run, name: str) -> int:

@@ -44,6 +44,11 @@ def _of_comparison(runs: Sequence[Run]) -> Iterator[str]:
         over = "; ".join(f"{row}: {', '.join(map(str, own))}" for row, own in seeds.items())
         yield f"The rows have different seeds ({over}): compare rows with the same seeds only."
     yield from _of_classes(runs[0])
+    if runs[0].untested:
+        yield (
+            "No labels: none of these numbers says what a model is good for. A low loss or a large spread makes no "
+            "good representation; test it with labelled data of the same kind: --labelled PATH."
+        )
     if len({is_supervised(run) for run in runs}) > 1:
         yield (
             "The own test accuracy of methods without labels is that of a classifier on their representations, "
@@ -80,7 +85,7 @@ def _of_run(run: Run) -> Iterator[str]:
         if count:
             yield f"{count} {what}."
     tested = ~np.isnan(run.client_accuracies())
-    if not tested.all():
+    if not tested.all() and not run.unlabelled:
         yield f"{tested.sum()} of {len(tested)} clients were tested; the means are over these."
     if skipped := run.federation.get("skipped", 0):
         first = ", ".join(run.federation["skipped_names"])

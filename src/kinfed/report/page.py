@@ -97,8 +97,9 @@ def as_html(runs: Sequence[Run]) -> str:
 def _page(runs: Sequence[Run], tuned: Sequence[Tuned] = (), advised: Sequence[Advised] = ()) -> str:
     title = f"kinfed: {', '.join(in_rows(runs))} on {runs[0].summary['data']['name']}"
     sections = [
-        _section("Accuracy by round", f"Click a name to hide it; hover for values.{_neighbours(runs)}",
-                 figures.curves(runs)),
+        _section("Round by round" if runs[0].untested else "Accuracy by round",
+                 f"Click a name to hide it; hover for values.{_neighbours(runs)}", figures.curves(runs)),
+        "" if runs[0].unlabelled else
         _section("Every client", "Each point is one client. Look at the lowest clients as well as at the middle.",
                  figures.clients(runs)),
         _section("Data of the clients", _held(runs[0]), figures.partition(runs[0])),
@@ -162,6 +163,8 @@ def _text(text: str) -> str:
 
 def _held(run: Run) -> str:
     """Explain the figure of the clients' data, and the groups of a planted shift."""
+    if run.unlabelled:
+        return "Training images of each client; they have no labels."
     if "groups" not in run.federation:
         return "Training samples of each client and class."
     return (
@@ -172,6 +175,11 @@ def _held(run: Run) -> str:
 
 def _neighbours(runs: Sequence[Run]) -> str:
     """Explain the curves of methods that read no labels; empty if there are none."""
+    if runs[0].untested:
+        return (
+            " There are no labels, and no accuracy. The first curve shows how often another random view of a training "
+            "image is nearer to it than a view of another image, by cosine of the representations; 0.5 is chance."
+        )
     if all(run.summary.get("supervised", True) for run in runs):
         return ""
     return (

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from kinfed.data import Dataset, Federation, save_rows
 from kinfed.data.heterogeneity import effective_classes, total_variation
-from kinfed.data.samples import GROUP
+from kinfed.data.samples import CLIENT, GROUP
 from kinfed.errors import plain
 from kinfed.files import write_whole
 from kinfed.report.names import labels
@@ -44,8 +44,9 @@ class Holdings:
 
     Attributes:
         about: Caption: data set, partition and seed, in words.
-        classes: Names of the K classes.
+        classes: Names of the K classes; empty for data without labels.
         names: Names of the N clients: those that the data give, or else their numbers; new clients are marked.
+        samples: Training samples of each client, N.
         counts: Training samples of each client and class, N×K.
         tests: Test samples of each client and class, N×K.
         new: Number of new clients, which never train; they are the last ones.
@@ -60,6 +61,7 @@ class Holdings:
     about: str
     classes: tuple[str, ...]
     names: tuple[str, ...]
+    samples: NDArray[np.int64]
     counts: NDArray[np.int64]
     tests: NDArray[np.int64]
     new: int
@@ -85,6 +87,7 @@ class Holdings:
             tuple(
                 ("new " if p is federation.new_clients else "") + plain(p.name(i)) for p in both for i in range(len(p))
             ),
+            np.array([len(rows) for p in both for rows in p.train]),
             np.concatenate([federation.class_counts(), federation.new_class_counts()]),
             np.concatenate([federation.test_class_counts(), federation.new_test_class_counts()]),
             len(federation.new_clients),
@@ -97,13 +100,15 @@ class Holdings:
         )
 
     def measures(self) -> dict[str, NDArray[Any]]:
-        """Compute the measures of every client by name; each is an array (N).
+        """Compute the measures of every client by name; each is an array (N). Without labels, it is only the size.
 
         The total variation is the distance from the class shares of all clients that train, pooled.
         """
+        if not self.classes:
+            return {"training samples": self.samples}
         pooled = self.counts[: len(self.counts) - self.new].sum(axis=0)
         return {
-            "training samples": self.counts.sum(axis=1),
+            "training samples": self.samples,
             "test samples": self.tests.sum(axis=1),
             "classes": (self.counts > 0).sum(axis=1),
             "effective classes": effective_classes(self.counts),
@@ -117,9 +122,9 @@ class Holdings:
 
     def warnings(self, batch_size: int) -> list[str]:
         """List the weaknesses of the partition, one line each, such as clients without test samples."""
-        sizes, tests, untrained = self.counts.sum(axis=1), self.tests.sum(), self.untrained()
+        sizes, tests, untrained = self.samples, self.tests.sum(), self.untrained()
         faults = (
-            (self.tests.sum(axis=1) == 0, "without test samples; their accuracy is n/a"),
+            ((self.tests.sum(axis=1) == 0) & bool(self.classes), "without test samples; their accuracy is n/a"),
             ((self.counts > 0).sum(axis=1) == 1, "with samples of one class only; they learn nothing about the others"),
             (
                 sizes < batch_size,
@@ -179,7 +184,7 @@ class Holdings:
 
 
 def _found(dataset: Dataset) -> str:
-    """Say what is in a data set: samples, inputs, classes and groups of samples."""
+    """Say what is in a data set: samples, inputs, classes, its own clients, groups of samples, and broken images."""
     samples = f"{len(dataset.train) + len(dataset.test):,} samples"
     of = dataset.features
     inputs = f"inputs of shape {'×'.join(map(str, dataset.shape))}"
@@ -188,10 +193,18 @@ def _found(dataset: Dataset) -> str:
             f" and {of['one_hot']:,} one-hot features of {of['categories']:,} columns" if of.get("one_hot") else ""
         )
         inputs = f"{sum(dataset.shape):,} features ({of['numbers']:,} numbers{one_hot})"
-    groups = ""
-    if GROUP in dataset.columns:
-        groups = f", {len(np.unique(np.concatenate(dataset.columns[GROUP]))):,} groups"
-    return f"{samples}, {inputs}, {len(dataset.classes):,} classes{groups}"
+    classes = f"{len(dataset.classes):,} classes" if dataset.labelled else "no labels"
+    roles = {CLIENT: "clients", GROUP: "groups"}
+    told = [
+        f"{len(np.unique(np.concatenate(dataset.columns[column]))):,} {what}"
+        for column, what in roles.items()
+        if column in dataset.columns
+    ]
+    if dataset.skipped:
+        told.append(
+            f"{dataset.skipped:,} images that cannot be decoded ({', '.join(map(plain, dataset.skipped_names))})"
+        )
+    return ", ".join([samples, inputs, classes, *told])
 
 
 def summary_table(holdings: Holdings) -> Table:
@@ -219,6 +232,8 @@ def client_table(holdings: Holdings, *, terminal: bool) -> Group:
         holdings: Samples of the clients.
         terminal: True to use shades and colour, False to use plain ASCII characters.
     """
+    if not holdings.classes:
+        return Group(_size_table(holdings))
     cells = _cells(holdings.counts)
     wide = 2 if cells.shape[1] * 2 <= SHOWN_CELLS else 1
     marks = SHADES if terminal else PLAIN
@@ -247,6 +262,18 @@ def client_table(holdings: Holdings, *, terminal: bool) -> Group:
         "a client's samples"
     )
     return Group(table, Text(legend, style="dim"))
+
+
+def _size_table(holdings: Holdings) -> Table:
+    """Make a table with the number of images of each client, for data without labels."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("client", no_wrap=True, max_width=40, overflow="ellipsis")
+    for heading in (*(("group",) if holdings.groups else ()), "images"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for i, name in enumerate(holdings.names):
+        groups = (f"{holdings.groups[i]}",) if holdings.groups else ()
+        table.add_row(Text(plain(name)), *groups, f"{holdings.samples[i]:,}")
+    return table
 
 
 def _cells(counts: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -288,24 +315,20 @@ def _draw(holdings: Holdings, figure: Figure) -> None:
 
     clients, classes = holdings.counts.shape
     few = clients <= SHOWN_CLIENTS
-    widths = [3, 0.12, 1] if holdings.groups else [3, 1]
-    left, *middle, right = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
-    for axes in middle:
-        _draw_groups(holdings.groups, axes, numbers=few)
-    image = left.imshow(holdings.counts, aspect="auto", cmap="Blues", interpolation="nearest", vmin=0)
-    figure.colorbar(image, ax=left, location="left", shrink=0.8, label="training samples")
-    left.set(xlabel="class", ylabel="client")
-    if classes <= 30:
-        upright = max(map(len, holdings.classes)) <= 2
-        left.set_xticks(range(classes), labels(holdings.classes), rotation=0 if upright else 90)
-    else:
-        left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    widths = [*([3] if classes else []), *([0.12] if holdings.groups else []), 1 if classes else 4]
+    every = np.atleast_1d(figure.subplots(1, len(widths), sharey=True, width_ratios=widths))
+    left, right = every[0], every[-1]
+    if holdings.groups:
+        _draw_groups(holdings.groups, every[-2], numbers=few)
+    if classes:
+        _draw_counts(holdings, figure, left)
+    left.set(ylabel="client")
     if few:
         left.set_yticks(range(clients), labels(holdings.names), fontsize=8)
     else:
         left.yaxis.set_major_locator(MaxNLocator(integer=True))
     edges = np.arange(clients + 1) - 0.5
-    sizes = holdings.counts.sum(axis=1)
+    sizes = holdings.samples
     for values, base, colour, label in (
         (sizes, np.zeros(clients), "#0072B2", "training"),
         (sizes + holdings.tests.sum(axis=1), sizes, "#E69F00", "test"),
@@ -314,10 +337,25 @@ def _draw(holdings: Holdings, figure: Figure) -> None:
     right.set(xlabel="samples", xlim=(0, None))
     right.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     if holdings.new:
-        for axis in (left, *middle, right):
+        for axis in every:
             axis.axhline(clients - holdings.new - 0.5, color="#D55E00", linewidth=1.5)
         left.set_title("below the line: new clients, which do not train", fontsize=9)
     figure.suptitle(plain(holdings.about), fontsize=10)
+
+
+def _draw_counts(holdings: Holdings, figure: Figure, axes: Axes) -> None:
+    """Draw the training samples of each client and class."""
+    from matplotlib.ticker import MaxNLocator
+
+    image = axes.imshow(holdings.counts, aspect="auto", cmap="Blues", interpolation="nearest", vmin=0)
+    figure.colorbar(image, ax=axes, location="left", shrink=0.8, label="training samples")
+    axes.set(xlabel="class")
+    classes = len(holdings.classes)
+    if classes <= 30:
+        upright = max(map(len, holdings.classes)) <= 2
+        axes.set_xticks(range(classes), labels(holdings.classes), rotation=0 if upright else 90)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _draw_groups(groups: Sequence[int], axes: Axes, *, numbers: bool) -> None:

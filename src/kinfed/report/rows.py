@@ -22,6 +22,10 @@ __all__ = [
 ALONE = ("local", "local_ssl")
 POOLED = ("central", "central_byol")  # in runs whose summary does not say it
 
+JUDGED = (
+    "no accuracy is known; the models are judged by their own loss, the spread of their outputs and views of images"
+)
+
 # Fields of the config that do not define a row: the seed, and those that do not influence the results.
 NO_BEARING = (
     "seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "knn_every", "save_local",
@@ -123,10 +127,21 @@ def setting(runs: Sequence[Run]) -> str:
     early = {"patience": "patience {}", "stop_acc": "ended at an accuracy of {} on the pooled test set"}
     ended = [how.format(value) for name, how in early.items() if (value := runs[0].config.get(name))]
     ends = f" (at most; {', '.join(ended)})" if ended else ""
+    samples = f"{data['train']:,} training and {data['test']:,} test samples"
+    told = f"Accuracies are fractions of 1 after the last round{spread}."
+    if runs[0].unlabelled:
+        samples, labelled = f"{data['train']:,} images without labels", runs[0].federation["labelled"]
+        told = f"No labels: {JUDGED} after the last round{spread}."
+        if labelled is not None:
+            told = (
+                f"Accuracies are fractions of 1 after the last round{spread}, of classifiers fitted to the "
+                f"{labelled['train']:,} training samples of {labelled['name']} and tested on its {labelled['test']:,} "
+                "test samples."
+            )
     new = f"{data['new_clients']} new clients held out, " if data.get("new_clients") else ""
     return (
-        f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "
+        f"{data['name']}: {samples} over {data['clients']} clients "
         f"({how.get(data['partition'], data['partition'])}{shift}), {new}{data['probe']} set aside as public images; "
         f"{first['model']}, {planned_rounds(runs[0])} rounds{ends}, seed{'s' if len(seeds) > 1 else ''} "
-        f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}.{marked}"
+        f"{', '.join(map(str, seeds))}. {told}{'' if runs[0].untested else marked}"
     )

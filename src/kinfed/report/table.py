@@ -75,6 +75,11 @@ class Column:
         return Measured(seeds, accuracies, samples, samples if self.weighted else np.ones_like(samples))
 
 
+def _has_no_labels(s: Summary) -> bool:
+    """Return True if the data have no labels, and there are no other data with labels."""
+    return s["data"].get("labelled", "") is None
+
+
 COLUMNS = (
     Column("linear probe", "accuracy of a linear classifier on the frozen representation, fitted to all training "
                            "samples and tested on the whole test set; mean over the clients' models",
@@ -104,7 +109,14 @@ COLUMNS = (
     Column("fine-tuned", "own test accuracy after each client has fine-tuned a copy of the tested model",
            lambda s: s["metrics"].get("fine_tuned_acc_weighted"), clients="fine_tuned"),
     Column("pooled test", "accuracy of the global model on the pooled test set",
-           lambda s: s["metrics"]["global_acc"]),
+           lambda s: None if "labelled" in s["data"] else s["metrics"]["global_acc"]),
+    Column("own view nearer", "without labels: how often another random view of an image is nearer to it, by cosine of "
+                              "the representations, than a view of another image; 0.5 by chance; mean over the models",
+           lambda s: s["metrics"].get("views_acc_mean"), accuracy=False),
+    Column("spread", "spread of the networks' outputs in the last training, 0 if they are the same for all images",
+           lambda s: s.get("spread") if _has_no_labels(s) else None, 2, accuracy=False),
+    Column("loss", "mean loss of the last round's training, which differs in kind between self-supervised losses",
+           lambda s: s["train_loss"] if _has_no_labels(s) else None, accuracy=False),
     Column("MB", "megabytes (10⁶) sent in both directions, all rounds",
            lambda s: (s["communication"]["down_bytes"] + s["communication"]["up_bytes"]) / 1e6, 1, accuracy=False),
     Column("s", "seconds of the whole run", lambda s: s["seconds"]["total"], 1, accuracy=False),

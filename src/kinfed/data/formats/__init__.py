@@ -55,6 +55,7 @@ FORMATS: Registry[Format] = Registry(
         "images": "kinfed.data.formats.folders:ClassFolders",
         "csv": "kinfed.data.formats.csv:CsvFiles",
         "clients": "kinfed.data.formats.folders:ClientFolders",
+        "unlabelled": "kinfed.data.formats.unlabelled:UnlabelledImages",
     },
     lambda found: None if callable(getattr(found, "find", None)) else "has no method find(path)",
 )
@@ -64,7 +65,8 @@ def find_files(path: Path, but: str | None = None) -> Files | None:
     """Find a data set of any format at a path; None if there is none.
 
     Formats of installed packages are tried first, since `images` accepts every folder that has a folder ``train``;
-    then kinfed's own formats, in the order of `FORMATS`.
+    then kinfed's own formats, in the order of `FORMATS`. Of images without labels, only those in the folder itself are
+    found.
 
     Args:
         path: File or folder.
@@ -73,11 +75,13 @@ def find_files(path: Path, but: str | None = None) -> Files | None:
     Raises:
         InputError: If the data set is incomplete.
     """
+    from kinfed.data.formats.unlabelled import UnlabelledImages
+
     names: list[Any] = sorted(FORMATS, key=lambda name: FORMATS.origin(name) == "kinfed")
     for name in names:
-        if name != but and (files := FORMATS[name].find(path)) is not None:
+        if name not in (but, "unlabelled") and (files := FORMATS[name].find(path)) is not None:
             return files
-    return None
+    return None if but else UnlabelledImages.flat(path)
 
 
 def find_in_format(name: str, path: Path) -> Files:

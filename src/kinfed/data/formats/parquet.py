@@ -18,7 +18,7 @@ from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.data.tables import LONGEST, Table
 from kinfed.errors import InputError
 
-__all__ = ["ParquetFiles", "readable", "split_of"]
+__all__ = ["ParquetFiles", "read_labels", "readable", "split_of", "usable"]
 
 IMAGE = ("image", "img")  # names of the column of images; the first one found is used
 
@@ -80,11 +80,11 @@ def split_of(table: Any, name: str, folders: Sequence[Path]) -> Split:
                 f"data: {name} must have its images in the column 'image' (or 'img'); it has {', '.join(names)}"
             )
         return Split(name, Table.of(table.to_pandas(ignore_metadata=True), name), None)
-    labels = None if label is None else _read_labels(table.column(label), label, name)
+    labels = None if label is None else read_labels(table.column(label), label, name)
     called = [f"{name}, row {row}" for row in range(len(table))]
     cells = table.column(image).to_pylist()
     files = [_file(cell, folders, row) for cell, row in zip(cells, called, strict=True)]
-    others = {other: _values(table.column(other)) for other in names if other not in (image, label)}
+    others = {other: usable(table.column(other)) for other in names if other not in (image, label)}
     return Split(
         name,
         Encoded(called, files),
@@ -94,7 +94,7 @@ def split_of(table: Any, name: str, folders: Sequence[Path]) -> Split:
     )
 
 
-def _read_labels(column: Any, label: str, name: str) -> NDArray[Any]:
+def read_labels(column: Any, label: str, name: str) -> NDArray[Any]:
     """Read the column ``label`` of the table ``name``, one class per sample."""
     import pyarrow as pa
 
@@ -173,7 +173,7 @@ def _lies_in(folders: Sequence[Path], file: Path) -> bool:
     return any(file.resolve().is_relative_to(folder.resolve()) for folder in folders)
 
 
-def _values(column: Any) -> NDArray[Any] | None:
+def usable(column: Any) -> NDArray[Any] | None:
     """Convert a column of whole numbers, booleans or short text to an array; None for any other column."""
     import pyarrow as pa
 

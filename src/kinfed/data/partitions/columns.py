@@ -23,7 +23,8 @@ class ByColumn(Partitioner):
     There is one client for each distinct value, in sorted order. If there are more values than ``clients``, ``clients``
     of them are drawn at random and the other samples are not used. If there are fewer, there are fewer clients. The
     test set is assigned by the same values. If it has none of the training set's values, a fifth of each client's own
-    samples is held out for testing instead, stratified by class; a client with one sample has no test sample.
+    samples is held out for testing instead, stratified by class; a client with one sample has no test sample. Of data
+    without labels, nothing is held out.
 
     Attributes:
         column: Name of the column.
@@ -39,20 +40,25 @@ class ByColumn(Partitioner):
     column: str
 
     def __call__(
-        self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator, labels: ArrayLike | None = None
+        self,
+        train: ArrayLike,
+        test: ArrayLike | None,
+        clients: int,
+        rng: np.random.Generator,
+        labels: ArrayLike | None = None,
     ) -> Partition:
         """Assign the rows of both sets to clients, from the values of the column.
 
         Args:
             train: Value of each training sample, n.
-            test: Value of each test sample.
+            test: Value of each test sample; None if nothing is tested, so that nothing is held out.
             clients: Largest number of clients.
             rng: Random generator, the only source of randomness.
             labels: Labels of the training samples followed by those of the test samples; without them, the samples
                 that are held out are not stratified.
         """
         check_clients(clients)
-        before, after = _values(train), _values(test)
+        before, after = _values(train), _values([] if test is None else test)
         values = np.unique(before)
         values = values[values == values]  # noqa: PLR0124 - drops NaN, the only value that differs from itself
         if not len(values):
@@ -62,7 +68,7 @@ class ByColumn(Partitioner):
             values = values[np.sort(rng.choice(len(values), clients, replace=False))]
         names = tuple(str(value) for value in values)
         owner, test_owner = (_places(column, values) for column in (before, after))
-        if shared.any():
+        if shared.any() or test is None:
             return Partition(rows_by(owner, len(values)), rows_by(test_owner, len(values)), names=names)
         owner = np.concatenate([owner, test_owner])
         classes = np.zeros_like(owner) if labels is None else np.asarray(labels, dtype=np.int64)
@@ -74,6 +80,8 @@ class ByColumn(Partitioner):
             has = ", ".join(dataset.columns) or "none"
             raise InputError(f"partition: {f'by:{self.column}'!r} names no column of {dataset.name}; it has {has}")
         train, test = dataset.columns[self.column]
+        if not dataset.labelled:
+            return self(train[rows], None, clients, rng)
         labels = np.concatenate([labels_of(dataset.train)[rows], labels_of(dataset.test)])
         return self(train[rows], test, clients, rng, labels)
 

@@ -140,6 +140,11 @@ class Quantity(Partitioner):
 
     alpha: Annotated[float, Gt(0)] = 0.5
 
+    @property
+    def reads_labels(self) -> bool:
+        """False: only the sizes of the clients differ."""
+        return False
+
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
         """Assign the rows of both sets to clients, from their labels."""
         train, test = read_labels(train, test, clients)

@@ -43,6 +43,11 @@ class IID(Partitioner):
 
     pooled: bool = False
 
+    @property
+    def reads_labels(self) -> bool:
+        """True if a part of each client's samples is held out, stratified by class."""
+        return self.pooled
+
     def __call__(self, train: ArrayLike, test: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
         """Assign the rows of both sets to clients, from their labels."""
         if self.pooled:

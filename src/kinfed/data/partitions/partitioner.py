@@ -19,7 +19,7 @@ from kinfed.data.partitions.assign import (
     read_labels,
 )
 from kinfed.data.partitions.partition import NOBODY, Indices, Partition
-from kinfed.data.samples import Dataset, labels_of
+from kinfed.data.samples import Dataset, strata
 from kinfed.errors import InputError
 from kinfed.fields import check_fields
 from kinfed.registry import import_path
@@ -52,6 +52,11 @@ class Partitioner:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def reads_labels(self) -> bool:
+        """True if the clients follow from the labels, so that data without labels are refused."""
+        return True
 
     def rows(self, labels: Indices, clients: int, rng: np.random.Generator) -> Sequence[ArrayLike]:
         """Assign the rows of the training set to clients.
@@ -95,8 +100,16 @@ class Partitioner:
                 of the result are indices into ``rows``.
             clients: Number of clients N.
             rng: Random generator, the only source of randomness.
+
+        Raises:
+            InputError: If the partition reads labels, and the data have none.
         """
-        return self(labels_of(dataset.train)[rows], labels_of(dataset.test), clients, rng)
+        if self.reads_labels and not dataset.labelled:
+            raise InputError(
+                f"partition: {_name(self).rpartition(':')[2]} reads labels, and {dataset.name} has none; iid, "
+                "quantity, folders and by:COLUMN read none"
+            )
+        return self(strata(dataset.train)[rows], strata(dataset.test), clients, rng)
 
 
 @dataclass(frozen=True)
