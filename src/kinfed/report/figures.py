@@ -151,7 +151,7 @@ def _sizes(run: Run) -> go.Figure:
     )
     figure.update_xaxes(title_text="images")
     figure.update_yaxes(title_text="client", type="category", autorange="reversed")
-    return styled(figure, height=min(900, 180 + 18 * len(names)))
+    return styled(figure, height=min(900, 180 + 18 * len(run.samples)))
 
 
 def _add_groups(figure: go.Figure, groups: Sequence[int]) -> None:
