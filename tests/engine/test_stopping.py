@@ -15,7 +15,7 @@ import kinfed
 from kinfed.data import Federation, with_validation
 from kinfed.engine import NoCallback, RunFolder, run_rounds
 from kinfed.engine.runtime import ClientRuntime
-from kinfed.engine.stopping import out_of_patience, validation_accuracy
+from kinfed.engine.stopping import out_of_patience, validation_score
 from kinfed.errors import InputError
 from kinfed.settings import own_settings
 from tests.builders import build_runtime, federation, run, same, serial
@@ -53,8 +53,8 @@ def test_rounds_without_an_evaluation_have_no_accuracy_but_count() -> None:
 
 
 def test_choices_of_methods_without_labels_rest_on_nearest_neighbours_in_every_round() -> None:
-    assert validation_accuracy({"validation_knn_acc_weighted": 0.4, "validation_personal_acc_weighted": 0.7}) == 0.4
-    assert validation_accuracy({"personal_acc_weighted": 0.7}) is None
+    assert validation_score({"validation_knn_acc_weighted": 0.4, "validation_personal_acc_weighted": 0.7}) == 0.4
+    assert validation_score({"personal_acc_weighted": 0.7}) is None
 
 
 @pytest.mark.parametrize("name", METHODS)

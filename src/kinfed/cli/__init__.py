@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel
 
 from kinfed.errors import InputError, RunFailed, plain
-from kinfed.experiment.config import Config
+from kinfed.experiment.config import Config, Measure
 from kinfed.experiment.config_file import FORMER_NAMES, parse_settings
 from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS
 from kinfed.experiment.papers import FIGURES, TABLES
@@ -87,6 +87,7 @@ def with_options(
 
 
 with_config_options = functools.partial(with_options, config=Config, but=("methods", "settings"))
+with_unjudged_options = functools.partial(with_options, config=Config, but=("methods", "settings", "measure"))
 with_tuning_options = functools.partial(
     with_options, config=Config, but=("methods", "settings", "log"), usual=TUNING_DEFAULTS
 )
@@ -267,7 +268,7 @@ def advise(
 
 
 @app.command()
-@with_config_options
+@with_unjudged_options
 def reproduce(
     table: Annotated[
         str, typer.Argument(metavar="TABLE", help=f"name of the table or figure: {', '.join([*TABLES, *FIGURES])}")
@@ -304,13 +305,17 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="file name of the page [RUN/report.html]")
     ] = None,
+    measure: Annotated[
+        Measure | None,
+        typer.Option("--measure", help="measure by which the table and the verdict compare methods [that of the run]"),
+    ] = None,
 ) -> None:
     """Write the HTML page and the picture of runs."""
     from kinfed.report.page import write_report
     from kinfed.report.terminal import show
 
-    show(paths)
-    typer.echo(f"\n{plain(write_report(paths, out or paths[0] / 'report.html'))}")
+    show(paths, measure=measure)
+    typer.echo(f"\n{plain(write_report(paths, out or paths[0] / 'report.html', measure))}")
 
 
 @app.command()
@@ -384,7 +389,7 @@ def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, st
 
 
 @app.command()
-@with_config_options
+@with_unjudged_options
 def vote(
     run: Annotated[
         Path | None,

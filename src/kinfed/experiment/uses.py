@@ -16,7 +16,7 @@ from kinfed.labels import parse_label
 from kinfed.methods import Method
 from kinfed.models import Model
 
-__all__ = ["NO_SETTING", "OF_CLIENTS", "OF_METHODS", "Use", "overruled", "refuse_idle"]
+__all__ = ["NO_SETTING", "OF_CLIENTS", "OF_METHODS", "OF_VERDICTS", "Use", "overruled", "refuse_idle"]
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,11 @@ OF_METHODS: dict[str, Use] = {
     ),
 }  # fmt: skip
 
+
+# What no command reads that compares nothing by itself.
+OF_VERDICTS: dict[str, Use] = {
+    "measure": Use("run, compare, tune, advise and report", lambda *_: False, off="accuracy"),
+}
 
 # Fields that are not part of an experiment's setting: execution, seeds, and rounds between evaluations.
 NO_SETTING = {*EXECUTION, "seed", "evaluate_every", "knn_every"}

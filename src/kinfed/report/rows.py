@@ -7,6 +7,7 @@ from typing import Any
 
 from kinfed.labels import parse_label
 from kinfed.report.folders import Run
+from kinfed.report.measures import WORDS
 
 __all__ = [
     "ceilings",
@@ -25,7 +26,7 @@ POOLED = ("central", "central_byol")  # in runs whose summary does not say it
 # Fields of the config that do not define a row: the seed, and those that do not influence the results.
 NO_BEARING = (
     "seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "knn_every", "save_local",
-    "log", "target_acc",
+    "log", "target_acc", "measure",
 )  # fmt: skip
 
 
@@ -123,10 +124,14 @@ def setting(runs: Sequence[Run]) -> str:
     early = {"patience": "patience {}", "stop_acc": "ended at an accuracy of {} on the pooled test set"}
     ended = [how.format(value) for name, how in early.items() if (value := runs[0].config.get(name))]
     ends = f" (at most; {', '.join(ended)})" if ended else ""
+    by = runs[0].measure
+    what = (
+        "Accuracies are fractions of 1" if by == "accuracy" else f"Methods are compared by {WORDS[by]}, fractions of 1"
+    )
     new = f"{data['new_clients']} new clients held out, " if data.get("new_clients") else ""
     return (
         f"{data['name']}: {data['train']:,} training and {data['test']:,} test samples over {data['clients']} clients "
         f"({how.get(data['partition'], data['partition'])}{shift}), {new}{data['probe']} set aside as public images; "
         f"{first['model']}, {planned_rounds(runs[0])} rounds{ends}, seed{'s' if len(seeds) > 1 else ''} "
-        f"{', '.join(map(str, seeds))}. Accuracies are fractions of 1 after the last round{spread}.{marked}"
+        f"{', '.join(map(str, seeds))}. {what} after the last round{spread}.{marked}"
     )
