@@ -119,7 +119,7 @@ def columns_of(measure: str) -> tuple[Column, ...]:
         ),
         Column(
             "sd over clients",
-            "spread of this number over clients (population standard deviation)",
+            f"spread of this {what} over clients (population standard deviation)",
             lambda s: s["metrics"].get(f"personal_{key}_std"),
             accuracy=False,
         ),
