@@ -199,7 +199,7 @@ class Evaluation:
 
     @property
     def _asks_auroc(self) -> bool:
-        """True if the AUROC is computed, which takes ten times as long as the other measures."""
+        """True if the AUROC is computed, which takes much longer than the other measures."""
         return self.final or self.runtime.settings.measure == "auroc"
 
     def _represented(self, model: Tensors, own: _Accuracies) -> TestResult | None:

@@ -55,7 +55,7 @@ def measures(given: Answers, clients: int, *, auroc: bool = True) -> dict[str, l
     Args:
         given: Answers to the samples of all clients.
         clients: Number N of clients.
-        auroc: False to leave out ``auroc``, which takes ten times as long as the others.
+        auroc: False to leave out ``auroc``, which takes much longer than the others.
 
     Returns:
         N values in [0, 1] by name of the measure; None for a client without samples, and as ``auroc`` also for one
