@@ -87,7 +87,9 @@ def _mean_over_classes(numbers: NDArray[np.float64], of: NDArray[np.float64]) ->
     """Return the mean of N×K ratios over the classes in which the divisor is not zero; None without such a class."""
     known = of > 0
     sums = (numbers / np.where(known, of, 1)).sum(axis=1)
-    return [total / count if count else None for total, count in zip(sums.tolist(), known.sum(axis=1), strict=True)]
+    return [
+        total / count if count else None for total, count in zip(sums.tolist(), known.sum(axis=1).tolist(), strict=True)
+    ]
 
 
 def _auroc(given: Answers, present: NDArray[np.float64]) -> list[float | None]:
