@@ -14,7 +14,7 @@ import pytest
 
 import kinfed
 from kinfed.engine import NoCallback, RunFolder
-from kinfed.engine.stopping import validation_accuracy
+from kinfed.engine.stopping import validation_score
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import nobody
@@ -264,7 +264,7 @@ def test_settings_of_methods_without_labels_are_chosen_by_nearest_neighbours(tmp
     race = trials(tmp_path / "out")["fedbyol"]
     assert race["rungs"] == [2, 6]
     second = RunFolder(tmp_path / "out" / "tuning" / "fedbyol" / "trial-000").lines("metrics.jsonl")[1]
-    assert race["trials"][0]["validation"]["2"] == second["validation_knn_acc_weighted"] == validation_accuracy(second)
+    assert race["trials"][0]["validation"]["2"] == second["validation_knn_acc_weighted"] == validation_score(second)
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_choices_do_not_depend_on_the_labels_of_the_test_set(tmp_path: Path) -> 
             models.append({path.name: path.read_bytes() for path in (folder / "models").glob("*.safetensors")})
             lines.append(RunFolder(folder).lines("metrics.jsonl"))
         assert models[0] == models[1] != {}
-        assert [validation_accuracy(line) for line in lines[0]] == [validation_accuracy(line) for line in lines[1]]
+        assert [validation_score(line) for line in lines[0]] == [validation_score(line) for line in lines[1]]
         assert lines[0][-1]["personal_acc_weighted"] != lines[1][-1]["personal_acc_weighted"]
 
 

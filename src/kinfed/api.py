@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from kinfed.display import Display
 from kinfed.errors import InputError
-from kinfed.experiment.config import Config
+from kinfed.experiment.config import Config, Measure
 from kinfed.experiment.config_file import read_toml
-from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS, Fields, with_fields
+from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS, Fields, JudgedFields, with_fields
 from kinfed.fields import is_text, parse_duration, short
 from kinfed.files import own_folder
 from kinfed.labels import slug
@@ -77,7 +77,9 @@ class Result:
         ``accuracy`` (of the client's primary model on its own test samples) and ``global_acc`` (of the global model on
         the pooled test set). Every other accuracy of a client is a column with its name in ``metrics.jsonl``, such as
         ``fine_tuned``, or ``new_global`` for the new clients, which never train; ``group`` is the client's group, where
-        the method divides the clients.
+        the method divides the clients. ``balanced_accuracy``, ``macro_f1`` and ``auroc`` are other measures of the
+        primary model on the client's own test samples, ``global_macro_f1`` and so on those of the global model on the
+        pooled test set; the AUROC is measured after the last round only, unless ``measure`` is it.
 
         >>> result.frame().groupby("method")["accuracy"].mean()  # doctest: +SKIP
         """
@@ -86,7 +88,21 @@ class Result:
 
         return frame(read_runs([self.path]))
 
-    def differences(self, against: str | None = None) -> pd.DataFrame:
+    def confusion(self) -> pd.DataFrame:
+        """Return the confusion matrices of the clients' primary models on their own test samples, after the last round.
+
+        The DataFrame has a row for each cell that is not zero, with the columns ``method``, ``seed``, ``client`` (its
+        number), ``name`` (of the client), ``truth`` and ``answer`` (names of classes) and ``samples``.
+
+        >>> cells = result.confusion().query("method == 'fedavg'")  # doctest: +SKIP
+        >>> cells.pivot_table("samples", "truth", "answer", "sum", fill_value=0)  # doctest: +SKIP
+        """
+        from kinfed.report.confusion import confusion_frame
+        from kinfed.report.folders import read_runs
+
+        return confusion_frame(read_runs([self.path]))
+
+    def differences(self, against: str | None = None, *, measure: Measure | None = None) -> pd.DataFrame:
         """Return the differences of the rows to one of them as a pandas DataFrame, over the same seeds and clients.
 
         The columns are ``method``, ``against``, ``difference`` (mean less that of ``against``), ``low`` and ``high``
@@ -96,6 +112,7 @@ class Result:
 
         Args:
             against: Name of a row; the best one that is no ceiling if not given.
+            measure: Measure by which the rows are compared; that of the run if not given.
 
         Raises:
             InputError: If there is no such row, or it has no accuracy.
@@ -105,7 +122,7 @@ class Result:
         from kinfed.report.differences import difference_frame
         from kinfed.report.folders import read_runs
 
-        return difference_frame(read_runs([self.path]), against)
+        return difference_frame(read_runs([self.path], measure), against)
 
     def _repr_html_(self) -> str:
         """Return the table as HTML, which notebooks show."""
@@ -114,27 +131,32 @@ class Result:
 
         return as_html(read_runs([self.path]))
 
-    def table(self) -> None:
-        """Print the setting, the table of accuracies, the best method, and notes on how to read the numbers."""
+    def table(self, *, measure: Measure | None = None) -> None:
+        """Print the setting, the table of results, the best method, and notes on how to read the numbers.
+
+        Args:
+            measure: Measure by which the methods are compared; that of the run if not given.
+        """
         from kinfed.report.terminal import show
 
-        show([self.path])
+        show([self.path], measure=measure)
 
-    def report(self, out: str | Path | None = None) -> Path:
+    def report(self, out: str | Path | None = None, *, measure: Measure | None = None) -> Path:
         """Write the report: a self-contained HTML page, and PNG pictures beside it.
 
         Args:
             out: Path of the page; ``report.html`` in the result's folder if not given.
+            measure: Measure by which the methods are compared; that of the run if not given.
 
         Returns:
             Path of the page.
         """
         from kinfed.report.page import write_report
 
-        return write_report([self.path], self.path / "report.html" if out is None else _path("out", out))
+        return write_report([self.path], self.path / "report.html" if out is None else _path("out", out), measure)
 
 
-@with_fields()
+@with_fields(JudgedFields)
 @untouched()
 def run(
     method: str | Method | type[Method],
@@ -144,7 +166,7 @@ def run(
     quiet: bool = False,
     allow_code: bool = False,
     executor: Executor | None = None,
-    **fields: Unpack[Fields],
+    **fields: Unpack[JudgedFields],
 ) -> Result:
     """Run one method with one seed, and write a run folder.
 
@@ -181,7 +203,7 @@ def run(
     return Result(path)
 
 
-@with_fields()
+@with_fields(JudgedFields)
 @untouched()
 def compare(
     methods: str | Method | type[Method] | Sequence[str | Method | type[Method]] | None = None,
@@ -191,7 +213,7 @@ def compare(
     quiet: bool = False,
     allow_code: bool = False,
     executor: Executor | None = None,
-    **fields: Unpack[Fields],
+    **fields: Unpack[JudgedFields],
 ) -> Result:
     """Run several methods, with one or more seeds, on the same clients, and write a comparison folder.
 
@@ -295,7 +317,7 @@ def resume(
     return Result(folder)
 
 
-@with_fields(**TUNING_DEFAULTS)
+@with_fields(JudgedFields, **TUNING_DEFAULTS)
 @untouched()
 def tune(
     methods: str | Method | type[Method] | Sequence[str | Method | type[Method]] | None = None,
@@ -305,7 +327,7 @@ def tune(
     out: str | Path | None = None,
     quiet: bool = False,
     allow_code: bool = False,
-    **fields: Unpack[Fields],
+    **fields: Unpack[JudgedFields],
 ) -> Result:
     """Tune methods on validation samples, and compare the best setting of each on fresh seeds.
 
@@ -349,7 +371,7 @@ def tune(
     return Result(path)
 
 
-@with_fields(**ADVICE_DEFAULTS)
+@with_fields(JudgedFields, **ADVICE_DEFAULTS)
 @untouched()
 def advise(
     *,
@@ -358,7 +380,7 @@ def advise(
     out: str | Path | None = None,
     quiet: bool = False,
     allow_code: bool = False,
-    **fields: Unpack[Fields],
+    **fields: Unpack[JudgedFields],
 ) -> Advice:
     """Say which method to use on a federation: look at its data, and race the methods that suit it.
 
@@ -581,7 +603,7 @@ def vote(
     >>> kinfed.vote(sources="pool", data="usps", image_size=28, clients=20).ranking  # doctest: +SKIP
     ['mnist', 'kmnist']
     """
-    from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS
+    from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS, OF_VERDICTS
     from kinfed.experiment.vote import train_and_vote
     from kinfed.experiment.vote import vote as hold_vote
     from kinfed.methods.fedvote import Vote
@@ -609,7 +631,7 @@ def vote(
         with nothing_from_files({measure}, run, allow=allow_code):
             held = hold_vote(_path("run", run), sources, rule, folder)
     else:
-        uses = {name: use for name, use in (OF_CLIENTS | OF_METHODS).items() if name != "sources"}
+        uses = {name: use for name, use in (OF_CLIENTS | OF_METHODS | OF_VERDICTS).items() if name != "sources"}
         usual = {name: value for name, value in {"rounds": 5, "ft_epochs": 0}.items() if name not in there}
         new = {**usual, **fields, "methods": "fedavg", "save_local": True}
         config = _config(new, uses=uses, allow_code=allow_code)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kinfed.engine.callbacks import NoCallback
-from kinfed.engine.stopping import validation_accuracy
+from kinfed.engine.stopping import validation_score
 from kinfed.errors import plain
 from kinfed.report.names import labels
 
@@ -143,8 +143,8 @@ class TrialDisplay(NoCallback):
 
     def round(self, line: dict[str, Any]) -> None:
         """Advance the bar of the race."""
-        score = validation_accuracy(line)
-        self._race.advance(1, self._name if score is None else f"{self._name}  validation {score:.3f}")
+        score = validation_score(line)
+        self._race.advance(1, self._name if score is None else f"{self._name}  validation accuracy {score:.3f}")
 
 
 class RunDisplay:

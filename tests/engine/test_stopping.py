@@ -15,7 +15,7 @@ import kinfed
 from kinfed.data import Federation, with_validation
 from kinfed.engine import NoCallback, RunFolder, run_rounds
 from kinfed.engine.runtime import ClientRuntime
-from kinfed.engine.stopping import out_of_patience, validation_accuracy
+from kinfed.engine.stopping import out_of_patience, validation_score
 from kinfed.errors import InputError
 from kinfed.settings import own_settings
 from tests.builders import build_runtime, federation, run, same, serial
@@ -53,8 +53,8 @@ def test_rounds_without_an_evaluation_have_no_accuracy_but_count() -> None:
 
 
 def test_choices_of_methods_without_labels_rest_on_nearest_neighbours_in_every_round() -> None:
-    assert validation_accuracy({"validation_knn_acc_weighted": 0.4, "validation_personal_acc_weighted": 0.7}) == 0.4
-    assert validation_accuracy({"personal_acc_weighted": 0.7}) is None
+    assert validation_score({"validation_knn_acc_weighted": 0.4, "validation_personal_acc_weighted": 0.7}) == 0.4
+    assert validation_score({"personal_acc_weighted": 0.7}) is None
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -68,7 +68,8 @@ def test_a_run_ends_when_validation_has_not_improved_and_is_evaluated_as_in_a_la
     assert outcome.lines[:-1] == whole[: ends - 1]
     last, inside = outcome.lines[-1], whole[ends - 1]
     assert last["round"] == ends
-    told = {key: value for key, value in inside.items() if value is not None and key != "client_acc"}
+    by_client = ("client_acc", "client_measures")
+    told = {key: value for key, value in inside.items() if value is not None and key not in by_client}
     assert {key: last[key] for key in told} == told
     of_end = {"fedavg": "fine_tuned", "fedper": "refreshed", "fedbyol": "linear_global"}[name]
     assert of_end in last["client_acc"]

@@ -41,8 +41,8 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_run_folder_holds_what_it_should(out: Path) -> None:
     kinfed.run("fedshibu", out=out, checkpoint_every=2, **SMALL)
     assert sorted(path.name for path in out.iterdir()) == [
-        ".lock", "checkpoints", "config.toml", "federation.json", "metrics.jsonl", "models", "pictures",
-        "seconds.jsonl", "summary.json",
+        ".lock", "checkpoints", "config.toml", "confusion.json", "federation.json", "metrics.jsonl", "models",
+        "pictures", "seconds.jsonl", "summary.json",
     ]  # fmt: skip
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [
         "round-000002.safetensors", "round-000003.safetensors",

@@ -120,7 +120,7 @@ def test_brackets_in_a_name_are_no_markup(capsys: pytest.CaptureFixture[str], mo
     run = with_vote()
     run.summary["vote"]["sources"][1] = run.summary["vote"]["transferred"] = "mnist[even]"
     run.federation["train"] = [[1, 1]]
-    monkeypatch.setattr(terminal, "read_runs", lambda paths: [run])
+    monkeypatch.setattr(terminal, "read_runs", lambda paths, measure: [run])
     console = Console(file=io.StringIO())
     terminal.show([], console)
     text = console.file.getvalue()  # type: ignore[attr-defined]

@@ -126,7 +126,7 @@ def test_the_table_in_a_terminal_shows_names_as_they_are(monkeypatch: pytest.Mon
     runs = [made("fedavg", 0.5, config={"fedavg": {"x": name}}) for name in ("[/b]", ":smile:", "\x1b[2J\ud800")]
     for run in runs:
         run.summary["data"]["name"] = "[/b] :smile: \x1b"
-    monkeypatch.setattr(terminal, "read_runs", lambda paths: runs)
+    monkeypatch.setattr(terminal, "read_runs", lambda paths, measure: runs)
     console = Console(file=io.StringIO())
     terminal.show([], console)
     text = console.file.getvalue()  # type: ignore[attr-defined]

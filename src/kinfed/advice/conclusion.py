@@ -14,6 +14,7 @@ from kinfed.experiment.uses import OF_CLIENTS, OF_METHODS
 from kinfed.labels import label
 from kinfed.report.differences import compared
 from kinfed.report.folders import Run
+from kinfed.report.measures import WORDS
 from kinfed.report.rows import ceilings, in_rows, is_supervised, learns_alone
 from kinfed.report.statistics import Measured, client_differences, compare
 from kinfed.report.verdict import against_alone, limits, listed
@@ -68,7 +69,8 @@ def conclusion(runs: Sequence[Run], named: Mapping[str, str]) -> str:
     ranked = {row: measured for row, measured in told.items() if row not in ceilings(runs)}
     use, labelled = first[0], all(map(is_supervised, runs))
     order = sorted(ranked, key=lambda row: (-ranked[row].mean, row))
-    on = "on the clients' own test samples" if labelled else "with a linear probe"
+    what = "" if runs[0].measure == "accuracy" else f"{WORDS[runs[0].measure]} "
+    on = f"{what}on the clients' own test samples" if labelled else f"{what}with a linear probe"
     said = [f"Use {named.get(use, use)}: {ranked[use].mean:.3f} {on}."]
     said += _certainty(ranked, first, grouped)
     alone = next(filter(learns_alone, order), None)

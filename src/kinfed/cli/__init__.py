@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from typer.core import TyperCommand
 
 from kinfed.errors import InputError, RunFailed, plain
-from kinfed.experiment.config import Config
+from kinfed.experiment.config import Config, Measure
 from kinfed.experiment.config_file import FORMER_NAMES, parse_settings
 from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS
 from kinfed.experiment.papers import FIGURES, TABLES
@@ -125,6 +125,7 @@ def with_options(
 
 
 with_config_options = functools.partial(with_options, config=Config, but=("methods", "settings"))
+with_unjudged_options = functools.partial(with_options, config=Config, but=("methods", "settings", "measure"))
 with_tuning_options = functools.partial(
     with_options, config=Config, but=("methods", "settings", "log"), usual=TUNING_DEFAULTS
 )
@@ -339,7 +340,7 @@ def advise(
 
 
 @app.command(cls=Grouped)
-@with_config_options
+@with_unjudged_options
 def reproduce(
     table: Annotated[
         str, typer.Argument(metavar="TABLE", help=f"name of the table or figure: {', '.join([*TABLES, *FIGURES])}")
@@ -380,6 +381,10 @@ def report(
         Literal["html", "csv", "json", "markdown", "latex"],
         typer.Option("--format", help="html for the page; the others print the table alone, or write it to --out"),
     ] = "html",
+    measure: Annotated[
+        Measure | None,
+        typer.Option("--measure", help="measure by which the table and the verdict compare methods [that of the run]"),
+    ] = None,
 ) -> None:
     """Write the HTML page and the picture of runs, or their table in another format."""
     from kinfed.report.formats import formatted, write_formatted
@@ -388,12 +393,12 @@ def report(
 
     if form != "html":
         if out is None:
-            typer.echo(formatted(paths, form), nl=False)
+            typer.echo(formatted(paths, form, measure), nl=False)
         else:
-            write_formatted(paths, form, out)
+            write_formatted(paths, form, out, measure)
         return
-    show(paths)
-    typer.echo(f"\n{plain(write_report(paths, out or paths[0] / 'report.html'))}")
+    show(paths, measure=measure)
+    typer.echo(f"\n{plain(write_report(paths, out or paths[0] / 'report.html', measure))}")
 
 
 @app.command()
@@ -468,7 +473,7 @@ def partition(config: ConfigFile = None, out: Out = None, given: Mapping[str, st
 
 
 @app.command(cls=Grouped)
-@with_config_options
+@with_unjudged_options
 def vote(
     run: Annotated[
         Path | None,

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed.data.samples import labels_of
 from kinfed.engine.checks import not_finite
 from kinfed.engine.client_store import StoredRounds
 from kinfed.engine.evaluator import PROBED, TestResult
@@ -19,13 +21,14 @@ from kinfed.engine.folder import RunFolder
 from kinfed.engine.lines import Line
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.engine.stopping import VALIDATION
-from kinfed.learning import over_clients
+from kinfed.learning import Answers, confusion, measures, over_clients
 from kinfed.methods import ClientId, Message, ServerState
 from kinfed.methods.aggregation import mean_of
 from kinfed.models import BODY, Tensors, select
 
 __all__ = ["Evaluation"]
 
+OWN = ("personal", f"{VALIDATION}personal")  # names of what is measured at the clients, on test and validation samples
 Served = Mapping[ClientId, Callable[[], Tensors]]  # functions, so that only one model is in memory at a time
 
 
@@ -38,11 +41,13 @@ class _Accuracies:
         validation_sizes: Number of validation samples of each client, m; empty without validation.
         of: Accuracies by name, m each, in [0, 1]; None for a client without one. Those on validation samples have the
             name of the model after ``validation_``.
+        measure: ``acc``, or the name of another measure that these are.
     """
 
     sizes: Sequence[int]
     validation_sizes: Sequence[int] = ()
     of: dict[str, list[float | None]] = field(default_factory=dict)
+    measure: str = "acc"
 
     def note(self, result: TestResult, at: int) -> float | None:
         """Record the accuracies of a result for the client at an index; return the one on test samples."""
@@ -61,7 +66,7 @@ class _Accuracies:
         return {
             f"{name}_{quantity}": value
             for name, of_clients in sorted(self.of.items())
-            for quantity, value in over_clients(of_clients, self._sizes_of(name)).items()
+            for quantity, value in over_clients(of_clients, self._sizes_of(name), self.measure).items()
         }
 
     def _sizes_of(self, name: str) -> Sequence[int]:
@@ -80,6 +85,9 @@ class Evaluation:
         told: Function that reports progress: the name of the step, the clients that have finished, and all clients.
         final: True after the last round of the run.
         untested: Reasons for missing accuracies, by the client or model that lacks one.
+        answers: Answers of the clients' primary models to their test samples (``personal``) and to their validation
+            samples, in parts.
+        probed: Measures of each client's linear probe on the pooled test set, by name of the measure.
     """
 
     round: int
@@ -89,6 +97,8 @@ class Evaluation:
     told: Callable[[str, int, int], None]
     final: bool = False
     untested: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, list[Answers]] = field(default_factory=dict)
+    probed: dict[str, list[float | None]] = field(default_factory=dict)
 
     def line(self, state: ServerState, stored: StoredRounds) -> Line:
         """Test the models, and return the accuracies for the round's line of ``metrics.jsonl``.
@@ -110,10 +120,10 @@ class Evaluation:
             self.untested["all"] = "no client has test samples"
         new = _Accuracies([len(rows) for rows in federation.new_clients.test])
         model = method.global_model(self.runtime.server(self.round), state)
-        global_acc: float | None = None
+        of_global: Line = {"global_acc": None}
         served: Served = {}
         if model is not None:
-            model, global_acc, served = self._global(model, own)
+            model, of_global, served = self._global(model, own)
         if method.serves != "global":
             tasks = (
                 Task(id, self.round, method.download(state, id), stored.get(id), final=self.final)
@@ -133,14 +143,15 @@ class Evaluation:
                 own.of["initial"] = own.of[method.primary]
             if VALIDATION + method.primary in own.of:
                 own.of[VALIDATION + "personal"] = own.of[VALIDATION + method.primary]
-        line = {"global_acc": global_acc, **own.spreads(), **new.spreads()}
+        line = {**of_global, **own.spreads(), **new.spreads()}
         for name in (method.primary, "initial", VALIDATION + method.primary):
             own.of.pop(name, None)  # for each client it is already there as personal
         told = dict(sorted((own.of | new.of).items()))
-        return {**line, **groups, "untested": dict(sorted(self.untested.items())), "client_acc": told}
+        more = {"untested": dict(sorted(self.untested.items())), "client_acc": told}
+        return {**line, **groups, **more, **self._measured(own)}
 
-    def _global(self, model: Tensors, own: _Accuracies) -> tuple[Tensors | None, float | None, Served]:
-        """Test the global model; return it, its accuracy on the pooled test set, and the clients that use it.
+    def _global(self, model: Tensors, own: _Accuracies) -> tuple[Tensors | None, Line, Served]:
+        """Test the global model; return it, its measures on the pooled test set, and the clients that use it.
 
         The clients' accuracies with it come from the same predictions. Without labels, there is nothing to test before
         linear probes are due.
@@ -149,28 +160,48 @@ class Evaluation:
         tested = federation.tested
         if fault := not_finite(model):
             self.untested["global"] = fault
-            return None, None, {}
+            return None, {"global_acc": None}, {}
         probed = self._represented(model, own)
-        right: Tensor | Failure | None = None
+        scores: Tensor | Failure | None = None
         if method.supervised:
-            right = self.executor.test(model)
+            scores = self.executor.test(model)
         elif probed is not None:
-            model, right = probed.tensors, torch.cat([probed.correct, probed.validation])
-        accuracy = None
-        if isinstance(right, Failure):
-            self.untested["global"] = self._noted(right, "test of the global model")
-        elif right is not None:
-            accuracy = _share(right[: tested.size])
+            model, scores = probed.tensors, torch.cat([probed.scores, probed.validation_scores])
+        told: Line = {"global_acc": None}
+        if isinstance(scores, Failure):
+            self.untested["global"] = self._noted(scores, "test of the global model")
+        elif scores is not None:
+            right = scores.argmax(dim=1) == self._labels
+            told = {"global_acc": _share(right[: tested.size])}
+            told |= {f"global_{measure}": of for measure, of in self._on_pooled(scores[: tested.size]).items()}
             for id in range(len(federation)):
                 own.note(TestResult("global", *tested.own(right, id)), id)
+            if method.primary == "global":
+                self._keep_all(scores)
         there = method.supervised or probed is not None
         saved = model if there else select(model, BODY)
         where = "the pooled test set" if federation.labelled is None else f"the test set of {federation.labelled.name}"
-        self._save("global", saved, None, accuracy, f"{where}, {tested.size} samples")
+        self._save("global", saved, None, told["global_acc"], f"{where}, {tested.size} samples")
         if not there:
-            return None, None, {}
+            return None, told, {}
         serves = method.primary == "global"
-        return model, accuracy, dict.fromkeys(range(len(federation)), lambda: model) if serves else {}
+        return model, told, dict.fromkeys(range(len(federation)), lambda: model) if serves else {}
+
+    def _on_pooled(self, scores: Tensor) -> dict[str, float | None]:
+        """Return the measures of a model by name, from its logits for the pooled test set."""
+        labels = self._labels[: len(scores)]
+        found = measures(Answers.of_one(0, labels, scores), 1, auroc=self._asks_auroc)
+        return {measure: value for measure, (value,) in found.items()}
+
+    @property
+    def _labels(self) -> Tensor:
+        """Labels of the pooled test set, followed by those of the clients' validation samples."""
+        return torch.from_numpy(labels_of(self.runtime.federation.tested.samples))
+
+    @property
+    def _asks_auroc(self) -> bool:
+        """True if the AUROC is computed, which takes much longer than the other measures."""
+        return self.final or self.runtime.settings.measure == "auroc"
 
     def _represented(self, model: Tensors, own: _Accuracies) -> TestResult | None:
         """Record the tests of a global model's representation; return that of the linear probe, if one is due."""
@@ -184,8 +215,10 @@ class Evaluation:
             self.untested["global"] = self._noted(answer, "test of the global representation")
             return None
         for result in answer:
-            for at in range(len(own.sizes)) if result.client is None else [result.client]:  # None: all clients
+            clients = range(len(own.sizes)) if result.client is None else [result.client]  # None: all clients
+            for at in clients:
                 own.note(result, at)
+            self._note_probe(result, clients)
         return next((result for result in answer if result.name == PROBED), None)
 
     def _own(self, tasks: Iterator[Task], own: _Accuracies) -> Served:
@@ -194,10 +227,57 @@ class Evaluation:
         for id, results in self._results(tasks, own, len(own.sizes), "evaluation"):
             for result in results:
                 called = f"client-{id:05d}-{'personal' if result.name == primary else result.name}"
-                self._save_own(called, result, id, own.note(result, id))
+                self._save_own(called, result, id, self._note(result, id, own))
+                self._note_probe(result, [id])
                 if result.name == primary and result.tensors:
                     served[id] = lambda called=called: self.folder.model(called)
         return dict(sorted(served.items()))
+
+    def _note(self, result: TestResult, id: ClientId, own: _Accuracies) -> float | None:
+        """Record a result of a client's model, and the answers of its primary one; return the accuracy."""
+        if result.name == self.runtime.method.primary and result.scores.shape[1]:
+            labels = self.runtime.federation.tested.own(self._labels, id)
+            for name, known, scores in zip(OWN, labels, (result.scores, result.validation_scores), strict=True):
+                if name == "personal" or own.validation_sizes:
+                    self.answers.setdefault(name, []).append(Answers.of_one(id, known, scores))
+        return own.note(result, id)
+
+    def _keep_all(self, scores: Tensor) -> None:
+        """Record the answers of a global model that is the clients' primary one, from its logits for a test set."""
+        tested = self.runtime.federation.tested
+        for name, cut in zip(OWN, (tested.test, tested.validation), strict=True):
+            if cut:
+                rows = torch.from_numpy(np.concatenate(cut))
+                owners = torch.arange(len(cut)).repeat_interleave(torch.tensor([*map(len, cut)]))
+                self.answers[name] = [Answers(owners, self._labels[rows], scores[rows])]
+
+    def _note_probe(self, result: TestResult, clients: Iterable[ClientId]) -> None:
+        """Record the measures of a linear probe that was fitted to the body of these clients; ignore other results."""
+        if result.name != PROBED:
+            return
+        for measure, value in self._on_pooled(result.scores).items():
+            of_clients = self.probed.setdefault(measure, [None] * len(self.runtime.federation))
+            for id in clients:
+                of_clients[id] = value
+
+    def _measured(self, own: _Accuracies) -> Line:
+        """Return the measures beside the accuracy, and after the last round save the confusion matrices.
+
+        They are those of the clients' primary models on their own samples, and of linear probes on the pooled test set:
+        means over the clients, and the values of each one. Empty without models that were tested.
+        """
+        clients, found = len(own.sizes), {measure: {PROBED: values} for measure, values in self.probed.items()}
+        for name, parts in self.answers.items():
+            given = Answers.joined(parts)
+            for measure, values in measures(given, clients, auroc=self._asks_auroc).items():
+                found.setdefault(measure, {})[name] = values
+            if self.final and name == "personal":
+                self.folder.save_confusion(confusion(given, clients))
+        line: Line = {}
+        for measure, of in found.items():
+            line |= _Accuracies(own.sizes, own.validation_sizes, of, measure).spreads()
+        of_clients = {f"{name}_{measure}": values for measure, of in found.items() for name, values in of.items()}
+        return line | ({"client_measures": dict(sorted(of_clients.items()))} if of_clients else {})
 
     def _further(self) -> Sequence[Test]:
         """Return the further tests of the clients' primary models after the last round."""

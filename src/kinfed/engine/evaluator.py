@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kinfed.data import Samples, balanced
+from kinfed.data.federation import TestSet
 from kinfed.data.samples import labels_of
 from kinfed.engine.checks import not_finite
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning import (
     NotFinite,
     Phase,
-    correct,
     features,
     finite,
     knn,
     linear_probe,
     one_view,
     own_view_nearer,
+    scores,
     train,
 )
 from kinfed.methods import Client, ClientId, ClientState, Message
@@ -34,6 +36,7 @@ __all__ = ["KNN", "LOCAL", "PROBED", "VIEWS", "Evaluator", "TestResult"]
 
 PROBED, LOCAL, KNN, VIEWS = "linear_global", "linear_local", "knn", "views"
 NOTHING_TESTED = torch.zeros(0, dtype=torch.bool)
+NO_SCORES = torch.zeros(0, 0)
 VIEWED = 1000  # largest number of images whose views are compared
 REFIT_EPOCHS = 10  # epochs of a head alone after the last round in the code of Collins et al. (specification C.2)
 
@@ -47,6 +50,8 @@ class TestResult:
         correct: Mask of the test samples that the model classifies correctly, bool; or, without labels, a fraction in
             [0, 1] for each image.
         validation: Mask of the validation samples that the model classifies correctly, bool; empty without validation.
+        scores: Logits for the n test samples, n×K; 0×0 where a classifier has none, or not for all classes.
+        validation_scores: Logits for the validation samples, likewise.
         tensors: Tensors of the model, if it is to be saved; otherwise empty.
         fault: Reason why the model cannot be tested, with ``correct`` and ``tensors`` empty; otherwise empty.
         client: Client to which a result of a global model refers; None if it refers to all clients, or to the client
@@ -58,9 +63,24 @@ class TestResult:
     name: str
     correct: Tensor = NOTHING_TESTED
     validation: Tensor = NOTHING_TESTED
+    scores: Tensor = NO_SCORES
+    validation_scores: Tensor = NO_SCORES
     tensors: Tensors = field(default_factory=dict)
     fault: str = ""
     client: ClientId | None = None
+
+    @classmethod
+    def of_scores(cls, name: str, labels: Sequence[Tensor], logits: Sequence[Tensor], **more: Any) -> Self:
+        """Make a result of two tensors of labels and two of logits, for the test and for the validation samples."""
+        correct, validation = (of.argmax(dim=1) == known for known, of in zip(labels, logits, strict=True))
+        scores, validation_scores = logits
+        return cls(name, correct, validation, scores, validation_scores, **more)
+
+    @classmethod
+    def at_client(cls, name: str, tested: TestSet, logits: Tensor, id: ClientId, **more: Any) -> Self:
+        """Make the result at a client of a model whose logits for all samples of a test set are known."""
+        assert tested.samples.labels is not None
+        return cls.of_scores(name, tested.own(tested.samples.labels, id), tested.own(logits, id), **more)
 
 
 @dataclass(frozen=True)
@@ -101,8 +121,9 @@ class Evaluator:
                 results[name] = self._tested(name, client, tensors if final else {})
             elif PROBED in results:  # without labels, the linear probe is the head
                 probed = results[PROBED]
-                own = self.runtime.federation.tested.own(torch.cat([probed.correct, probed.validation]), id)
-                results |= {name: TestResult(name, *own, probed.tensors), PROBED: replace(probed, tensors={})}
+                logits = torch.cat([probed.scores, probed.validation_scores])
+                own = TestResult.at_client(name, self.runtime.federation.tested, logits, id, tensors=probed.tensors)
+                results |= {name: own, PROBED: replace(probed, tensors={})}
             elif final:
                 results[name] = TestResult(name, tensors=select(tensors, BODY))
         return [*results.values()]
@@ -149,30 +170,30 @@ class Evaluator:
             return results
         bias, counts = model.head.bias is not None, federation.class_counts()
 
-        def fitted(own: tuple[int, ...]) -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
-            """Fit a classifier for some of the classes; return it with the masks of correctly classified images."""
+        def fitted(own: tuple[int, ...]) -> tuple[nn.Linear, list[tuple[Tensor, Tensor]]]:
+            """Fit a classifier for some of the classes; return it with its labels and logits, both in two parts."""
             order = torch.tensor(own, device=device)
             rows, rows_test = (torch.isin(labels, order).nonzero().squeeze(1) for labels in (y, y_test))
             places, places_test = (torch.searchsorted(order, labels) for labels in (y[rows], y_test[rows_test]))
             stream = torch_stream(settings.seed, "linear probe")
             head = linear_probe(x[rows], places, classes=len(own), stream=stream, bias=bias)
             with torch.no_grad():
-                logits = finite(head(x_test[rows_test]), "linear probe's outputs")
-                right = (logits.argmax(dim=1) == places_test).cpu()
+                logits = finite(head(x_test[rows_test]), "linear probe's outputs").cpu()
             size = int((rows_test < tested.size).sum())
-            return head, (right[:size], right[size:])
+            return head, [(of[:size], of[size:]) for of in (places_test.cpu(), logits)]
 
         everything = tuple(range(classes))
-        head, right = fitted(everything)
+        head, found = fitted(everything)
         under = {f"head.{name}": tensor.cpu() for name, tensor in head.state_dict().items()}
-        results.append(TestResult(PROBED, *right, model.tensors(BODY) | under))
-        right_of = {everything: right}  # clients with the same classes share a classifier
+        results.append(TestResult.of_scores(PROBED, *found, tensors=model.tensors(BODY) | under))
+        found_of = {everything: found}  # clients with the same classes share a classifier
         for id in ids:
             own = tuple(counts[id].nonzero()[0].tolist())
             if len(own) > 1:
-                if own not in right_of:
-                    _, right_of[own] = fitted(own)
-                results.append(TestResult(LOCAL, *right_of[own], client=id))
+                if own not in found_of:
+                    _, found_of[own] = fitted(own)
+                local = TestResult.of_scores(LOCAL, *found_of[own], client=id)
+                results.append(replace(local, scores=NO_SCORES, validation_scores=NO_SCORES))
         return results
 
     def _compared_views(self, model: Model) -> Tensor:
@@ -303,22 +324,19 @@ class Evaluator:
         if fault := not_finite(client.model.state_dict()):
             return TestResult(name, fault=fault)
         federation = self.runtime.federation
+        parts = (federation.test(client.id), federation.validate(client.id))
         try:
-            right = self._correct(client, federation.test(client.id), among)
-            validation = (
-                self._correct(client, federation.validate(client.id), among)
-                if federation.validation
-                else NOTHING_TESTED
-            )
-            return TestResult(name, right, validation, saved or {})
+            logits = [self._scores(client.model, samples, among) for samples in parts]
         except NotFinite as error:
             return TestResult(name, fault=str(error))
+        labels = [torch.from_numpy(labels_of(samples)) for samples in parts]
+        return TestResult.of_scores(name, labels, logits, tensors=saved or {})
 
-    def _correct(self, client: Client, samples: Samples, among: Tensor | None) -> Tensor:
-        return correct(client.model, self.runtime.seen(samples).to(self.runtime.device), among).cpu()
+    def _scores(self, model: Model, samples: Samples, among: Tensor | None = None) -> Tensor:
+        return scores(model, self.runtime.seen(samples).to(self.runtime.device), among).cpu()
 
     def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
-        """Test the global model on rows of `Federation.tested`; return the mask of correct predictions, bool.
+        """Test the global model on rows of `Federation.tested`; return its logits, a row of K for each.
 
         Args:
             tensors: Tensors of the global model.
@@ -329,4 +347,4 @@ class Evaluator:
         model.load(tensors)
         assert tested.labels is not None
         part = replace(tested, inputs=tested.inputs[start:stop], labels=tested.labels[start:stop])
-        return correct(model, part.to(self.runtime.device)).cpu()
+        return self._scores(model, part)

@@ -133,7 +133,7 @@ class TaskRunner:
             return Failure.of(error)
 
     def test(self, tensors: Tensors, rows: range | None = None) -> Tensor | Failure:
-        """Test the global model on the pooled test set; return the mask of correct predictions, bool.
+        """Test the global model on the pooled test set; return its logits for the n samples, n×K.
 
         Args:
             tensors: Tensors of the global model.
@@ -179,7 +179,7 @@ class Executor(Protocol):
         """Run tests at several clients, and yield the results."""
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
-        """Test the global model on the pooled test set; return the mask of correct predictions, bool."""
+        """Test the global model on the pooled test set; return its logits for the n samples, n×K."""
 
     def close(self) -> None:
         """Release all resources, even if tasks are still running."""
@@ -202,7 +202,7 @@ class SerialExecutor:
         return ((task.id, self._here.evaluate(task)) for task in tasks)
 
     def test(self, tensors: Tensors) -> Tensor | Failure:
-        """Test the global model on the pooled test set; return the mask of correct predictions, bool."""
+        """Test the global model on the pooled test set; return its logits for the n samples, n×K."""
         return self._here.test(tensors)
 
     def close(self) -> None:

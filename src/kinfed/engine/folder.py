@@ -22,11 +22,11 @@ __all__ = ["CHECKPOINT_VERSION", "MODEL_VERSION", "Checkpoint", "RunFolder", "sa
 
 CHECKPOINT_VERSION = 2
 MODEL_VERSION = 1
-METRICS, SECONDS, ERRORS = "metrics.jsonl", "seconds.jsonl", "errors.log"
+METRICS, SECONDS, ERRORS, CONFUSION = "metrics.jsonl", "seconds.jsonl", "errors.log", "confusion.json"
 
 # Paths of the files that a run writes into its folder; no other file there is ever deleted.
 RUN_FILES = re.compile(
-    r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|(?:summary|so_far)\.json|mlflow_run_id"
+    r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|(?:summary|so_far|confusion)\.json|mlflow_run_id"
     rf"|(?:checkpoints|pictures)/round-\d+\.safetensors|memories/{CLIENT_STATES.pattern}"
     r"|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)|tensorboard/events\.out\.tfevents\.[^/]+"
     r"|vote\.(?:json|png)|report(?:-(?:kinship|vote)-[^/]+)?\.(?:html|png)"
@@ -231,7 +231,15 @@ class RunFolder:
         found = (self.path / "checkpoints").glob("round-*.safetensors")
         return sorted((p for p in found if re.fullmatch(r"round-\d+", p.stem)), key=_round_of, reverse=True)
 
-    # -- pictures and models ------------------------------------------------------------------------------------------
+    # -- confusion matrices, pictures and models -----------------------------------------------------------------------
+
+    def save_confusion(self, cells: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Write the confusion matrix of each client's primary model to ``confusion.json``.
+
+        Args:
+            cells: True class, answer and number of samples of each cell that is not zero, by client.
+        """
+        write_whole(self.path / CONFUSION, json.dumps({"clients": cells}) + "\n")
 
     def save_pictures(self, round: int, pictures: Mapping[str, Picture]) -> None:
         """Write a method's pictures after a round, if there are any, with titles and axes as metadata."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinfed.errors import RunFailed
+from kinfed.learning import MEASURES
 
 __all__ = ["AGREEMENT", "Line", "checked_notes", "is_note", "is_of_evaluation"]
 
@@ -19,17 +20,17 @@ OF_TRAINING = {
 }  # fmt: skip
 AGREEMENT = {"adjusted_rand_index", "pair_auc"}  # of groups or similarities with planted groups
 OF_GROUPS = {"groups", "new_groups", *AGREEMENT}
-OF_EVALUATION = {"global_acc", "untested", "client_acc"}
-ACCURACY = re.compile(r"_acc_(weighted|mean|std|worst_tenth)$")
+OF_EVALUATION = {"untested", "client_acc", "client_measures", *(f"global_{measure}" for measure in ("acc", *MEASURES))}
+OF_CLIENTS = re.compile(rf"_(acc|{'|'.join(MEASURES)})_(weighted|mean|std|worst_tenth)$")
 
 
 def is_of_evaluation(key: str) -> bool:
     """Return True if a key is written by the evaluation after a round.
 
-    >>> is_of_evaluation("personal_acc_mean"), is_of_evaluation("train_loss")
-    (True, False)
+    >>> is_of_evaluation("personal_acc_mean"), is_of_evaluation("global_auroc"), is_of_evaluation("train_loss")
+    (True, True, False)
     """
-    return key in OF_EVALUATION or ACCURACY.search(key) is not None
+    return key in OF_EVALUATION or OF_CLIENTS.search(key) is not None
 
 
 def is_note(key: str) -> bool:

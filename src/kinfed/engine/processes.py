@@ -44,7 +44,8 @@ from kinfed.settings import own_settings
 
 __all__ = ["ProcessExecutor", "WorkersFailed"]
 
-ON_TEST, ON_VALIDATION = "correct", "validation"
+TESTED = ("correct", "validation", "scores", "validation_scores")  # fields of a `TestResult` with tensors
+SCORES = "scores"
 NO_SETUP = -1  # number of the setup in the message of a worker that has just started
 
 
@@ -150,19 +151,19 @@ class ProcessExecutor:
         """Evaluate the global model on the pooled test set, in parallel: each worker tests a part of the n samples.
 
         Returns:
-            Mask of the samples that the model classifies correctly, bool, n; or the first `Failure`.
+            Logits, n×K; or the first `Failure`.
         """
         size = len(self._here.runtime.federation.tested.samples)
         share = max(math.ceil(size / CHUNK / len(self._workers)), 1) * CHUNK
         chunks = [range(start, min(start + share, size)) for start in range(0, max(size, 1), share)]
         jobs = (_Job("test", self._exchange.post(Message(tensors)), rows=rows) for rows in chunks)
-        correct: dict[range, Tensor | Failure] = {}
+        scores: dict[range, Tensor | Failure] = {}
         for job, answer in self._answers(jobs):
             # If a worker is lost, this process does its part.
             lost = isinstance(answer, Failure)
-            correct[job.rows] = self._here.test(tensors, job.rows) if lost else take(answer).tensors[ON_TEST]
-        failure = next((part for part in correct.values() if isinstance(part, Failure)), None)
-        return failure or torch.cat([correct[rows] for rows in chunks])  # type: ignore[misc]
+            scores[job.rows] = self._here.test(tensors, job.rows) if lost else take(answer).tensors[SCORES]
+        failure = next((part for part in scores.values() if isinstance(part, Failure)), None)
+        return failure or torch.cat([scores[rows] for rows in chunks])  # type: ignore[misc]
 
     def close(self) -> None:
         """End the processes, even if they are busy, and remove the exchange folder."""
@@ -352,7 +353,7 @@ def _unpacked(parcel: Parcel, words: _Words) -> list[TestResult]:
         at, _, name = path.partition("/")
         of_results[int(at)][name] = tensor
     return [
-        TestResult(name, own.pop(ON_TEST), own.pop(ON_VALIDATION), own, fault, client)
+        TestResult(name, **{field: own.pop(field) for field in TESTED}, tensors=own, fault=fault, client=client)
         for (name, fault, client), own in zip(words, of_results, strict=True)
     ]
 
@@ -360,10 +361,9 @@ def _unpacked(parcel: Parcel, words: _Words) -> list[TestResult]:
 def _packed(results: list[TestResult], path: Path) -> tuple[Parcel, _Words]:
     """Pack results: their tensors in a parcel, and their other fields."""
     tensors = {f"{at}/{name}": t for at, result in enumerate(results) for name, t in result.tensors.items()}
-    correct = {f"{at}/{ON_TEST}": result.correct for at, result in enumerate(results)}
-    correct |= {f"{at}/{ON_VALIDATION}": result.validation for at, result in enumerate(results)}
+    tested = {f"{at}/{field}": getattr(result, field) for at, result in enumerate(results) for field in TESTED}
     words = [(result.name, result.fault, result.client) for result in results]
-    return post(Message(tensors | correct), path), words
+    return post(Message(tensors | tested), path), words
 
 
 # -- in a worker process ----------------------------------------------------------------------------------------------
@@ -406,8 +406,8 @@ def _do(here: TaskRunner, job: _Job, answer: Path) -> Any:
     try:
         message = Message(_tensors(job.parcel.path), job.parcel.numbers)
         if job.kind == "test":
-            correct = here.test(message.tensors, job.rows)
-            return correct if isinstance(correct, Failure) else post(Message({ON_TEST: correct}), answer)
+            scores = here.test(message.tensors, job.rows)
+            return scores if isinstance(scores, Failure) else post(Message({SCORES: scores}), answer)
         task = Task(job.id, job.round, message, job.stored, job.test, job.final)
         if job.kind == "evaluate":
             results = here.evaluate(task)

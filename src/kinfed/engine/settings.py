@@ -40,6 +40,8 @@ class RoundSettings:
         knn_every: Rounds between two evaluations by nearest neighbours for methods without labels, the only ones before
             the last round; 0 for none.
         probed: Number of training images for linear probes and nearest neighbours; None for all.
+        measure: Measure by which the run is judged. ``"auroc"`` is computed in every evaluation if it is this one, else
+            only after the last round.
     """
 
     rounds: int
@@ -57,6 +59,7 @@ class RoundSettings:
     linear_probe: bool | None = None
     knn_every: int = 10
     probed: int | None = None
+    measure: str = "accuracy"
 
     def training_in(self, round: int) -> LocalTraining:
         """Settings of local training in one round, with its learning rate."""

@@ -6,21 +6,28 @@ from collections.abc import Sequence
 
 from kinfed.engine.lines import Line
 
-__all__ = ["VALIDATION", "ends_early", "has_arrived", "out_of_patience", "validation_accuracy"]
+__all__ = ["VALIDATION", "ends_early", "has_arrived", "out_of_patience", "validation_score"]
 
 VALIDATION = "validation_"  # prefix of the names of accuracies on validation samples
 
 
-def validation_accuracy(line: Line) -> float | None:
-    """Return the accuracy on which choices rest, of a line of ``metrics.jsonl``; None if it was not measured.
+def validation_score(line: Line, measure: str = "accuracy") -> float | None:
+    """Return the measure on which choices rest, of a line of ``metrics.jsonl``; None if it was not measured.
 
-    It is the mean accuracy of the clients' primary models on their validation samples, weighted by their number.
-    Methods that read no labels have it only after the last round; theirs is that of nearest neighbours in all rounds.
+    It is the mean over the clients of that of their primary models on their validation samples, weighted by their
+    number. Methods that read no labels have it only after the last round; theirs is the accuracy of nearest neighbours
+    in all rounds.
 
-    >>> validation_accuracy({"round": 3, "validation_personal_acc_weighted": 0.5})
+    >>> validation_score({"round": 3, "validation_personal_acc_weighted": 0.5})
     0.5
+
+    Args:
+        line: The line.
+        measure: Name of the measure, such as ``macro_f1``.
     """
-    names = (f"{VALIDATION}{name}_acc_weighted" for name in ("knn", "personal"))
+    names = [f"{VALIDATION}personal_{measure}_weighted"]
+    if measure == "accuracy":
+        names = [f"{VALIDATION}{name}_acc_weighted" for name in ("knn", "personal")]
     return next((line[name] for name in names if line.get(name) is not None), None)
 
 
@@ -35,9 +42,7 @@ def out_of_patience(lines: Sequence[Line], patience: int | None) -> bool:
         lines: Lines of ``metrics.jsonl`` up to the present round.
         patience: Number of rounds without a better accuracy after which a run ends; None for no early end.
     """
-    scores: dict[int, float] = {
-        line["round"]: score for line in lines if (score := validation_accuracy(line)) is not None
-    }
+    scores: dict[int, float] = {line["round"]: score for line in lines if (score := validation_score(line)) is not None}
     if patience is None or not scores:
         return False
     present: int = lines[-1]["round"]

@@ -119,6 +119,7 @@ def runtime_of(config: Config) -> ClientRuntime:
         linear_probe=config.linear_probe,
         knn_every=config.knn_every,
         probed=config.linear_probe_images,
+        measure=config.measure,
     )
     architectures = _architectures([share for _, share in shares], len(federation))
     return ClientRuntime(

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from kinfed.data.partitions.saved import Saved
     from kinfed.methods import Method
 
-__all__ = ["EXECUTION", "FEWEST_PUBLIC", "OF_TRAINING", "USUAL_LR", "Config", "as_tuple", "model_shares"]
+__all__ = ["EXECUTION", "FEWEST_PUBLIC", "OF_TRAINING", "USUAL_LR", "Config", "Measure", "as_tuple", "model_shares"]
+
+Measure = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc"]
 
 CLIENTS = 20  # default number of clients, unless the data define them
 BY_DATA = ("by", "folders")  # partitions whose clients are those of the data
@@ -47,9 +49,10 @@ FEWEST_PUBLIC = 4  # smallest number of public images; similarities on fewer are
 
 # Fields that do not influence the results, so that they may change when a run is resumed. The device influences only
 # rounding. The target is applied to the results: another one needs no training. The folder of the source models may
-# change, since federation.json records which models they are.
+# change, since federation.json records which models they are. The measure only says by which results a run is judged.
 EXECUTION = {
     "workers", "client_timeout", "checkpoint_every", "save_local", "seeds", "log", "device", "target_acc", "sources",
+    "measure",
 }  # fmt: skip
 
 # Fields that say how the data set is read.
@@ -243,6 +246,9 @@ class Config(BaseModel):
         le=1,
         description="accuracy of the global model on the pooled test set at which a run ends early; it looks at the "
         "test set, so that its last accuracy is no fair one",
+    )
+    measure: Measure = Field(
+        "accuracy", description="measure by which methods are compared and settings are chosen, on the clients' samples"
     )
     checkpoint_every: int = Field(10, ge=1, description="number of rounds between two checkpoints")
     save_local: bool = Field(

@@ -26,7 +26,7 @@ __all__ = ["extend"]
 CHECKPOINTS = re.compile(r"checkpoints/round-\d+\.safetensors")
 PICTURES = re.compile(r"pictures/round-\d+\.safetensors")
 # The files that are written after the last round.
-ENDED = re.compile(r"summary\.json|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)")
+ENDED = re.compile(r"(?:summary|confusion)\.json|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)")
 
 
 @own_settings()

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 
-from kinfed.experiment.config import Config
+from kinfed.experiment.config import Config, Measure
 
 if TYPE_CHECKING:
     from kinfed.data import Dataset, Federation
     from kinfed.learning import LocalTraining
 
-__all__ = ["ADVICE_DEFAULTS", "TUNING_DEFAULTS", "Fields", "with_fields"]
+__all__ = ["ADVICE_DEFAULTS", "TUNING_DEFAULTS", "Fields", "JudgedFields", "with_fields"]
 
 TUNING_DEFAULTS = {"validation": 0.2, "seeds": 3}  # defaults of a tuning that are not those of a run
 ADVICE_DEFAULTS = {
@@ -92,10 +92,17 @@ class Fields(TypedDict, total=False):
     config: str | Path | None
 
 
-def with_fields(**defaults: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function so that its signature names each of `Fields` with its default, instead of ``**fields``.
+class JudgedFields(Fields, total=False):
+    """The fields of an experiment whose results are judged by a measure."""
+
+    measure: Measure
+
+
+def with_fields(kind: type = Fields, /, **defaults: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function so that its signature names each field with its default, instead of ``**fields``.
 
     Args:
+        kind: `Fields` or `JudgedFields`.
         **defaults: Defaults of fields where they are not those of `Config`.
     """
 
@@ -106,9 +113,9 @@ def with_fields(**defaults: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=_default(name, defaults),
-                annotation=getattr(kind, "__forward_arg__", kind),
+                annotation=getattr(annotation, "__forward_arg__", annotation),
             )
-            for name, kind in Fields.__annotations__.items()
+            for name, annotation in kind.__annotations__.items()
             if name not in {p.name for p in own}
         ]
         function.__signature__ = inspect.Signature([*own, *shown])  # type: ignore[attr-defined]

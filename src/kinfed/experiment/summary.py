@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinfed.engine import ClientRuntime
+from kinfed.engine.lines import is_of_evaluation
 from kinfed.engine.stopping import VALIDATION
 from kinfed.experiment.config import Config
 from kinfed.experiment.participation import never_trained, of_trained
@@ -87,7 +88,11 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
 def _metrics(runtime: ClientRuntime, lines: Lines, never: Sequence[int]) -> dict[str, float | None]:
     """Return the accuracies of a summary by name; ``never`` are the numbers of the clients that never trained."""
     always = [f"{name}_{quantity}" for name in ("personal", "fine_tuned") for quantity in SPREAD]
-    spreads = {name: value for name, value in lines[-1].items() if name.endswith(SPREAD)}
+    spreads = {
+        name: value
+        for name, value in lines[-1].items()
+        if is_of_evaluation(name) and (value is None or isinstance(value, float))
+    }
     metrics: dict[str, float | None] = dict.fromkeys(always) | spreads
     metrics["global_acc"] = lines[-1]["global_acc"]
     sizes = [len(rows) for rows in runtime.federation.partition.test]

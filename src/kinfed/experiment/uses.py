@@ -18,8 +18,8 @@ from kinfed.methods import METHODS, Method
 from kinfed.models import Model
 
 __all__ = [
-    "NO_SETTING", "OF_CLIENTS", "OF_METHODS", "Use", "overruled", "refuse_idle", "refuse_idle_in", "refuse_unlabelled",
-    "refuse_without_labels",
+    "NO_SETTING", "OF_CLIENTS", "OF_METHODS", "OF_VERDICTS", "Use", "overruled", "refuse_idle", "refuse_idle_in",
+    "refuse_unlabelled", "refuse_without_labels",
 ]  # fmt: skip
 
 
@@ -143,6 +143,11 @@ OF_METHODS: dict[str, Use] = {
 OF_LABELS: dict[str, Any] = {"classes": None, "validation": 0.0, "new_clients": 0, "hold_out": None}
 # Fields that are read only if there are labels to test with: of the clients' samples, or of the field ``labelled``.
 OF_TESTS: dict[str, Any] = {"linear_probe": None, "linear_probe_images": None, "target_acc": None, "stop_acc": None}
+
+# What no command reads that compares nothing by itself.
+OF_VERDICTS: dict[str, Use] = {
+    "measure": Use("run, compare, tune, advise and report", lambda *_: False, off="accuracy"),
+}
 
 # Fields that are not part of an experiment's setting: execution, seeds, and rounds between evaluations.
 NO_SETTING = {*EXECUTION, "seed", "evaluate_every", "knn_every"}

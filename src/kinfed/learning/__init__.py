@@ -10,8 +10,10 @@ from kinfed.learning.evaluation import (
     over_clients,
     pair_auc,
     rank_correlation,
+    scores,
 )
 from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
+from kinfed.learning.measures import MEASURES, Answers, confusion, measures
 from kinfed.learning.phases import Batch, LocalTraining, Optimizer, Phase
 from kinfed.learning.representation import knn, linear_probe, own_view_nearer
 from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
@@ -20,7 +22,9 @@ from kinfed.learning.views import check_viewable, one_view, two_views, unnormali
 
 __all__ = [
     "COLLAPSED",
+    "MEASURES",
     "AfterStep",
+    "Answers",
     "Batch",
     "BeforeStep",
     "LocalTraining",
@@ -35,6 +39,7 @@ __all__ = [
     "byol_loss",
     "check_viewable",
     "class_overlap",
+    "confusion",
     "correct",
     "cross_entropy",
     "features",
@@ -45,11 +50,13 @@ __all__ = [
     "knn",
     "linear_probe",
     "losses",
+    "measures",
     "one_view",
     "over_clients",
     "own_view_nearer",
     "pair_auc",
     "rank_correlation",
+    "scores",
     "simsiam_loss",
     "spread",
     "train",

@@ -20,7 +20,7 @@ from kinfed.models import Model
 
 __all__ = [
     "NotFinite", "adjusted_rand_index", "class_overlap", "correct", "finite", "losses", "over_clients", "pair_auc",
-    "rank_correlation",
+    "rank_correlation", "scores",
 ]  # fmt: skip
 
 RAREST = 1e-9  # smallest frequency of a class that a model is taken to believe in
@@ -49,25 +49,36 @@ def finite(outputs: Tensor, what: str) -> Tensor:
     return outputs
 
 
-def correct(model: Model, samples: Samples, among: Tensor | None = None) -> Tensor:
+def scores(model: Model, samples: Samples, among: Tensor | None = None) -> Tensor:
+    """Compute the logits of a model for n samples, n×K; the class with the highest one is its answer.
+
+    Args:
+        model: Model to test; it is left in evaluation mode.
+        samples: n samples on the model's device.
+        among: Mask of the classes that the answer is limited to, bool, K, on the same device; None for all. The logits
+            of the others are -inf.
+
+    Raises:
+        NotFinite: If the model's outputs are not finite.
+    """
+    if not len(samples):
+        return torch.zeros(0, model.head.out_features)
+    logits = finite(features(model, samples, "head"), "outputs")
+    return logits if among is None else logits.masked_fill(~among, -torch.inf)
+
+
+def correct(model: Model, samples: Samples) -> Tensor:
     """Classify n labelled samples and return n booleans, True where the prediction is correct.
 
     Args:
         model: Model to test; it is left in evaluation mode.
         samples: n samples on the model's device.
-        among: Mask of the classes that the answer is limited to, bool, K, on the same device; None for all. A sample
-            of another class counts as wrong.
 
     Raises:
         NotFinite: If the model's outputs are not finite.
     """
     assert samples.labels is not None
-    if not len(samples):
-        return torch.zeros(0, dtype=torch.bool)
-    logits = finite(features(model, samples, "head"), "outputs")
-    if among is not None:
-        logits = logits.masked_fill(~among, -torch.inf)
-    return logits.argmax(dim=1) == samples.labels
+    return scores(model, samples).argmax(dim=1) == samples.labels
 
 
 def losses(model: Model, samples: Samples, frequencies: Tensor | None = None) -> Tensor:
@@ -89,12 +100,15 @@ def losses(model: Model, samples: Samples, frequencies: Tensor | None = None) ->
     return functional.cross_entropy(logits, samples.labels, reduction="none")
 
 
-def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> dict[str, float | None]:
+def over_clients(
+    accuracies: Sequence[float | None], sizes: Sequence[int], name: str = "acc"
+) -> dict[str, float | None]:
     """Compute the means and the standard deviation of the clients' accuracies, without clients that have none.
 
     Args:
-        accuracies: Accuracy of each client in [0, 1], or None without test samples.
+        accuracies: Accuracy, or another measure, of each client in [0, 1]; None without one.
         sizes: Number of test samples of each client.
+        name: Name of the measure, with which the names of the results begin.
 
     Returns:
         ``acc_weighted``, the mean weighted by test samples; ``acc_mean``, the mean over clients; ``acc_std``, the
@@ -107,16 +121,16 @@ def over_clients(accuracies: Sequence[float | None], sizes: Sequence[int]) -> di
     """
     tested = [(a, n) for a, n in zip(accuracies, sizes, strict=True) if a is not None]
     if not tested:
-        return dict.fromkeys(("acc_weighted", "acc_mean", "acc_std", "acc_worst_tenth"))
+        return dict.fromkeys(f"{name}_{quantity}" for quantity in ("weighted", "mean", "std", "worst_tenth"))
     ordered = sorted(a for a, _ in tested)
     mean = math.fsum(ordered) / len(ordered)
     worst = ordered[: max(1, len(ordered) // 10)]
     samples = sum(n for _, n in tested)
     return {
-        "acc_weighted": math.fsum(a * n for a, n in tested) / samples if samples else None,
-        "acc_mean": mean,
-        "acc_std": math.sqrt(math.fsum((a - mean) ** 2 for a in ordered) / len(ordered)),
-        "acc_worst_tenth": math.fsum(worst) / len(worst),
+        f"{name}_weighted": math.fsum(a * n for a, n in tested) / samples if samples else None,
+        f"{name}_mean": mean,
+        f"{name}_std": math.sqrt(math.fsum((a - mean) ** 2 for a in ordered) / len(ordered)),
+        f"{name}_worst_tenth": math.fsum(worst) / len(worst),
     }
 
 

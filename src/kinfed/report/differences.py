@@ -12,7 +12,7 @@ from kinfed.errors import InputError
 from kinfed.report.folders import Run
 from kinfed.report.rows import ceilings, in_rows, is_supervised
 from kinfed.report.statistics import LEVEL, Measured, PairedDifference, compare, holm, wilcoxon
-from kinfed.report.table import COLUMNS, Cell, Table
+from kinfed.report.table import Cell, Table, columns_of
 
 __all__ = ["DIFFERENCES", "Difference", "compared", "difference_frame", "difference_table", "differences"]
 
@@ -42,13 +42,13 @@ class Difference:
 
 
 def compared(runs: Sequence[Run]) -> dict[str, Measured]:
-    """Return the accuracies by which methods are compared, by name of the row.
+    """Return the accuracies, or the values of another measure, by which methods are compared, by name of the row.
 
     They are those on the clients' own test samples. If any method learns without labels, they are linear probes, since
     the own test accuracy of such a method is that of a classifier fitted to the labels of all clients.
     """
     heading = "own test" if all(map(is_supervised, runs)) else "linear probe"
-    (column,) = (column for column in COLUMNS if column.heading == heading)
+    (column,) = (column for column in columns_of(runs[0].measure) if column.heading == heading)
     found = {row: column.of(group) for row, group in in_rows(runs).items()}
     return {row: measured for row, measured in found.items() if measured is not None}
 

@@ -18,6 +18,7 @@ from plotly.subplots import make_subplots
 from kinfed.experiment.targets import as_text, targets
 from kinfed.report.folders import Run
 from kinfed.report.matrices import LABELLED, draw_matrix
+from kinfed.report.measures import WORDS
 from kinfed.report.names import hypertext, labels
 from kinfed.report.picture import picture
 from kinfed.report.rows import in_rows
@@ -51,11 +52,13 @@ def mean_series(group: Sequence[Run], name: str) -> tuple[list[int], NDArray[np.
 def _curve(group: Sequence[Run]) -> str:
     """Return the name of the curve by round.
 
-    It is the accuracy on own test samples; for methods that learn without labels, that of nearest neighbours; without
-    any labels, the comparison of views.
+    It is the measure on own test samples; for methods that learn without labels, the accuracy of nearest neighbours;
+    without any labels, the comparison of views.
     """
     if any(run.untested for run in group):
         return "views_acc_mean"
+    if group[0].measure != "accuracy":
+        return f"personal_{group[0].measure}_weighted"
     unlabelled = all(not run.summary.get("supervised", True) for run in group)
     told = unlabelled and all(run.series("knn_acc_mean")[0] for run in group)
     return "knn_acc_mean" if told else "personal_acc_weighted"
@@ -65,6 +68,8 @@ def _curve_title(grouped: Mapping[str, Sequence[Run]]) -> str:
     kinds = {_curve(group) for group in grouped.values()}
     if "views_acc_mean" in kinds:
         return "How often an image's other view is nearer (0.5: chance)"
+    if (by := next(iter(grouped.values()))[0].measure) != "accuracy":
+        return f"{WORDS[by][0].upper()}{WORDS[by][1:]} on own test samples"
     if len(kinds) > 1:
         return "Accuracy (methods without labels: nearest neighbours)"
     return "Accuracy on own test samples" if "personal_acc_weighted" in kinds else "Accuracy of nearest neighbours"
@@ -182,19 +187,19 @@ def _add_groups(figure: go.Figure, groups: Sequence[int]) -> None:
 
 
 def clients(runs: Sequence[Run]) -> go.Figure:
-    """Draw the own-test accuracy of every client by method; a point is a client, the box holds the middle half."""
+    """Draw the measure of every client on its own test samples; a point is a client, the box holds the middle half."""
     grouped = in_rows(runs)
     colour, names = colours([*grouped]), _names(grouped)
     figure = go.Figure()
     for method, group in grouped.items():
-        accuracies = np.concatenate([run.client_accuracies() for run in group])
+        values = np.concatenate([run.client_values() for run in group])
         points = [
             f"client {hypertext(label)}, seed {run.summary['seed']}"
             for run in group
-            for label, _ in zip(run.client_labels, run.client_accuracies(), strict=False)
+            for label, _ in zip(run.client_labels, run.client_values(), strict=False)
         ]
         figure.add_box(
-            y=accuracies,
+            y=values,
             name=names[method],
             text=points,
             boxpoints="all",
@@ -206,7 +211,7 @@ def clients(runs: Sequence[Run]) -> go.Figure:
             hovertemplate="%{text}: %{y:.3f}<extra>%{fullData.name}</extra>",
             showlegend=False,
         )
-    figure.update_yaxes(title_text="accuracy on own test samples", range=[-0.02, 1.04])
+    figure.update_yaxes(title_text=f"{WORDS[runs[0].measure]} on own test samples", range=[-0.02, 1.04])
     return styled(figure, height=420)
 
 
@@ -293,18 +298,19 @@ def _draw_clients(grouped: Mapping[str, Sequence[Run]], axes: Axes) -> None:
     """Draw the own test accuracy of every client by row."""
     colour, rng = colours([*grouped]), np.random.default_rng(0)
     for i, (method, group) in enumerate(grouped.items()):
-        accuracies = np.concatenate([run.client_accuracies() for run in group])
+        values = np.concatenate([run.client_values() for run in group])
         axes.scatter(
-            i + rng.uniform(-0.18, 0.18, len(accuracies)),
-            accuracies,
+            i + rng.uniform(-0.18, 0.18, len(values)),
+            values,
             s=18,
             color=colour[method],
             alpha=0.7,
             linewidth=0,
         )
-        if not np.isnan(accuracies).all():
-            axes.hlines(np.nanmean(accuracies), i - 0.3, i + 0.3, color=colour[method], linewidth=2)
-    axes.set(title="Own test accuracy of each client\nafter the last round (line: mean)", ylim=(-0.02, 1.04))
+        if not np.isnan(values).all():
+            axes.hlines(np.nanmean(values), i - 0.3, i + 0.3, color=colour[method], linewidth=2)
+    what = WORDS[next(iter(grouped.values()))[0].measure]
+    axes.set(title=f"Own test {what} of each client\nafter the last round (line: mean)", ylim=(-0.02, 1.04))
     axes.set_xticks(range(len(grouped)), labels(grouped, ROW), rotation=20)
     axes.grid(alpha=0.25, axis="y")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from kinfed.errors import InputError
+from kinfed.errors import InputError, check_choice
 from kinfed.files import read_json, read_json_lines
 from kinfed.labels import folder_name
 from kinfed.methods import Picture
 from kinfed.models import read_tensors
+from kinfed.report.measures import WORDS
 from kinfed.report.names import labels
 
 __all__ = ["Run", "read_runs"]
@@ -39,6 +40,9 @@ class Run:
             test samples of each client, and the groups of a planted shift; of data without labels, the training samples
             of each client, and the labelled data on which representations are tested.
         pictured: Pictures of each round that has any, by name.
+        confusion: Contents of ``confusion.json``: true class, answer and number of samples of each cell that is not
+            zero, by client; empty for an unfinished run, and for one of a version without it.
+        measure: Measure by which the run is compared with others.
     """
 
     path: Path
@@ -47,6 +51,8 @@ class Run:
     lines: list[dict[str, Any]]
     federation: dict[str, Any]
     pictured: dict[int, dict[str, Picture]]
+    confusion: list[list[list[int]]] = field(default_factory=list)
+    measure: str = "accuracy"
 
     @property
     def pictures(self) -> dict[str, Picture]:
@@ -94,9 +100,21 @@ class Run:
         told = [(line["round"], line[name]) for line in self.lines if line.get(name) is not None]
         return [r for r, _ in told], [v for _, v in told]
 
+    def of_clients(self, name: str) -> list[float | None]:
+        """Return what ``client_acc`` or ``client_measures`` has under a name after the last round, by client."""
+        line = self.lines[-1]
+        told: list[float | None] = (line["client_acc"] | line.get("client_measures", {})).get(name, [])
+        return told
+
     def client_accuracies(self) -> NDArray[np.float64]:
         """Return the accuracy of each client's primary model after the last round; NaN without test samples."""
-        return np.array([np.nan if a is None else a for a in self.lines[-1]["client_acc"].get("personal", [])])
+        return np.array([np.nan if a is None else a for a in self.of_clients("personal")])
+
+    def client_values(self) -> NDArray[np.float64]:
+        """Return the measure of each client's primary model after the last round; NaN where there is none."""
+        if self.measure == "accuracy":
+            return self.client_accuracies()
+        return np.array([np.nan if value is None else value for value in self.of_clients(f"personal_{self.measure}")])
 
 
 class _Told(BaseModel):
@@ -143,6 +161,7 @@ class _Line(_Told):
     clients: list[int]
     refused: dict[str, str]
     client_acc: dict[str, list[float | None]]
+    client_measures: dict[str, list[float | None]] = {}
     down_bytes: int
     up_bytes: int
 
@@ -165,6 +184,10 @@ class _Federation(_Told):
     remarks: list[str] = []
 
 
+class _Confusion(_Told):
+    clients: list[list[Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=3)]]]
+
+
 class _Words(BaseModel):
     """The words of a picture (`kinfed.methods.Picture.words`)."""
 
@@ -181,13 +204,21 @@ class _Named(_Told):
     seed: int
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
+def read_runs(paths: Sequence[Path], measure: str | None = None) -> list[Run]:
     """Read runs from run folders and from comparison folders, in the order of the comparison.
 
+    Args:
+        paths: The folders.
+        measure: Measure by which the runs are compared; that of the first run's config if not given.
+
     Raises:
-        InputError: If a folder holds no run or a run without results, or a file is damaged.
+        InputError: If there is no such measure, a folder holds no run or a run without results, or a file is damaged.
     """
-    return [_read(folder) for path in paths for folder in _folders(path)]
+    if measure is not None:
+        check_choice("measure", measure, [*WORDS])
+    runs = [_read(folder) for path in paths for folder in _folders(path)]
+    by = measure or (runs[0].config.get("measure", "accuracy") if runs else "accuracy")
+    return [replace(run, measure=by) for run in runs]
 
 
 def _folders(path: Path) -> list[Path]:
@@ -226,7 +257,19 @@ def _read(path: Path) -> Run:
         lines,
         federation,
         _pictured(path / "pictures", summary["data"]["clients"]),
+        _confusion(path / "confusion.json", federation) if finished else [],
     )
+
+
+def _confusion(path: Path, federation: dict[str, Any]) -> list[list[list[int]]]:
+    """Read the confusion matrices of the clients; empty if the run has none."""
+    if not path.is_file():
+        return []
+    told: list[list[list[int]]] = _checked(TypeAdapter(_Confusion), read_json(path), path)["clients"]
+    classes, clients = len(federation["classes"]), len(federation["train"])
+    if len(told) != clients or any(of >= classes for cells in told for cell in cells for of in cell[:2]):
+        raise InputError(f"{path}: is damaged: the run has {clients} clients and {classes} classes")
+    return told
 
 
 def _checked(adapter: TypeAdapter[Any], value: Any, path: Path) -> Any:

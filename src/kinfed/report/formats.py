@@ -54,31 +54,33 @@ def _latex(shown: Table) -> str:
 FORMATS: dict[str, Callable[[Table], str]] = {"csv": _csv, "json": _json, "markdown": _markdown, "latex": _latex}
 
 
-def formatted(paths: Sequence[Path], form: str) -> str:
+def formatted(paths: Sequence[Path], form: str, measure: str | None = None) -> str:
     """Return the table of some runs in a format.
 
     Args:
         paths: Run folders and comparison folders.
         form: One of `FORMATS`.
+        measure: Measure by which methods are compared; None for that of the runs.
 
     Raises:
         InputError: If a folder holds no run with results.
     """
-    return FORMATS[form](table(read_runs(paths)))
+    return FORMATS[form](table(read_runs(paths, measure)))
 
 
-def write_formatted(paths: Sequence[Path], form: str, out: Path) -> None:
+def write_formatted(paths: Sequence[Path], form: str, out: Path, measure: str | None = None) -> None:
     """Write the table of some runs to a file.
 
     Args:
         paths: Run folders and comparison folders.
         form: One of `FORMATS`.
         out: The file.
+        measure: As in `formatted`.
 
     Raises:
         InputError: If a folder holds no run with results, or the file cannot be written.
     """
-    told = formatted(paths, form)
+    told = formatted(paths, form, measure)
     with output(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, told)

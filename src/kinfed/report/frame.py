@@ -7,16 +7,18 @@ from typing import Any
 
 import pandas as pd
 
+from kinfed.learning import MEASURES
 from kinfed.report.folders import Run
 
 __all__ = ["frame"]
 
 FIRST = ("method", "seed", "round", "client", "name", "train", "test", "accuracy")
+OF_GLOBAL = tuple(f"global_{measure}" for measure in MEASURES)
 RENAMED = {"personal": "accuracy"}
 
 
 def frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return the accuracies of every client in every evaluated round.
+    """Return the accuracies and the other measures of every client in every evaluated round.
 
     Args:
         runs: Runs of one or more methods and seeds.
@@ -36,6 +38,7 @@ def _rows(run: Run, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if not told:
         return
     counts = run.samples
+    told = told | {name.removeprefix("personal_"): of for name, of in line.get("client_measures", {}).items()}
     old = {RENAMED.get(name, name): values for name, values in told.items() if not name.startswith("new_")}
     new = {name: values for name, values in told.items() if name.startswith("new_")}
     groups, new_groups = line.get("groups"), line.get("new_groups")
@@ -49,6 +52,7 @@ def _rows(run: Run, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "test": run.federation["test"][id],
             **{name: values[id] for name, values in old.items()},
             "global_acc": line["global_acc"],
+            **{name: line[name] for name in OF_GLOBAL if name in line},
             **({"group": groups[id]} if groups else {}),
         }
     for i in range(len(next(iter(new.values()), ()))):

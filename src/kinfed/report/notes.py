@@ -11,6 +11,7 @@ import numpy as np
 from kinfed.engine.stopping import has_arrived
 from kinfed.experiment.targets import as_text, targets
 from kinfed.report.folders import Run
+from kinfed.report.measures import WORDS
 from kinfed.report.names import labels
 from kinfed.report.reached import reaches_of, speed_ups
 from kinfed.report.rows import in_rows, is_supervised, planned_rounds, seeds_of
@@ -49,6 +50,7 @@ def _of_comparison(runs: Sequence[Run]) -> Iterator[str]:
             "No labels: none of these numbers says what a model is good for. A low loss or a large spread makes no "
             "good representation; test it with labelled data of the same kind: --labelled PATH."
         )
+    yield from _of_measure(runs)
     if len({is_supervised(run) for run in runs}) > 1:
         yield (
             "The own test accuracy of methods without labels is that of a classifier on their representations, "
@@ -103,6 +105,26 @@ def _of_run(run: Run) -> Iterator[str]:
     yield from s.get("start", ())
     yield from _of_vote(run)
     yield from filter(None, (_of_participation(run), _of_loss(run)))
+
+
+def _of_measure(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield notes on runs without the measure by which methods are compared, and on clients without it."""
+    by = runs[0].measure
+    if by == "accuracy":
+        return
+    key = f"personal_{by}_weighted"
+    rows = in_rows(runs)
+    lacking = [row for row, group in rows.items() if any(key not in run.summary["metrics"] for run in group)]
+    if lacking:
+        of = ", ".join(lacking)
+        yield f"{WORDS[by]} was not measured in the runs of {of}: an older version of kinfed made them."
+    tested = [run.client_values()[~np.isnan(run.client_accuracies())] for run in runs if len(run.client_values())]
+    values = np.concatenate(tested) if tested else np.empty(0)
+    if missing := int(np.isnan(values).sum()):
+        yield (
+            f"{WORDS[by]} is not defined where the test samples are of one class, for {missing} of {len(values)} "
+            "clients of all runs; the means are over the others."
+        )
 
 
 def _of_classes(run: Run) -> list[str]:

@@ -16,10 +16,12 @@ from kinfed.files import output, write_whole
 from kinfed.report import figures
 from kinfed.report.advice import Advised, read_advice
 from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_table, voted, votes
+from kinfed.report.confusion import CONFUSION, confusion_figure
 from kinfed.report.differences import DIFFERENCES, difference_table
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.kinship import kinship, save_kinship
 from kinfed.report.matrices import last_round, matrix_figure, shows_kinship
+from kinfed.report.measures import WORDS
 from kinfed.report.notes import notes
 from kinfed.report.reached import target_table
 from kinfed.report.round_notes import note_curves, note_table
@@ -56,7 +58,7 @@ summary { cursor: pointer; }
 """
 
 
-def write_report(paths: Sequence[Path], out: Path) -> Path:
+def write_report(paths: Sequence[Path], out: Path, measure: str | None = None) -> Path:
     """Write the page, and PNG pictures beside it.
 
     The picture of all runs has the page's name with ``.png``. The pictures of one run, of kinship and of the vote, end
@@ -65,6 +67,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     Args:
         paths: Folders of runs or comparisons.
         out: File of the page.
+        measure: Measure by which the runs are compared (see `read_runs`).
 
     Returns:
         ``out``.
@@ -72,7 +75,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     Raises:
         InputError: If a folder holds no run with results, or the page cannot be written.
     """
-    runs = read_runs(paths)
+    runs = read_runs(paths, measure)
     with output(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         tuned = [of for path in paths if (of := read_tuning(path))]
@@ -97,15 +100,16 @@ def as_html(runs: Sequence[Run]) -> str:
 def _page(runs: Sequence[Run], tuned: Sequence[Tuned] = (), advised: Sequence[Advised] = ()) -> str:
     title = f"kinfed: {', '.join(in_rows(runs))} on {runs[0].summary['data']['name']}"
     sections = [
-        _section("Round by round" if runs[0].untested else "Accuracy by round",
+        _section("Round by round" if runs[0].untested else f"{_capital(WORDS[runs[0].measure])} by round",
                  f"Click a name to hide it; hover for values.{_neighbours(runs)}", figures.curves(runs)),
         "" if runs[0].unlabelled else
         _section("Every client", "Each point is one client. Look at the lowest clients as well as at the middle.",
                  figures.clients(runs)),
+        _confusion(runs),
         _section("Data of the clients", _held(runs[0]), figures.partition(runs[0])),
         _section("Cost", "Payload of all messages, and seconds by task.", figures.cost(runs)),
     ]  # fmt: skip
-    sections[2:2] = [
+    sections[3:3] = [
         section
         for row, group in in_rows(runs).items()
         for section in (*_pictures(row, group[0]), *_round_notes(row, group))
@@ -156,6 +160,10 @@ def document(title: str, body: str) -> str:
 """
 
 
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
 def _text(text: str) -> str:
     """Escape text for HTML, including control characters."""
     return html.escape(plain(text))
@@ -182,6 +190,8 @@ def _neighbours(runs: Sequence[Run]) -> str:
         )
     if all(run.summary.get("supervised", True) for run in runs):
         return ""
+    if runs[0].measure != "accuracy":
+        return " Methods without labels are measured after the last round only, with a linear probe."
     return (
         " Methods without labels have no accuracy before a linear probe is fitted after the last round; until then, "
         "the curve shows that of a nearest-neighbour classifier on the representation, on the whole test set."
@@ -194,6 +204,12 @@ def _differences(runs: Sequence[Run]) -> str:
     if not content.rows:
         return ""
     return f'<h2>Differences</h2><p class="caption">{_text(DIFFERENCES)}</p>{_table(content)}'
+
+
+def _confusion(runs: Sequence[Run]) -> str:
+    """Return the section with the confusion matrices; empty if there are none."""
+    figure = confusion_figure(runs)
+    return "" if figure is None else _section("Confusion matrix", CONFUSION, figure)
 
 
 def _advice(advised: Advised) -> str:

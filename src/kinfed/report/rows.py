@@ -7,6 +7,7 @@ from typing import Any
 
 from kinfed.labels import parse_label
 from kinfed.report.folders import Run
+from kinfed.report.measures import WORDS
 
 __all__ = [
     "ceilings",
@@ -29,7 +30,7 @@ JUDGED = (
 # Fields of the config that do not define a row: the seed, and those that do not influence the results.
 NO_BEARING = (
     "seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "knn_every", "save_local",
-    "log", "target_acc",
+    "log", "target_acc", "measure",
 )  # fmt: skip
 
 
@@ -128,13 +129,17 @@ def setting(runs: Sequence[Run]) -> str:
     ended = [how.format(value) for name, how in early.items() if (value := runs[0].config.get(name))]
     ends = f" (at most; {', '.join(ended)})" if ended else ""
     samples = f"{data['train']:,} training and {data['test']:,} test samples"
-    told = f"Accuracies are fractions of 1 after the last round{spread}."
+    by = runs[0].measure
+    what = (
+        "Accuracies are fractions of 1" if by == "accuracy" else f"Methods are compared by {WORDS[by]}, fractions of 1"
+    )
+    told = f"{what} after the last round{spread}."
     if runs[0].unlabelled:
         samples, labelled = f"{data['train']:,} images without labels", runs[0].federation["labelled"]
         told = f"No labels: {JUDGED} after the last round{spread}."
         if labelled is not None:
             told = (
-                f"Accuracies are fractions of 1 after the last round{spread}, of classifiers fitted to the "
+                f"{what} after the last round{spread}, of classifiers fitted to the "
                 f"{labelled['train']:,} training samples of {labelled['name']} and tested on its {labelled['test']:,} "
                 "test samples."
             )

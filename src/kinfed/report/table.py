@@ -13,10 +13,11 @@ from rich.text import Text
 
 from kinfed.errors import plain
 from kinfed.report.folders import Run
+from kinfed.report.measures import WORDS
 from kinfed.report.rows import ceilings, in_rows, seeds_of
 from kinfed.report.statistics import Measured, alike
 
-__all__ = ["COLUMNS", "NEW_CLIENTS", "Cell", "Table", "table"]
+__all__ = ["NEW_CLIENTS", "Cell", "Table", "columns_of", "table"]
 
 Summary = dict[str, Any]
 
@@ -39,10 +40,10 @@ class Column:
         meaning: Explanation of the quantity, shown for the heading.
         read: Function that reads the quantity from a summary; it returns None if the run does not have it.
         digits: Number of decimals that are shown.
-        accuracy: True if the quantity is an accuracy, so that spreads and best values are shown.
+        accuracy: True if the quantity is an accuracy or another measure, so that spreads and best values are shown.
         share: Function that returns, from a summary, the fraction of the test samples that the accuracy is based on.
-        clients: Name of the clients' accuracies, in ``client_acc`` of `Run.lines`, of which it is the mean; empty if it
-            is not the mean of any, or they share their test samples.
+        clients: Name of the clients' accuracies (`Run.of_clients`) of which it is the mean; empty if it is not the mean
+            of any, or they share their test samples.
         weighted: True if clients count by their test samples in that mean, False if they count alike.
     """
 
@@ -66,7 +67,7 @@ class Column:
 
     def _of_clients(self, group: Sequence[Run]) -> Measured | None:
         """Return the values of a row by seed and client; None if a run does not have them, or has other clients."""
-        told = [run.lines[-1]["client_acc"].get(self.clients, ()) for run in group]
+        told = [run.of_clients(self.clients) for run in group]
         tested = [run.federation.get("test", ()) for run in group]
         if len({*map(len, told), *map(len, tested)}) > 1 or not told[0]:
             return None
@@ -80,36 +81,7 @@ def _has_no_labels(s: Summary) -> bool:
     return s["data"].get("labelled", "") is None
 
 
-COLUMNS = (
-    Column("linear probe", "accuracy of a linear classifier on the frozen representation, fitted to all training "
-                           "samples and tested on the whole test set; mean over the clients' models",
-           lambda s: s["metrics"].get("linear_global_acc_mean")),
-    Column("local probe", "the same, fitted and tested on samples of the client's own classes only",
-           lambda s: s["metrics"].get("linear_local_acc_mean")),
-    Column("own test", "accuracy on the clients' own test samples, weighted by their number, before fine-tuning",
-           lambda s: s["metrics"]["personal_acc_weighted"], clients="personal"),
-    Column("own classes", "own test accuracy if the answers are limited to the classes that the client itself has",
-           lambda s: s["metrics"].get("own_classes_acc_weighted"), clients="own_classes"),
-    Column("re-fitted", "own test accuracy of the body alone: with the initial head, which each client trains on its "
-                        "own samples on the frozen body, for 10 epochs with the learning rate of the first round",
-           lambda s: s["metrics"].get("refit_acc_weighted"), clients="refit"),
-    Column("at chosen round", "own test accuracy after the round with the best accuracy on validation samples",
-           lambda s: (s.get("chosen") or {}).get("personal_acc_weighted")),
-    Column("validation", "accuracy on the clients' validation samples, weighted by their number, after the last round",
-           lambda s: s["metrics"].get("validation_personal_acc_weighted"), accuracy=False),
-    Column("mean over clients", "own test accuracy, unweighted mean over clients",
-           lambda s: s["metrics"]["personal_acc_mean"], clients="personal", weighted=False),
-    Column("sd over clients", "spread of this accuracy over clients (population standard deviation)",
-           lambda s: s["metrics"]["personal_acc_std"], accuracy=False),
-    Column("worst tenth", "mean accuracy of the tenth of the clients with the lowest accuracy",
-           lambda s: s["metrics"]["personal_acc_worst_tenth"], share=lambda s: 0.1),
-    Column("refreshed", "own test accuracy after each client has trained its own head further on the latest body, with "
-                        "the learning rate of the last round",
-           lambda s: s["metrics"].get("refreshed_acc_weighted"), clients="refreshed"),
-    Column("fine-tuned", "own test accuracy after each client has fine-tuned a copy of the tested model",
-           lambda s: s["metrics"].get("fine_tuned_acc_weighted"), clients="fine_tuned"),
-    Column("pooled test", "accuracy of the global model on the pooled test set",
-           lambda s: None if "labelled" in s["data"] else s["metrics"]["global_acc"]),
+WITHOUT_LABELS = (
     Column("own view nearer", "without labels: how often another random view of an image is nearer to it, by cosine of "
                               "the representations, than a view of another image; 0.5 by chance; mean over the models",
            lambda s: s["metrics"].get("views_acc_mean"), accuracy=False),
@@ -117,10 +89,99 @@ COLUMNS = (
            lambda s: s.get("spread") if _has_no_labels(s) else None, 2, accuracy=False),
     Column("loss", "mean loss of the last round's training, which differs in kind between self-supervised losses",
            lambda s: s["train_loss"] if _has_no_labels(s) else None, accuracy=False),
+)  # fmt: skip
+
+COST = (
     Column("MB", "megabytes (10⁶) sent in both directions, all rounds",
            lambda s: (s["communication"]["down_bytes"] + s["communication"]["up_bytes"]) / 1e6, 1, accuracy=False),
     Column("s", "seconds of the whole run", lambda s: s["seconds"]["total"], 1, accuracy=False),
 )  # fmt: skip
+
+
+def columns_of(measure: str) -> tuple[Column, ...]:
+    """Return the columns of the table for a measure; what is only known as an accuracy has no column for another one.
+
+    >>> [column.heading for column in columns_of("macro_f1")][:3]
+    ['linear probe', 'own test', 'validation']
+    """
+    key, what = ("acc" if measure == "accuracy" else measure), WORDS[measure]
+    clients = "personal" if measure == "accuracy" else f"personal_{measure}"
+    probe = Column(
+        "linear probe",
+        f"{what} of a linear classifier on the frozen representation, fitted to all training "
+        "samples and tested on the whole test set; mean over the clients' models",
+        lambda s: s["metrics"].get(f"linear_global_{key}_mean"),
+    )
+    own = Column(
+        "own test",
+        f"{what} on the clients' own test samples, weighted by their number, before fine-tuning",
+        lambda s: s["metrics"].get(f"personal_{key}_weighted"),
+        clients=clients,
+    )
+    validation = Column(
+        "validation",
+        f"{what} on the clients' validation samples, weighted by their number, after the last round",
+        lambda s: s["metrics"].get(f"validation_personal_{key}_weighted"),
+        accuracy=False,
+    )
+    over_clients = (
+        Column(
+            "mean over clients",
+            f"own test {what}, unweighted mean over clients",
+            lambda s: s["metrics"].get(f"personal_{key}_mean"),
+            clients=clients,
+            weighted=False,
+        ),
+        Column(
+            "sd over clients",
+            f"spread of this {what} over clients (population standard deviation)",
+            lambda s: s["metrics"].get(f"personal_{key}_std"),
+            accuracy=False,
+        ),
+        Column(
+            "worst tenth",
+            f"mean {what} of the tenth of the clients with the lowest one",
+            lambda s: s["metrics"].get(f"personal_{key}_worst_tenth"),
+            share=lambda s: 0.1,
+        ),
+    )
+    pooled = Column(
+        "pooled test",
+        f"{what} of the global model on the pooled test set",
+        lambda s: None if "labelled" in s["data"] else s["metrics"].get(f"global_{key}"),
+    )
+    if measure != "accuracy":
+        accuracy = Column(
+            "accuracy",
+            "accuracy on the clients' own test samples, weighted by their number",
+            lambda s: s["metrics"]["personal_acc_weighted"],
+            clients="personal",
+        )
+        return (probe, own, validation, *over_clients, pooled, accuracy, *COST)
+    return (
+        probe,
+        Column("local probe", "the same, fitted and tested on samples of the client's own classes only",
+               lambda s: s["metrics"].get("linear_local_acc_mean")),
+        own,
+        Column("own classes", "own test accuracy if the answers are limited to the classes that the client itself has",
+               lambda s: s["metrics"].get("own_classes_acc_weighted"), clients="own_classes"),
+        Column("re-fitted", "own test accuracy of the body alone: with the initial head, which each client trains on "
+                            "its own samples on the frozen body, for 10 epochs with the learning rate of the first "
+                            "round",
+               lambda s: s["metrics"].get("refit_acc_weighted"), clients="refit"),
+        Column("at chosen round", "own test accuracy after the round with the best accuracy on validation samples",
+               lambda s: (s.get("chosen") or {}).get("personal_acc_weighted")),
+        validation,
+        *over_clients,
+        Column("refreshed", "own test accuracy after each client has trained its own head further on the latest body, "
+                            "with the learning rate of the last round",
+               lambda s: s["metrics"].get("refreshed_acc_weighted"), clients="refreshed"),
+        Column("fine-tuned", "own test accuracy after each client has fine-tuned a copy of the tested model",
+               lambda s: s["metrics"].get("fine_tuned_acc_weighted"), clients="fine_tuned"),
+        pooled,
+        *WITHOUT_LABELS,
+        *COST,
+    )  # fmt: skip
 
 
 def _of_new(s: Summary) -> float:
@@ -229,7 +290,7 @@ def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
         for row, seeds in seeds_of(grouped).items():
             cells[row].append(Cell(f"{len(seeds)}"))
     shown = False
-    for column in NEW_COLUMNS if new_clients else COLUMNS:
+    for column in NEW_COLUMNS if new_clients else columns_of(runs[0].measure):
         found = {row: column.of(group) for row, group in grouped.items()}
         told = {row: measured for row, measured in found.items() if measured is not None}
         if not told:

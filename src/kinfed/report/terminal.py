@@ -23,14 +23,15 @@ __all__ = ["show"]
 PLAIN_WIDTH = 120  # width in characters where the output is no terminal
 
 
-def show(paths: Sequence[Path], console: Console | None = None) -> None:
+def show(paths: Sequence[Path], console: Console | None = None, *, measure: str | None = None) -> None:
     """Print the setting, the tables, the best method, and notes on how to read the numbers.
 
     Args:
         paths: Run folders and comparison folders.
         console: Console to print to; standard output if not given.
+        measure: Measure by which the runs are compared (see `read_runs`).
     """
-    runs = read_runs(paths)
+    runs = read_runs(paths, measure)
     console = console or Console()
     if not console.is_terminal:
         console.width = PLAIN_WIDTH

@@ -1,4 +1,4 @@
-"""The tuning of a comparison: each method's validation accuracy over its learning rates, and what was chosen."""
+"""The tuning of a comparison: each method's validation scores over its learning rates, and what was chosen."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import plotly.graph_objects as go
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from kinfed.errors import InputError
+from kinfed.experiment.config import Measure
 from kinfed.experiment.folders import TUNING
 from kinfed.fields import one_line
 from kinfed.files import read_json
+from kinfed.report.measures import WORDS
 from kinfed.report.names import hypertext
 from kinfed.report.style import colours, styled
 from kinfed.report.table import Cell, Table
@@ -24,7 +26,7 @@ __all__ = ["TUNED", "Tuned", "read_tuning", "tuning_figure", "tuning_notes", "tu
 
 TUNED = (
     "Settings were chosen on the clients' validation samples, with a seed that is not among those of the comparison. "
-    "Hollow points are settings that were left behind before the last round, with the accuracy that they had then."
+    "Hollow points are settings that were left behind before the last round, with the value that they had then."
 )
 
 
@@ -33,7 +35,7 @@ class _Told(BaseModel):
 
 
 class _Trial(_Told):
-    """A setting that raced; ``validation`` has its accuracies by round."""
+    """A setting that raced; ``validation`` has its scores by round."""
 
     values: dict[str, bool | int | float | str | None]
     state: Literal["running", "complete", "pruned", "fail", "waiting"]
@@ -49,7 +51,7 @@ class _Trial(_Told):
 
     @property
     def last(self) -> tuple[int, float] | None:
-        """The last round with an accuracy, and the accuracy."""
+        """The last round with a score, and the score."""
         return max(self.validation.items(), default=None)
 
 
@@ -64,6 +66,7 @@ class Race(_Told):
 
 class _Tuning(_Told):
     seed: int
+    measure: Measure = "accuracy"
     methods: dict[str, Race]
 
 
@@ -73,10 +76,12 @@ class Tuned:
 
     Attributes:
         seed: Seed of the tuning.
+        measure: Measure on validation samples by which settings were chosen, in words.
         methods: Races by label of the method.
     """
 
     seed: int
+    measure: str
     methods: Mapping[str, Race]
 
 
@@ -93,11 +98,11 @@ def read_tuning(path: Path) -> Tuned | None:
         told = TypeAdapter(_Tuning).validate_python(read_json(file))
     except ValidationError as error:
         raise InputError(f"{file}: {one_line(error)}") from error
-    return Tuned(told.seed, told.methods)
+    return Tuned(told.seed, WORDS[told.measure], told.methods)
 
 
 def tuning_figure(tuned: Tuned) -> go.Figure:
-    """Draw the validation accuracy of all settings over their learning rates; a line joins the best of each rate.
+    """Draw the validation scores of all settings over their learning rates; a line joins the best of each rate.
 
     Methods whose learning rate was not tuned are left out.
     """
@@ -136,7 +141,7 @@ def tuning_figure(tuned: Tuned) -> go.Figure:
     rates = sorted({trial.rate for race in shown.values() for trial in race.trials})
     ticks = {"tickvals": rates, "ticktext": [f"{rate:g}" for rate in rates]} if len(rates) <= 8 else {}
     figure.update_xaxes(title_text="learning rate", type="log", **ticks)
-    figure.update_yaxes(title_text="validation accuracy", rangemode="tozero")
+    figure.update_yaxes(title_text=f"validation: {tuned.measure}", rangemode="tozero")
     return styled(figure, height=380, hovermode="closest")
 
 
@@ -144,11 +149,12 @@ def tuning_table(tuned: Tuned) -> Table:
     """Return the table of the chosen settings, and of what the choice gained."""
     columns = {
         "method": "the method",
-        "chosen": "the setting with the best validation accuracy after the last round",
-        "validation": "its validation accuracy after the last round",
+        "chosen": f"the setting with the best {tuned.measure} on validation samples after the last round",
+        "validation": f"its {tuned.measure} on validation samples after the last round",
         "settings": "number of settings that raced",
         "failed": "number of settings whose run failed",
-        "best less median": "best validation accuracy less that of the median setting, both after the first rung",
+        "best less median": f"best {tuned.measure} on validation samples less that of the median setting, both after "
+        "the first rung",
     }
     rows = (tuple(Cell(text) for text in _row(label, race)) for label, race in tuned.methods.items())
     return Table((*columns,), (*columns.values(),), (*rows,))
@@ -177,7 +183,8 @@ def tuning_notes(tuned: Tuned) -> list[str]:
         if race.chosen is None:
             continue
         values = race.trials[race.chosen].values
-        told = f"{label} was tuned to {as_text(values)} on validation samples (seed {tuned.seed})"
+        by = "" if tuned.measure == WORDS["accuracy"] else f" by {tuned.measure}"
+        told = f"{label} was tuned to {as_text(values)} on validation samples{by} (seed {tuned.seed})"
         edges = [field for field in values if _at_edge(race, field)]
         said.append(f"{told}; {_and(edges)} at the edge of the values that were tried." if edges else f"{told}.")
     return said

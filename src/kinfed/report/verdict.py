@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kinfed.report.differences import compared
 from kinfed.report.folders import Run
+from kinfed.report.measures import WORDS
 from kinfed.report.rows import ceilings, in_rows, is_supervised, learns_alone
 from kinfed.report.statistics import (
     FEW_CLIENTS,
@@ -35,7 +36,8 @@ def verdict(runs: Sequence[Run]) -> str:
 
     A method is named the best one if every other one can be told from it; otherwise those that cannot are a tie. The
     best federated method is compared with training alone. Methods with pooled data are never the best, only a ceiling.
-    If any method learns without labels, all are compared by linear probe (see `compared`).
+    If any method learns without labels, all are compared by linear probe (see `compared`). Instead of the accuracy, it
+    may be another measure (`Run.measure`).
 
     Args:
         runs: Runs of the comparison.
@@ -50,7 +52,11 @@ def verdict(runs: Sequence[Run]) -> str:
     labelled = all(map(is_supervised, runs))
     order = sorted(ranked, key=lambda row: (-ranked[row].mean, row))
     first = alike(ranked)
-    said = [_tie(ranked, first, labelled) if len(first) > 1 else _best(ranked, order, labelled)]
+    said = [
+        _tie(ranked, first, labelled, runs[0].measure)
+        if len(first) > 1
+        else _best(ranked, order, labelled, runs[0].measure)
+    ]
     if len(first) > 1 and any(map(learns_alone, first)):
         said.append(NO_GAIN)
     alone = next(filter(learns_alone, order), None)
@@ -61,9 +67,9 @@ def verdict(runs: Sequence[Run]) -> str:
     return " ".join([*said, *limits([compare(ranked[first[0]], ranked[row]) for row in order if row != first[0]])])
 
 
-def _best(ranked: Mapping[str, Measured], order: Sequence[str], labelled: bool) -> str:
+def _best(ranked: Mapping[str, Measured], order: Sequence[str], labelled: bool, measure: str) -> str:
     """Return the sentence that names the best row."""
-    best, on = order[0], _on(labelled)
+    best, on = order[0], _on(labelled, measure)
     federated = [row for row in order if not learns_alone(row)]
     what = "serves these clients best" if labelled else "has the best representations"
     if federated and learns_alone(best):
@@ -74,17 +80,18 @@ def _best(ranked: Mapping[str, Measured], order: Sequence[str], labelled: bool) 
     return f"{best} {what}: {ranked[best].mean:.3f} {on}."
 
 
-def _tie(ranked: Mapping[str, Measured], first: Sequence[str], labelled: bool) -> str:
+def _tie(ranked: Mapping[str, Measured], first: Sequence[str], labelled: bool, measure: str) -> str:
     """Return the sentence that some rows have equal accuracies, or accuracies that cannot be told apart."""
     best = ranked[first[0]]
     if len({f"{ranked[row].mean:.3f}" for row in first}) == 1:
-        return f"{listed(first)} are a tie: {best.mean:.3f} {_on(labelled)}."
+        return f"{listed(first)} are a tie: {best.mean:.3f} {_on(labelled, measure)}."
     rows = listed([f"{row} ({ranked[row].mean:.3f})" for row in first])
     others = [compare(best, ranked[row]) for row in first[1:]]
     told = [of for of in others if of is not None]
     if len(told) < len(others):
         return f"{rows} cannot be told apart: they do not share a seed."
-    apart = f"{rows} cannot be told apart{'' if labelled else ' with a linear probe'}"
+    by = "" if measure == "accuracy" else f" in {WORDS[measure]}"
+    apart = f"{rows} cannot be told apart{by}{'' if labelled else ' with a linear probe'}"
     seeds, samples = min(of.seeds for of in told), min(of.samples for of in told)
     if seeds == 1:
         clients = min(of.clients for of in told)
@@ -146,8 +153,10 @@ def _number(clients: int, does: str) -> str:
     return f"{clients or 'none'} {does}{'' if clients > 1 else 's'}"
 
 
-def _on(labelled: bool) -> str:
-    return "on their own test samples" if labelled else "with a linear probe"
+def _on(labelled: bool, measure: str) -> str:
+    """Say by which measure the methods are compared, and on what."""
+    what = "" if measure == "accuracy" else f"{WORDS[measure]} "
+    return f"{what}on their own test samples" if labelled else f"{what}with a linear probe"
 
 
 def listed(names: Sequence[str]) -> str:

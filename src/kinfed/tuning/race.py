@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from kinfed.engine import Callback, Executor, RunFolder
 from kinfed.engine.folder import METRICS, SECONDS
-from kinfed.engine.stopping import validation_accuracy
+from kinfed.engine.lines import Line
+from kinfed.engine.stopping import validation_score
 from kinfed.errors import RunFailed
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import advance
@@ -144,29 +145,32 @@ class Race:
             self.record.end(number, "COMPLETE", scores[number])
 
     def score(self, number: int) -> float | None:
-        """Validation accuracy of a trial after its last round so far; None before the first evaluation."""
+        """Validation score of a trial after its last round so far; None before the first evaluation."""
         lines = RunFolder(self.path(number)).lines(METRICS)
-        measured = [score for line in lines if (score := validation_accuracy(line)) is not None]
+        measured = [score for line in lines if (score := self._of(line)) is not None]
         return measured[-1] if measured else None
 
+    def _of(self, line: Line) -> float | None:
+        return validation_score(line, self.config.measure)
+
     def told(self) -> dict[str, Any]:
-        """Describe the race for ``trials.json``: its rungs, and the values, accuracies and state of every trial."""
+        """Describe the race for ``trials.json``: its rungs, and the values, scores and state of every trial."""
         trials = []
         for number, (values, trial) in enumerate(zip(self.settings, self.record.study.trials, strict=False)):
             lines = RunFolder(self.path(number)).lines(METRICS)
-            scores = {line["round"]: score for line in lines if (score := validation_accuracy(line)) is not None}
+            scores = {line["round"]: score for line in lines if (score := self._of(line)) is not None}
             told = {"values": values, "state": trial.state.name.lower(), "validation": scores}
             trials.append(told | {"reason": self.record.reason(number)})
         return {"rungs": self.rungs, "fields": [*self.space.fields], "trials": trials, "chosen": self.winner}
 
     @property
     def winner(self) -> int | None:
-        """Number of the complete trial with the best validation accuracy; None if all failed."""
+        """Number of the complete trial with the best validation score; None if all failed."""
         complete = {t.number: t.value for t in self.record.study.trials if t.state.name == "COMPLETE"}
         return min(complete, key=lambda number: (-(complete[number] or 0.0), number)) if complete else None
 
     def _advance(self, number: int, until: int, executor: Executor, watcher: Watcher) -> float | None:
-        """Run a trial up to a round; return its validation accuracy, None if it failed."""
+        """Run a trial up to a round; return its validation score, None if it failed."""
         if self.record.failed(number):
             return None
         values, out = self._first(number + 1)[number], self.path(number)

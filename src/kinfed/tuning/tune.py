@@ -72,7 +72,7 @@ class Winner:
 
     Attributes:
         values: Values of the fields that were tuned.
-        score: Validation accuracy after the last round, in [0, 1].
+        score: Validation accuracy, or the measure that was asked for, after the last round, in [0, 1].
     """
 
     values: Mapping[str, Any]
@@ -195,6 +195,11 @@ def check_tunable(config: Config) -> None:
     if config.log is not None:
         raise InputError(f"log: {config.log} would do nothing; it is of run and compare")
     for label in config.methods:
+        if not config.method(label).supervised and config.measure != "accuracy":
+            raise InputError(
+                f"measure: {config.measure!r} is not allowed; settings of {label}, without labels, are chosen by "
+                "the accuracy of nearest neighbours"
+            )
         if not config.method(label).supervised and not config.knn_every:
             raise InputError(f"knn_every: 0 is not allowed; settings of {label} are chosen by nearest neighbours")
 
@@ -205,7 +210,7 @@ def _same(config: Config, asked: dict[str, Any], folder: Path) -> Config:
     Raises:
         InputError: If it was begun with another config, other fields or another budget.
     """
-    execution = {name: getattr(config, name) for name in EXECUTION - {"seeds"}}
+    execution = {name: getattr(config, name) for name in EXECUTION - {"seeds", "measure"}}
     begun = Config.read(folder / CONFIG, config.objects, **execution)
     config = config.model_copy(update={"public": begun.public}) if config.public is None else config
     if begun != config or read_json_object(folder / ASKED) != asked:
@@ -241,7 +246,10 @@ def _race(
         for race in races:
             race.run(executor, spectator.race(race.label, race.rounds))
             told = {race.label: race.told() for race in races}
-            write_whole(folder / TRIALS, json.dumps({"seed": config.seed, "methods": told}, indent=1) + "\n")
+            write_whole(
+                folder / TRIALS,
+                json.dumps({"seed": config.seed, "measure": config.measure, "methods": told}, indent=1) + "\n",
+            )
         chosen = _winners(races)
         best = sorted(chosen, key=lambda label: -(chosen[label].score or 0.0))
     kept = {*best} if finalists is None else {*best[: finalists.best], *finalists.always}

@@ -32,7 +32,7 @@ from kinfed.experiment.run import MakeCallback, go_on
 from kinfed.experiment.sources import train_sources
 from kinfed.experiment.targets import Reach, speed_up
 from kinfed.experiment.training import Training
-from kinfed.experiment.uses import NO_SETTING, OF_CLIENTS, OF_METHODS, overruled, refuse_idle
+from kinfed.experiment.uses import NO_SETTING, OF_CLIENTS, OF_METHODS, OF_VERDICTS, overruled, refuse_idle
 from kinfed.fields import short
 from kinfed.files import claimed, read_json, write_whole
 
@@ -156,7 +156,7 @@ def other_setting(
     """
     _refuse_own(given, _apart(table, scale), "differs between the columns or rows of this table")
     configs = _configs(by_column(table, scale, given, labels))
-    refuse_idle(given, configs, {**OF_CLIENTS, **OF_METHODS})
+    refuse_idle(given, configs, {**OF_CLIENTS, **OF_METHODS, **OF_VERDICTS})
     none = NO_SETTING - ({"target_acc", "evaluate_every"} if table.quantity == ROUNDS else set())
     without = {name: value for name, value in given.items() if name in none}
     base = _configs(by_column(table, scale, without, labels))
