@@ -207,7 +207,10 @@ def test_lists_have_a_line_each(kinfed) -> None:  # type: ignore[no-untyped-def]
 
 def test_every_form_of_a_data_folder_is_listed(kinfed) -> None:  # type: ignore[no-untyped-def]
     out = kinfed("datasets")[1]
-    forms = ("train.parquet", "train/CLASS/*.png", "train-images-idx3-ubyte.gz", "LEAF", "FLamby", "a federation")
+    forms = (
+        "train.parquet", "train/CLASS/*.png", "metadata.csv", "unlabelled:FOLDER", "train-images-idx3-ubyte.gz",
+        "LEAF", "FLamby", "a federation",
+    )  # fmt: skip
     assert out.count("\nFOLDER ") == len(forms)
     assert all(form in out for form in forms)
 

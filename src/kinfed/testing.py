@@ -39,7 +39,7 @@ from kinfed.engine.executor import Task
 from kinfed.engine.folder import Checkpoint
 from kinfed.engine.loop import sampled
 from kinfed.files import NotSaved
-from kinfed.learning import Batch, LocalTraining, Phase, Tally, train
+from kinfed.learning import MEASURES, Batch, LocalTraining, Phase, Tally, train
 from kinfed.methods import ClientId, ClientState, Message, Method, NamedTensors, ServerState, fedavg
 from kinfed.methods.fedavg import FedAvg
 from kinfed.models import HEAD, Card, Model, Source, Tensors, build, read_tensors
@@ -717,7 +717,7 @@ def check_reads_no_test_data(method: Method, folder: Path) -> None:
 
 
 def check_test_data_change_no_model(method: Method, folder: Path) -> None:
-    """Check that other test labels change the accuracies on test samples and nothing else."""
+    """Check that other test labels change the accuracies and other measures on test samples, and nothing else."""
     fed, name = with_validation(small_federation(), 0.2, seed=0), type(method).__name__
     assert fed.dataset.test.labels is not None
     flipped = replace(fed.dataset.test, labels=fed.dataset.test.labels.flip(0))
@@ -728,10 +728,12 @@ def check_test_data_change_no_model(method: Method, folder: Path) -> None:
     _demand(
         same(first.state, second.state), "test data", f"{name} has another state at the end if the test labels change"
     )
-    for line, other in zip(first.lines, second.lines, strict=True):  # only accuracies may depend on test data
+    of_tests = ("acc", "client_measures", *MEASURES)  # parts of the names of what may depend on test data
+    for line, other in zip(first.lines, second.lines, strict=True):
         for key in line.keys() | other.keys():
-            told = line.get(key) == other.get(key) or ("acc" in key and not key.startswith("validation_"))
-            _demand(told, "test data", f"{name}: {key} changes with the test labels, but its name does not contain acc")
+            may = any(part in key for part in of_tests) and not key.startswith("validation_")
+            said = f"{name}: {key} changes with the test labels, but its name contains none of {', '.join(of_tests)}"
+            _demand(may or line.get(key) == other.get(key), "test data", said)
 
 
 def check_holds_hyper_parameters_only(method: Method, folder: Path) -> None:

@@ -86,7 +86,7 @@ def test_images_that_are_only_named_are_read(tmp_path: Path) -> None:
     [
         (DatasetDict(all=rows(2)), "^data: the DatasetDict has the splits all; must have train and test$"),
         (rows(2, IterableDataset), "^data: IterableDataset of datasets is not allowed; must be a Dataset or a Data"),
-        (Dataset(text=["a"]), "^data: the Dataset must have the columns 'image'"),
+        ((Dataset(text=["a"]), Dataset(text=["b"])), "^label: must name the column of .* that has the labels; its col"),
     ],
 )
 def test_other_objects_are_refused_in_one_line(data: Any, message: str) -> None:

@@ -38,14 +38,14 @@ Four sites have images of handwritten digits, `sites/SITE/train/DIGIT/*.png` and
 site has its own mix of digits. Look at the clients first, then compare methods:
 
 ```sh
-kinfed partition --data sites --partition folders
-kinfed compare fedavg fedper --data sites --partition folders --rounds 5
+kinfed partition --data sites
+kinfed compare fedavg fedper --data sites --rounds 5
 ```
 
 Keep a site as a new one that does not train:
 
 ```sh
-kinfed run fedavg --data sites --partition folders --hold-out west --rounds 5
+kinfed run fedavg --data sites --hold-out west --rounds 5
 ```
 
 `sites/north/train` has images by class and no test set; hold out a fifth:
@@ -63,18 +63,19 @@ all are for the test:
 ```sh
 kinfed partition --data wards.csv --label diagnosis --client ward --group patient --test-fraction 0.2
 kinfed compare fedavg fedper --data wards.csv --label diagnosis --client ward --group patient --test-fraction 0.2 \\
-  --model mlp --rounds 5
+  --rounds 5
 ```
 
 Wards, patients and devices are invented; the measurements and diagnoses are real.
 
 ## unlabelled: images without labels
 
-Three clinics have images of digits, `unlabelled/CLINIC/*.png`, and nobody has said which digits. A method without
-labels learns from them; the labelled images of one site serve only to test it:
+Three clinics have images of digits, `unlabelled/CLINIC/*.png`, and nobody has said which digits. The prefix
+`unlabelled:` says that the folders are clients and no classes. A method without labels learns from the images; the
+labelled ones of one site serve only to test it:
 
 ```sh
-kinfed run fedsimsiam --data unlabelled --partition folders --labelled sites/north --rounds 5
+kinfed run fedsimsiam --data unlabelled:unlabelled --labelled sites/north --rounds 5
 ```
 
 The images and the table are parts of the data sets `digits` and `breast_cancer` of scikit-learn.
