@@ -60,7 +60,7 @@ def config(**fields: Any) -> Config:
             "models: fedavg needs one architecture .*different ones suit fedproto, hetero_ssfl, local",
         ),
         ({"methods": ("local",), "models": "mlp:1", "model": "mlp"}, "models: takes the place of model"),
-        ({"weights": "nowhere.safetensors"}, "weights: 'nowhere.safetensors' is no file"),
+        ({"weights": "nowhere.safetensors"}, "weights: 'nowhere.safetensors' is neither a file nor a folder"),
         ({"bn": "none"}, "bn: 'none' is not allowed; must be 'track', 'batch', 'group' or 'frozen'"),
         ({"augment": "mixup"}, "augment: 'mixup' is not allowed; must be 'none' or 'crop_flip'"),
         ({"lr_schedule": "linear"}, "lr_schedule: 'linear' is not allowed; must be 'constant', 'cosine' or 'step:'"),

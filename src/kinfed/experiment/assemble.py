@@ -18,7 +18,7 @@ from kinfed.engine import (
     ClientRuntime,
     RoundSettings,
 )
-from kinfed.errors import InputError
+from kinfed.errors import InputError, plain
 from kinfed.experiment.config import OF_TRAINING, Config, model_shares
 from kinfed.experiment.folders import (
     FEDERATION,
@@ -100,7 +100,15 @@ def runtime_of(config: Config) -> ClientRuntime:
     shares = model_shares(config.models or "") or [
         (config.model or default_architecture(federation.dataset.shape), 1.0)
     ]
-    models = tuple(_model(config, name, federation) for name, _ in shares)
+    architectures = _architectures([share for _, share in shares], len(federation))
+    if config.weights_by_client is None:
+        weights = None if config.weights is None else Path(config.weights)
+        models = tuple(_model(config, name, federation, weights) for name, _ in shares)
+    else:  # every client has a start of its own, as if its architecture were no one else's
+        files = _files_of_clients(config.weights_by_client, federation)
+        of_clients = [shares[which][0] for which in (*architectures, *[0] * len(federation.new_clients))]
+        models = tuple(_model(config, name, federation, file) for name, file in zip(of_clients, files, strict=True))
+        architectures = tuple(range(len(files)))
     tuning = Phase(train=PARTS[config.ft_part], epochs=config.ft_epochs, lr=config.ft_lr)
     common = _training(config)
     settings = RoundSettings(
@@ -121,7 +129,6 @@ def runtime_of(config: Config) -> ClientRuntime:
         probed=config.linear_probe_images,
         measure=config.measure,
     )
-    architectures = _architectures([share for _, share in shares], len(federation))
     return ClientRuntime(
         config.method(name), federation, models, settings, architectures, sources_of(config, name, federation)
     )
@@ -172,7 +179,25 @@ def open_sources(pool: Path, shape: tuple[int, ...], device: str) -> tuple[Sourc
     return sources
 
 
-def _model(config: Config, name: str, federation: Federation) -> Model:
+def _files_of_clients(folder: Path, federation: Federation) -> list[Path]:
+    """Return the file of start weights of each client and new client: that of its name, or of its number.
+
+    Raises:
+        InputError: If a client has no file.
+    """
+    ids = range(len(federation) + len(federation.new_clients))
+    names = [*federation.partition.names, *federation.new_clients.names] or [f"{id}" for id in ids]
+    there = {path.stem: path for path in folder.glob("*.safetensors")}
+    if missing := [name for name in names if name not in there]:
+        has = ", ".join(sorted(there)[:3]) + (", …" if len(there) > 3 else "") or "none"
+        raise InputError(
+            f"weights: {str(folder)!r} has no file for client {plain(missing[0])}; it has {has}, and must have "
+            "NAME.safetensors for each client"
+        )
+    return [there[name] for name in names]
+
+
+def _model(config: Config, name: str, federation: Federation, weights: Path | None) -> Model:
     """Build one model of the architecture ``name`` with its initial weights, on the device of the config."""
     shape = federation.dataset.shape
     if config.augment != "none" and len(shape) != 3:
@@ -183,8 +208,8 @@ def _model(config: Config, name: str, federation: Federation) -> Model:
     # Without classes the head is neither trained nor saved, but a model has one.
     made, classes = config.architecture(name), max(len(federation.classes), 1)
     model = build(made, shape, classes, config.seed, bn=config.bn, head=config.head)
-    if config.weights is not None:
-        load_weights(model, Path(config.weights))
+    if weights is not None:
+        load_weights(model, weights)
     return model.to(config.device)
 
 

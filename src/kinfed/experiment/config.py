@@ -139,7 +139,9 @@ class Config(BaseModel):
         "frozen as they are in the weights",
     )
     weights: str | None = Field(
-        None, description="safetensors file with start weights of the whole model or of its body"
+        None,
+        description="safetensors file with start weights of the whole model or of its body; or a folder with such a "
+        "file for each client, NAME.safetensors",
     )
     sources: str | None = Field(None, description="folder of source models for fedvote; kinfed sources train makes one")
     augment: Literal["none", "crop_flip"] = Field("none", description="augmentation of the training images")
@@ -330,13 +332,13 @@ class Config(BaseModel):
 
     @field_validator("weights")
     @classmethod
-    def _a_file(cls, weights: str | None) -> str | None:
+    def _a_file_or_folder(cls, weights: str | None) -> str | None:
         from kinfed.models import refuse_pickle
 
-        if weights is not None:
+        if weights is not None and not Path(weights).is_dir():
             refuse_pickle(Path(weights))
-        if weights is not None and not Path(weights).is_file():
-            raise InputError(f"weights: {weights!r} is no file")
+            if not Path(weights).is_file():
+                raise InputError(f"weights: {weights!r} is neither a file nor a folder")
         return weights
 
     @field_validator("sources")
@@ -440,8 +442,10 @@ class Config(BaseModel):
             planted = parse_shift(self.shift)
             if self.clients is not None:
                 planted.check(self.clients - self.new_clients)
-        if self.models is not None and (self.model is not None or self.weights is not None):
-            raise InputError("models: takes the place of model and goes with no weights; give one of them")
+        if self.models is not None and self.model is not None:
+            raise InputError("models: takes the place of model; give one of them")
+        if self.models is not None and self.weights is not None and self.weights_by_client is None:
+            raise InputError(f"weights: {self.weights!r} is of one architecture; models needs a folder of files")
         return self
 
     @model_validator(mode="after")
@@ -474,12 +478,23 @@ class Config(BaseModel):
             if self.models is not None and not method.mixes_architectures:
                 able = ", ".join(n for n, kind in METHODS.items() if kind.mixes_architectures)
                 raise InputError(f"models: {name} needs one architecture for all clients; different ones suit {able}")
+            if self.weights_by_client is not None and not method.mixes_architectures:
+                able = ", ".join(n for n, kind in METHODS.items() if kind.mixes_architectures)
+                raise InputError(
+                    f"weights: {self.weights!r} is a folder, but {name} starts all clients from one model; a file for "
+                    f"each client suits {able}"
+                )
         return self
 
     @property
     def objects(self) -> dict[str, Any]:
         """Python objects by their names in angle brackets."""
         return self._objects
+
+    @property
+    def weights_by_client(self) -> Path | None:
+        """The folder with a file of start weights for each client; None if all start alike."""
+        return Path(self.weights) if self.weights is not None and Path(self.weights).is_dir() else None
 
     @property
     def reading(self) -> dict[str, Any]:
