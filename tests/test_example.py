@@ -62,6 +62,13 @@ def test_the_clinics_have_images_and_no_labels(example: Path) -> None:
     assert len(images) == 180
 
 
+def test_the_scans_are_described_by_a_table(example: Path) -> None:
+    data = load(example / "scans", label="digit", client="clinic", group="writer", test_fraction=0.2)
+    assert {*data.columns["client"][0]} == {"ash", "birch", "cedar"}
+    assert not {*data.columns["group"][0]} & {*data.columns["group"][1]}
+    assert data.left_out == ()
+
+
 def test_a_folder_with_files_is_refused(kinfed: Any, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "mine.txt").write_text("mine")
     code, out, err = kinfed("example", str(tmp_path))
@@ -74,7 +81,7 @@ def test_a_folder_with_files_is_refused(kinfed: Any, tmp_path: Path) -> None:  #
 
 def commands(readme: str) -> list[list[str]]:
     blocks = re.findall(r"^```sh\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
-    return [shlex.split(line) for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    return [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", "").splitlines()]
 
 
 @pytest.mark.slow
@@ -83,7 +90,17 @@ def test_the_commands_of_its_readme_work(kinfed: Any, tmp_path: Path, monkeypatc
     assert (code, out) == (0, "data/README.md has the commands to try\n")
     monkeypatch.chdir(tmp_path / "data")
     asked = commands(Path("README.md").read_text())
-    assert len(asked) == 7
+    assert len(asked) == 8
     for called, *arguments in asked:
         assert called == "kinfed"
+        assert kinfed(*arguments)[0] == 0, arguments
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_data_work(kinfed: Any) -> None:  # noqa: F811
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text()
+    asked = commands(page)
+    assert len(asked) == 9
+    assert asked[0] == ["kinfed", "example", "demo"]
+    for _, *arguments in asked:
         assert kinfed(*arguments)[0] == 0, arguments

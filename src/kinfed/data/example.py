@@ -68,6 +68,14 @@ kinfed compare fedavg fedper --data wards.csv --label diagnosis --client ward --
 
 Wards, patients and devices are invented; the measurements and diagnoses are real.
 
+## scans: images and a table
+
+The table `scans/metadata.csv` says for each image of the folder which `digit` it shows, and its `clinic` and `writer`:
+
+```sh
+kinfed run fedavg --data scans --label digit --client clinic --group writer --test-fraction 0.2 --rounds 5
+```
+
 ## unlabelled: images without labels
 
 Three clinics have images of digits, `unlabelled/CLINIC/*.png`, and nobody has said which digits. The prefix
@@ -83,7 +91,7 @@ The images and the table are parts of the data sets `digits` and `breast_cancer`
 
 
 def write_example(folder: Path) -> None:
-    """Write example data: image folders of four sites, a table of wards, images without labels, and a README.md.
+    """Write example data: image folders of four sites, a table of wards, images with and without a table, a README.md.
 
     Args:
         folder: Folder that is created; it may exist if it is empty.
@@ -119,13 +127,29 @@ def _write_images(federation: Federation, folder: Path) -> None:
         samples = federation.train(client)
         for number in range(min(TRAIN, len(samples))):
             _save(samples, number, folder / "unlabelled" / clinic)
+    _write_scans(federation, folder / "scans")
 
 
-def _save(samples: Samples, number: int, folder: Path) -> None:
+def _write_scans(federation: Federation, folder: Path) -> None:
+    """Write images that a table beside them describes; a writer has three of them."""
+    import pandas as pd
+
+    rows = []
+    for client, clinic in enumerate(CLINICS, start=len(SITES)):
+        samples = federation.test(client)
+        for number, digit in enumerate(labels_of(samples)):
+            path = _save(samples, number, folder, f"{clinic}-")
+            rows.append((path.name, digit, clinic, f"{clinic}{number // 3:02d}"))
+    pd.DataFrame(rows, columns=["file_name", "digit", "clinic", "writer"]).to_csv(folder / "metadata.csv", index=False)
+
+
+def _save(samples: Samples, number: int, folder: Path, prefix: str = "") -> Path:
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(samples.inputs[number, 0].numpy()).save(folder / f"{number:03d}.png")
+    path = folder / f"{prefix}{number:03d}.png"
+    Image.fromarray(samples.inputs[number, 0].numpy()).save(path)
+    return path
 
 
 def _wards() -> pd.DataFrame:
