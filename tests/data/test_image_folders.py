@@ -301,3 +301,18 @@ def test_further_clients_can_be_drawn_beside_named_ones(tmp_path: Path) -> None:
 def test_clients_that_cannot_be_held_out(sites: Path, partition: str, names: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_federation(load(sites, test_fraction=0.2), partition, clients=2, seed=0, public=0, hold_out=names)
+
+
+def test_numbers_with_a_point_name_groups_in_a_table(table: Path) -> None:
+    rows = [f"{i}.png,{'cat' if i % 2 else 'dog'},{i // 4}.0" for i in range(20)]
+    (table / "metadata.csv").write_text("\n".join(["file_name,label,patient", *rows]))
+    train, test = load(table, group="patient", test_fraction=0.2).columns["group"]
+    assert {*train} | {*test} == {0, 1, 2, 3, 4}
+    assert not {*train} & {*test}
+
+
+def test_a_column_with_missing_values_is_no_group(table: Path) -> None:
+    rows = [f"{i}.png,{'cat' if i % 2 else 'dog'},{f'p{i // 4}' if i else ''}" for i in range(20)]
+    (table / "metadata.csv").write_text("\n".join(["file_name,label,patient", *rows]))
+    with pytest.raises(InputError, match=r"group: 'patient' is not allowed; must be a column of .* missing values"):
+        load(table, group="patient", test_fraction=0.2)

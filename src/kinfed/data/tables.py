@@ -176,7 +176,7 @@ class Encoding:
         return features
 
     def remarks(self, train: Table, test: Table) -> tuple[str, ...]:
-        """Say what was filled in, which numbers are categories, what the test rows alone have, and what has no value."""
+        """Say what was filled in or left out, which numbers are categories, and what only the test rows have."""
         told = []
         for column in train.frame:
             missing = int(train.frame[column].isna().sum() + test.frame[column].isna().sum())
