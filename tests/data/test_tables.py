@@ -330,3 +330,12 @@ def test_groups_are_kept_if_only_some_files_have_numbers(tmp_path: Path) -> None
     train, test = load(tmp_path, group="patient", test_fraction=0.2).columns["group"]
     assert {*train} | {*test} == {f"{start}{i}" for start in ("", "P") for i in range(10)}
     assert not {*train} & {*test}
+
+
+def test_a_test_table_that_lacks_a_column_is_told(tmp_path: Path) -> None:
+    written(tmp_path, patients(), "train.csv")
+    written(tmp_path, patients(60).drop(columns="age"), "test.csv")
+    with pytest.raises(InputError, match="the table has no column 'age', which the training rows have"):
+        load(tmp_path, **ROLES)
+    with pytest.raises(InputError, match="the table has no column 'age', which the training rows have"):
+        as_dataset((patients(), patients(60).drop(columns="age")), 0, **ROLES)

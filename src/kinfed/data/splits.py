@@ -159,7 +159,8 @@ def _encoded(
     train, test = (split.inputs for split in whole)
     if isinstance(train, Table) and isinstance(test, Table):
         encoding = Encoding.of(train)
-        return encoding, encoding.remarks(train, test), [encoding(train), encoding(test)]
+        arrays = [encoding(train), encoding(test)]  # raises InputError if the test rows lack a column
+        return encoding, encoding.remarks(train, test), arrays
     if isinstance(train, Table) or isinstance(test, Table):
         raise InputError(f"data: {name!r} must be a table of features in both splits or in none")
     reading.refuse("drop", why=f"{name!r} has no columns that are features")
