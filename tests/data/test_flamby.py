@@ -104,3 +104,10 @@ def test_arrays_are_not_unpickled_and_have_one_shape(tmp_path: Path) -> None:
     (tmp_path / "ISIC_1.npy").unlink()
     Image.new("L", (8, 8)).save(tmp_path / "ISIC_1.png")
     refused(tmp_path, "ISIC_1.png is an image, but .*ISIC_0.npy an array")
+
+
+def test_a_name_of_two_files_is_refused(folder: Path) -> None:
+    (folder / "other").mkdir()
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / "other" / "ISIC_3.png")
+    with pytest.raises(InputError, match=r"names 'ISIC_3', which is .*ISIC_3.png as well as .*ISIC_3.png"):
+        load(folder)

@@ -202,7 +202,7 @@ def test_a_table_may_name_its_image_files(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     Image.fromarray(grey(9)).save(tmp_path / "images" / "x.png")
     for split in ("train", "test"):
-        table(tmp_path / f"{split}.parquet", image=[{"bytes": None, "path": "images/x.png"}], label=[0])
+        table(tmp_path / f"{split}.parquet", image=[{"bytes": None, "path": "images/x.png"}] * 2, label=[0, 1])
     assert load(str(tmp_path)).train.inputs.unique().tolist() == [9]
 
 

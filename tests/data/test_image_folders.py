@@ -119,7 +119,7 @@ def test_a_table_gives_labels_clients_and_groups_to_images_in_one_folder(table: 
 def test_another_column_can_be_the_label(table: Path) -> None:
     data = load(table, label="patient", test_fraction=0.25)
     assert data.classes == ("p0", "p1", "p2", "p3", "p4")
-    with pytest.raises(InputError, match=r"label.*'diagnosis' is not known"):
+    with pytest.raises(InputError, match=r"label.*'diagnosis' is not allowed; must be a column of"):
         load(table, label="diagnosis", test_fraction=0.25)
 
 
@@ -186,9 +186,11 @@ def test_a_link_out_of_the_folder_is_no_image_of_a_row(tmp_path: Path) -> None:
     [
         ("name,label\n1.png,cat\n", "has no column 'file_name'; it has 'name, label'"),
         ("file_name,label\n1.png,cat\n1.png,dog\n", "row 1: '1.png' is also in row 0"),
-        ("file_name,label,label\n1.png,cat,dog\n", "has the column 'label' twice"),
-        ("file_name,label\n1.png\n", "cannot be read as a table"),
-        ("file_name,label\n1.png,1\n2.png,\n", "has 1 samples without a label"),
+        ("file_name,label,label\n1.png,cat,dog\n", "has two columns 'label'"),
+        ("file_name,label\n1.png,1,1\n", "has rows with more values than the first line has names"),
+        ("file_name,label\n1.png\n", "label: column 'label' of .* has 1 missing values"),
+        ("file_name,label\n1.png,1\n2.png,\n", "label: column 'label' of .* has 1 missing values"),
+        ("file_name,label\n1.png,cat\n2.png,NA\n", "label: column 'label' of .* has 1 missing values"),
         ("", "cannot be read as a table"),
     ],
 )
@@ -299,3 +301,18 @@ def test_further_clients_can_be_drawn_beside_named_ones(tmp_path: Path) -> None:
 def test_clients_that_cannot_be_held_out(sites: Path, partition: str, names: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_federation(load(sites, test_fraction=0.2), partition, clients=2, seed=0, public=0, hold_out=names)
+
+
+def test_numbers_with_a_point_name_groups_in_a_table(table: Path) -> None:
+    rows = [f"{i}.png,{'cat' if i % 2 else 'dog'},{i // 4}.0" for i in range(20)]
+    (table / "metadata.csv").write_text("\n".join(["file_name,label,patient", *rows]))
+    train, test = load(table, group="patient", test_fraction=0.2).columns["group"]
+    assert {*train} | {*test} == {0, 1, 2, 3, 4}
+    assert not {*train} & {*test}
+
+
+def test_a_column_with_missing_values_is_no_group(table: Path) -> None:
+    rows = [f"{i}.png,{'cat' if i % 2 else 'dog'},{f'p{i // 4}' if i else ''}" for i in range(20)]
+    (table / "metadata.csv").write_text("\n".join(["file_name,label,patient", *rows]))
+    with pytest.raises(InputError, match=r"group: 'patient' is not allowed; must be a column of .* missing values"):
+        load(table, group="patient", test_fraction=0.2)

@@ -52,6 +52,10 @@ def test_users_without_samples_and_empty_files_are_no_clients(tmp_path: Path) ->
     [
         ("{", r"0.json: is not valid JSON"),
         ("[]", r"0.json: is damaged: it has no JSON object$"),
+        (
+            {"users": ["a", "a"], "user_data": {"a": {"x": [[1.0]], "y": [0]}}},
+            r"0.json has the user 'a' twice$",
+        ),
         ({}, r"0.json must have users, and user_data with the x and y of each user; wrong or missing: 'users'$"),
         (users(ann=2) | {"user_data": {}}, r"wrong or missing: 'ann'$"),
         (users(ann=2) | {"users": 3}, r"wrong or missing: 'int' object is not iterable$"),

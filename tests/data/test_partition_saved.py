@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinfed.data import IID, DirichletClients, Federation, Partition, make_federation, open_rows, save_rows
+from kinfed.data import IID, DirichletClients, Federation, Partition, from_arrays, make_federation, open_rows, save_rows
 from kinfed.errors import InputError
 from tests.builders import dataset
 
@@ -114,3 +114,14 @@ def test_what_is_wrong_with_a_file_is_named(text: Any, message: str, tmp_path: P
     path.write_text(text if isinstance(text, str) else json.dumps({**MINIMAL, **text}), errors="surrogateescape")
     with pytest.raises(InputError, match=message):
         open_rows(dataset(), path)
+
+
+def test_rows_of_another_test_set_are_refused(tmp_path: Path) -> None:
+    x, y = np.arange(40.0)[:, None], np.arange(40) % 2
+    first, other = (from_arrays(x[::step], y[::step], x[:8], y[:8]) for step in (1, -1))
+    save_rows(make_federation(first, IID(), clients=2, seed=0), tmp_path / "rows.json")
+    open_rows(first, tmp_path / "rows.json")
+    with pytest.raises(
+        InputError, match=r"belongs to samples with other labels than .*; give the data set and its opt"
+    ):
+        open_rows(other, tmp_path / "rows.json")

@@ -296,3 +296,46 @@ def test_the_command_says_what_was_found(command: Any, tmp_path: Path) -> None: 
         2,
         "kinfed: client: 'ward' would do nothing; it is of partition by:client, which is the default with it\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,label,label\n1,0,0\n2,1,1\n", "has two columns 'label'"),
+        ("a,b,a,label\n1,2,1,0\n2,2,1,1\n", "has two columns 'a'"),
+        (",a,label\n" + "0,1,0\n1,2,1\n" * 4, "column 'Unnamed: 0' had no name in the file"),
+        ("a;b;label\n" + "1;2,5;0\n1;3;1\n" * 4, "column 'b' has numbers with a decimal comma; must be a point"),
+        (f"a,label\n{'x' * 300},0\n" + "y,0\nz,1\n" * 4, "column 'a' has a text of more than 256 characters"),
+        ("a,label\n" + "1,0\n" * 8, "has one class in the training set, '0'; must have two or more"),
+    ],
+)
+def test_what_would_be_read_wrongly_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        load(tmp_path / "mine.csv", test_fraction=0.25)
+
+
+def test_numbers_with_text_among_them_are_told(tmp_path: Path) -> None:
+    rows = [f"{'?' if i % 7 == 0 else i % 5},{i},{i % 2}" for i in range(40)]
+    (tmp_path / "mine.csv").write_text("\n".join(["stage,a,label", *rows]))
+    told = load(tmp_path / "mine.csv", test_fraction=0.2).remarks
+    assert told == ("column 'stage' has numbers, but also text such as '?', so that its values are categories",)
+
+
+def test_groups_are_kept_if_only_some_files_have_numbers(tmp_path: Path) -> None:
+    for client, start in (("north", ""), ("south", "P")):
+        rows = [f"{i},{start}{i // 4},{i % 2}" for i in range(40)]
+        (tmp_path / client).mkdir()
+        (tmp_path / client / "train.csv").write_text("\n".join(["a,patient,label", *rows]))
+    train, test = load(tmp_path, group="patient", test_fraction=0.2).columns["group"]
+    assert {*train} | {*test} == {f"{start}{i}" for start in ("", "P") for i in range(10)}
+    assert not {*train} & {*test}
+
+
+def test_a_test_table_that_lacks_a_column_is_told(tmp_path: Path) -> None:
+    written(tmp_path, patients(), "train.csv")
+    written(tmp_path, patients(60).drop(columns="age"), "test.csv")
+    with pytest.raises(InputError, match="the table has no column 'age', which the training rows have"):
+        load(tmp_path, **ROLES)
+    with pytest.raises(InputError, match="the table has no column 'age', which the training rows have"):
+        as_dataset((patients(), patients(60).drop(columns="age")), 0, **ROLES)

@@ -35,7 +35,7 @@ from kinfed.files import delete, read_json, write_whole, written
 
 __all__ = ["KEPT", "cache_folder", "cached", "digest", "is_entry", "keep", "open_kept", "unfinished"]
 
-VERSION = 4  # version of the format of an entry; it is part of the digest
+VERSION = 5  # version of the format of an entry; it is part of the digest
 ABOUT = "about.json"
 KEPT = "arrays.npz"  # temporary file name of arrays from memory
 KEY = re.compile(r"[0-9a-f]{32}")

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfed.data.samples import CLIENT, GROUP
-from kinfed.errors import InputError, check_choice
+from kinfed.errors import InputError
 from kinfed.fields import short
 
-__all__ = ["PLAIN", "Reading"]
+__all__ = ["PLAIN", "Reading", "named_column"]
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,27 @@ class Reading:
         roles = {}
         for option, role, column in (("client", CLIENT, self.client), ("group", GROUP, self.group)):
             if column is not None:
-                check_choice(option, column, columns)
-                roles[role] = np.asarray(columns[column])
+                roles[role] = named_column(option, column, columns)
         return {**columns, **roles}
+
+
+def named_column(option: str, column: str, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return the values of the column that an option names.
+
+    Args:
+        option: Name of the option, for a message.
+        column: Name of the column.
+        columns: Values of each sample by name, of all columns that can be a label, clients or groups.
+
+    Raises:
+        InputError: If it is none of these columns.
+    """
+    if column not in columns:
+        raise InputError(
+            f"{option}: {short(column)} is not allowed; must be a column of whole numbers or short text without "
+            f"missing values: {', '.join(columns) or 'there is none'}"
+        )
+    return np.asarray(columns[column])
 
 
 PLAIN = Reading()

@@ -20,7 +20,7 @@ from kinfed.errors import InputError, check_choice
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LABELS", "Roles"]
+__all__ = ["LABELS", "Roles", "role_values"]
 
 LABELS = ("label", "fine_label", "labels")  # names of the column of labels; the first one found is used
 
@@ -68,9 +68,7 @@ class Roles:
         values = {}
         for role, column in named.items():
             if column is not None:
-                if missing := int(frame[column].isna().sum()):
-                    raise InputError(f"{role}: column {shown(column)} of {name} has {missing:,} missing values")
-                values[role] = _plain_values(frame[column], role, name)
+                values[role] = role_values(frame[column], role, name)
         features = frame.drop(columns=[*dict.fromkeys([*of_role, *reading.drop])])
         if not features.shape[1]:
             raise InputError(f"data: {name} has no column that is a feature; its columns are {', '.join(frame)}")
@@ -82,8 +80,19 @@ class Roles:
         return cls(Table(features), values["label"], reading.with_roles({**columns, **roles}))
 
 
-def _plain_values(column: pd.Series, role: str, name: str) -> NDArray[Any]:
-    """Convert a column with a role; numbers with fractions stay, and are refused where they are used as labels."""
+def role_values(column: pd.Series, role: str, name: str) -> NDArray[Any]:
+    """Convert a column with a role; numbers with fractions stay, and are refused where they are used as labels.
+
+    Args:
+        column: The column.
+        role: ``label``, ``client`` or ``group``.
+        name: Name of the table in an error message.
+
+    Raises:
+        InputError: If a value is missing, or is neither a whole number nor short text.
+    """
+    if missing := int(column.isna().sum()):
+        raise InputError(f"{role}: column {shown(column.name)} of {name} has {missing:,} missing values")
     values = column_values(column)
     if values is not None:
         return values

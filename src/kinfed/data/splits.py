@@ -18,11 +18,11 @@ from torch import Tensor
 from kinfed.data.classes import as_labels, number
 from kinfed.data.holdout import draw_test_set
 from kinfed.data.images import Decoding, Encoded, adapt, decode, repeat_grey
-from kinfed.data.reading import PLAIN, Reading
+from kinfed.data.reading import PLAIN, Reading, named_column
 from kinfed.data.roles import Roles
 from kinfed.data.samples import CLIENT, GROUP, Dataset, Normalisation, Samples
 from kinfed.data.tables import Encoding, Table
-from kinfed.errors import InputError, check_choice
+from kinfed.errors import InputError
 
 __all__ = ["TEST_NAMES", "Split", "as_inputs", "assemble"]
 
@@ -89,7 +89,7 @@ def assemble(
 
     Raises:
         InputError: If a share is invalid, shares differ in the type or shape of their inputs or the type of labels,
-            there is no column that is named, or no test set, or one where a share should be held out.
+            there is one class only, no column that is named, or no test set, or one where a share should be held out.
     """
     if not test and reading.label is None and all(s.labels is None and isinstance(s.inputs, Encoded) for s in train):
         return _unlabelled(name, train, decoding, reading)
@@ -110,6 +110,8 @@ def assemble(
     encoding, remarks, arrays = _encoded(name, whole, reading)
     inputs = _alike(arrays, [f"{name!r} for {split}" for split in ("training", "test")])
     classes, *labels = number(name, whole[0].labels, whole[1].labels)
+    if len(classes) < 2:
+        raise InputError(f"data: {name!r} has one class in the training set, {classes[0]!r}; must have two or more")
     of_train, of_test = (torch.from_numpy(split) for split in inputs)
     normalise = _normalisation(name, of_train, reading, 0 if encoding is None else encoding.one_hot)
     return Dataset(
@@ -117,7 +119,7 @@ def assemble(
         Samples(of_train, torch.from_numpy(labels[0]), normalise),
         Samples(of_test, torch.from_numpy(labels[1]), normalise),
         classes,
-        {column: (whole[0].columns[column], whole[1].columns[column]) for column in _shared(whole)},
+        {column: (values[0], values[1]) for column, values in _shared(whole).items()},
         len(skipped),
         skipped[:SKIPPED_NAMES],
         encoding=encoding,
@@ -157,7 +159,8 @@ def _encoded(
     train, test = (split.inputs for split in whole)
     if isinstance(train, Table) and isinstance(test, Table):
         encoding = Encoding.of(train)
-        return encoding, encoding.remarks(train, test), [encoding(train), encoding(test)]
+        arrays = [encoding(train), encoding(test)]  # raises InputError if the test rows lack a column
+        return encoding, encoding.remarks(train, test), arrays
     if isinstance(train, Table) or isinstance(test, Table):
         raise InputError(f"data: {name!r} must be a table of features in both splits or in none")
     reading.refuse("drop", why=f"{name!r} has no columns that are features")
@@ -295,8 +298,7 @@ def _refuse_decoding(decoding: Decoding, name: str) -> None:
 def _labels(share: Split, reading: Reading) -> NDArray[Any]:
     """Return the labels of a share: the column that is named as the label, or else the format's own labels."""
     if reading.label not in (None, share.label):
-        check_choice("label", str(reading.label), share.columns)
-        return share.columns[str(reading.label)]
+        return named_column("label", str(reading.label), share.columns)
     if share.labels is None:
         has = ", ".join(share.columns) or "none"
         raise InputError(f"label: must name the column of {share.name} that has the labels; its columns are {has}")
@@ -320,7 +322,7 @@ def _joined(name: str, shares: Sequence[_Ready]) -> _Ready:
         name,
         _together(shares),
         np.concatenate([share.labels for share in shares]),
-        {column: np.concatenate([share.columns[column] for share in shares]) for column in _shared(shares)},
+        {column: np.concatenate(values) for column, values in _shared(shares).items()},
         skipped,
     )
 
@@ -349,10 +351,19 @@ def _alike(inputs: Sequence[NDArray[Any]], names: Sequence[str]) -> list[NDArray
     return alike
 
 
-def _shared(shares: Sequence[Split]) -> list[str]:
-    """Return the columns that all shares have with the same type."""
-    kinds = [{column: values.dtype.kind for column, values in share.columns.items()} for share in shares]
-    return [column for column, kind in kinds[0].items() if all(own.get(column) == kind for own in kinds)]
+def _shared(shares: Sequence[Split]) -> dict[str, list[NDArray[Any]]]:
+    """Return the values of the columns that all shares have with the same type.
+
+    Clients and groups must not get lost: if some shares have numbers and others text, all of them are text.
+    """
+    common = [column for column in shares[0].columns if all(column in share.columns for share in shares)]
+    values = {column: [share.columns[column] for share in shares] for column in common}
+    alike = {column: len({own.dtype.kind for own in several}) == 1 for column, several in values.items()}
+    return {
+        column: several if alike[column] else [own.astype(np.str_) for own in several]
+        for column, several in values.items()
+        if alike[column] or column in (CLIENT, GROUP)
+    }
 
 
 def _identity(channels: int) -> Normalisation:

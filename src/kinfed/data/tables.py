@@ -24,7 +24,11 @@ LONGEST = 256  # largest number of characters of a text, since each text in a Nu
 FREE = 50  # a text column with more values than this, in more than half of its rows, is free text
 MOST = 1000  # largest number of categories of a column
 SHOWN = 40  # characters of a column's name in a remark
+NAMELESS = "Unnamed: "  # start of the names that pandas gives to columns without a name
 REMARKS = 20  # largest number of remarks
+COMMA = re.compile(r"[+-]?\d*,\d+")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+COMMA = re.compile(r"[+-]?\d*,\d+")  # a number with a decimal comma
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}( .*)?|\d{4}/\d{1,2}/\d{1,2}( .*)?")
 
 
@@ -172,7 +176,7 @@ class Encoding:
         return features
 
     def remarks(self, train: Table, test: Table) -> tuple[str, ...]:
-        """Say what was filled in, what is unknown in the test rows, and which columns have no value."""
+        """Say what was filled in or left out, which numbers are categories, and what only the test rows have."""
         told = []
         for column in train.frame:
             missing = int(train.frame[column].isna().sum() + test.frame[column].isna().sum())
@@ -186,6 +190,12 @@ class Encoding:
             if missing:
                 told.append(f"column {shown(column)}: {missing:,} missing values became {fill} of the training rows")
             if column in self.categories:
+                others = sorted(value for value in self.categories[column] if not _like_number(value))
+                if others and len(others) < len(self.categories[column]) / 2:
+                    told.append(
+                        f"column {shown(column)} has numbers, but also text such as {shown(others[0])}, so that its "
+                        "values are categories"
+                    )
                 strange = {*_known(test.frame[column])} - {*self.categories[column]}
                 rows = sum(value in strange for value in _texts(test.frame[column]))
                 if rows:
@@ -235,14 +245,20 @@ def kind_of(column: pd.Series) -> str:
 
 
 def _is_number(column: pd.Series, name: str) -> bool:
-    """Return True for a column of numbers and False for one of categories; refuse others by name."""
+    """Return True for a column of numbers and False for one of categories; refuse others, and those without a name."""
     kind, drop = kind_of(column), "leave it out with drop"
+    if name.startswith(NAMELESS):
+        raise InputError(f"data: column {shown(name)} had no name in the file, and may number the rows; {drop}")
     if kind == "number":
         return True
     if kind == "text":
         values = _known(column)
         if all(DATE.fullmatch(value) for value in values):
             kind = "date"
+        elif any(COMMA.fullmatch(value) for value in values) and all(_like_number(value) for value in values):
+            raise InputError(f"data: column {shown(name)} has numbers with a decimal comma; must be a point; or {drop}")
+        elif max(map(len, values)) > LONGEST:
+            raise InputError(f"data: column {shown(name)} has a text of more than {LONGEST} characters; {drop}")
         elif len(values) > FREE and len(values) > len(column) / 2:
             raise InputError(
                 f"data: column {shown(name)} is free text, with {len(values):,} different values in {len(column):,} "
@@ -256,6 +272,10 @@ def _is_number(column: pd.Series, name: str) -> bool:
             return False
     what = "dates" if kind == "date" else f"neither numbers nor text ({kind})"
     raise InputError(f"data: column {shown(name)} has {what}; {drop}")
+
+
+def _like_number(value: str) -> bool:
+    return bool(NUMBER.fullmatch(value) or COMMA.fullmatch(value))
 
 
 def _numbers(column: pd.Series, name: str) -> NDArray[np.float64]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from kinfed.data.formats.parquet import readable
 from kinfed.data.splits import TEST_NAMES, Split
-from kinfed.data.tables import Table
+from kinfed.data.tables import Table, shown
 from kinfed.errors import InputError
 
-__all__ = ["CsvFiles"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["CsvFiles", "read_frame"]
 
 SUFFIXES = (".csv", ".tsv")
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "<NA>", "#N/A")  # "None" may be a category
@@ -45,24 +49,42 @@ class CsvFiles:
         return [_read(self.train)], [_read(self.test)] if self.test else []
 
 
-def _read(path: Path) -> Split:
-    """Read a file; columns are separated by commas, or by semicolons if there are more of these in the first line."""
+def read_frame(path: Path, texts: Sequence[str] = ()) -> pd.DataFrame:
+    """Read a file; columns are separated by commas, or by semicolons if there are more of these in the first line.
+
+    Args:
+        path: The file.
+        texts: Names of columns that are text, even if they look like numbers.
+
+    Raises:
+        InputError: If the file cannot be read, two columns have the same name, or a row has too many values.
+    """
     import pandas as pd
 
     with readable(path), path.open(encoding="utf-8-sig") as file, warnings.catch_warnings():
         first = file.readline()
-        file.seek(0)
         comma = ";" if first.count(";") > first.count(",") else ","
+        separator = "\t" if path.suffix.lower() == ".tsv" else comma
+        file.seek(0)
+        # pandas would give the second of two equal names another one.
+        names = pd.read_csv(file, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
+        if len(twice := names[names.duplicated() & (names != "")]):
+            raise InputError(f"data: {path} has two columns {shown(twice.iloc[0])}")
+        file.seek(0)
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
-            frame = pd.read_csv(
+            return pd.read_csv(
                 file,
-                sep="\t" if path.suffix.lower() == ".tsv" else comma,
+                sep=separator,
                 index_col=False,
                 na_values=MISSING,
                 keep_default_na=False,
                 low_memory=False,
+                dtype=dict.fromkeys(texts, str),
             )
         except pd.errors.ParserWarning as error:
             raise InputError(f"data: {path} has rows with more values than the first line has names") from error
-        return Split(str(path), Table.of(frame, str(path)), None)
+
+
+def _read(path: Path) -> Split:
+    return Split(str(path), Table.of(read_frame(path), str(path)), None)

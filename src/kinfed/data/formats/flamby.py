@@ -33,7 +33,8 @@ class FlambyFiles:
     """A CSV ``train_test_split`` with the columns ``image``, ``target``, ``center`` and ``fold``, and files beside it.
 
     ``image`` is the name of a file, with or without its suffix, in the folder of the table or in one folder below it:
-    an image, or an array ``.npy``, all of one kind and shape. ``fold`` is ``train`` or ``test``. Centers are clients.
+    an image, or an array ``.npy``, all of one kind and shape; only one file may have it. ``fold`` is ``train`` or
+    ``test``. Centers are clients.
     """
 
     by_client: ClassVar[bool] = True
@@ -89,7 +90,7 @@ class FlambyFiles:
         return table[needed]
 
     @cached_property
-    def _found(self) -> dict[str, Path]:
+    def _found(self) -> dict[str, list[Path]]:
         """The images and arrays in the folder and in the folders in it, by name with and without suffix.
 
         Links and hidden files are left out, so that no file outside of the folder is read.
@@ -98,14 +99,21 @@ class FlambyFiles:
         folders = [top, *sorted(f for f in top.iterdir() if f.is_dir() and not f.is_symlink() and f.name[0] != ".")]
         files = [file for folder in folders for file in sorted(folder.iterdir()) if file.name[0] != "."]
         own = [f for f in files if f.name.lower().endswith((*SUFFIXES, ARRAY)) and f.is_file() and not f.is_symlink()]
-        return {name: file for file in reversed(own) for name in (file.stem, file.name)}
+        found: dict[str, list[Path]] = {}
+        for file in own:
+            for name in (file.stem, file.name):
+                found.setdefault(name, []).append(file)
+        return found
 
     def _file(self, name: str) -> Path:
-        if name not in self._found:
+        files = self._found.get(name, [])
+        if len(files) > 1:
+            raise InputError(f"data: {self.table} names {name!r}, which is {files[0]} as well as {files[1]}")
+        if not files:
             raise InputError(
                 f"data: {self.table} names {name!r}, which is no image or array (.npy) in its folder or a folder in it"
             )
-        return self._found[name]
+        return files[0]
 
 
 def _inputs(files: Sequence[Path]) -> Encoded | NDArray[Any]:

@@ -19,14 +19,15 @@ __all__ = ["as_frames", "keep_frames"]
 def as_frames(data: Any) -> tuple[pd.DataFrame, ...] | None:
     """Return the DataFrames in ``data``: one, or two with the same columns for training and test; None for other data.
 
-    A pair with different columns is not of this kind, but inputs and labels.
+    A pair with different columns, of which the second one has a single column, is inputs and labels.
     """
     import pandas as pd
 
     if isinstance(data, pd.DataFrame):
         return (data,)
     both = isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, pd.DataFrame) for part in data)
-    return (data[0], data[1]) if both and {*data[0].columns} == {*data[1].columns} else None
+    labels = both and len(data[1].columns) == 1 and {*data[0].columns} != {*data[1].columns}
+    return (data[0], data[1]) if both and not labels else None
 
 
 def keep_frames(*frames: pd.DataFrame) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -66,6 +67,9 @@ def _read(file: Path) -> Split:
         raise InputError(
             f"data: {file} must have users, and user_data with the x and y of each user; wrong or missing: {error}"
         ) from error
+    if len({*users}) < len(users):
+        twice = next(user for user, count in Counter(users).items() if count > 1)
+        raise InputError(f"data: {file} has the user {twice!r} twice")
     odd = next((user for user, (of_x, of_y) in zip(users, sizes, strict=True) if of_x != of_y), None)
     if odd is not None:
         raise InputError(f"data: {file}: user {odd!r} must have as many x as y")

@@ -8,15 +8,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import NDArray
 
+from kinfed.data.formats.csv import read_frame
 from kinfed.data.formats.listing import Listing
-from kinfed.data.formats.parquet import read_labels, readable, usable
-from kinfed.data.roles import LABELS
+from kinfed.data.roles import LABELS, role_values
+from kinfed.data.tables import column_values
 from kinfed.errors import InputError
 from kinfed.fields import short
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["METADATA", "Metadata"]
 
@@ -43,13 +47,12 @@ class Metadata:
     @property
     def label(self) -> str | None:
         """The name of the column that has the labels by its name; None if there is none."""
-        return next((name for name in LABELS if name in self._table.column_names), None)
+        return next((name for name in LABELS if name in self._table), None)
 
     @cached_property
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The values of each row by name of the column, of all columns that `usable` allows but the file names."""
-        others = (name for name in self._table.column_names if name != FILE)
-        values = {name: usable(self._table.column(name)) for name in others}
+        """The values of each row by name of the column, of all columns that `column_values` allows but file names."""
+        values = {str(name): column_values(self._table[name]) for name in self._table if name != FILE}
         return {name: of_rows for name, of_rows in values.items() if of_rows is not None}
 
     @cached_property
@@ -60,8 +63,8 @@ class Metadata:
             InputError: If a path is absolute, leads out of the folder, or occurs twice.
         """
         found: dict[str, int] = {}
-        for row, name in enumerate(self._table.column(FILE).to_pylist()):
-            file = posixpath.normpath(name or "")
+        for row, name in enumerate(self._table[FILE].fillna("")):
+            file = posixpath.normpath(name)
             if posixpath.isabs(file) or os.path.isabs(file) or file.split("/")[0] in ("..", "."):
                 raise InputError(
                     f"data: {self.path}, row {row}: {short(name)} is not allowed; must be the path of a file from the "
@@ -86,7 +89,7 @@ class Metadata:
         there = [row for row in rows if row is not None]
         columns = {name: values[there] for name, values in self.columns.items()}
         if self.label is not None:
-            columns[self.label] = read_labels(self._table.column(self.label), self.label, str(self.path))[there]
+            columns[self.label] = role_values(self._table[self.label], "label", str(self.path))[there]
         images = [image for image, row in zip(listing.images, rows, strict=True) if row is not None]
         return Listing(images, sorted([*others, *told]), columns, self.label)
 
@@ -104,15 +107,8 @@ class Metadata:
         return os.path.relpath(path, self.path.parent).replace(os.sep, "/")
 
     @cached_property
-    def _table(self) -> Any:
-        import pyarrow as pa
-        from pyarrow import csv
-
-        with readable(self.path):
-            table = csv.read_csv(self.path, convert_options=csv.ConvertOptions(column_types={FILE: pa.string()}))
-        names = table.column_names
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise InputError(f"data: {self.path} has the column {short(twice[0])} twice")
-        if FILE not in names:
-            raise InputError(f"data: {self.path} has no column {FILE!r}; it has {short(', '.join(names))}")
+    def _table(self) -> pd.DataFrame:
+        table = read_frame(self.path, texts=[FILE])
+        if FILE not in table:
+            raise InputError(f"data: {self.path} has no column {FILE!r}; it has {short(', '.join(table))}")
         return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from kinfed.data.federation import Federation
 from kinfed.data.partitions.partition import Indices, Partition
-from kinfed.data.samples import Dataset
+from kinfed.data.samples import Dataset, labels_of
 from kinfed.errors import InputError
 from kinfed.fields import check_fields
 from kinfed.files import write_whole
@@ -68,7 +69,8 @@ class Saved:
 def save_rows(federation: Federation, path: Path) -> None:
     """Write the rows of each client to a JSON file.
 
-    The fields are: ``train_samples`` and ``test_samples``, the sizes of the data set; ``pooled``, see `Partition`;
+    The fields are: ``train_samples`` and ``test_samples``, the sizes of the data set; ``labels``, a CRC-32 of its
+    labels, since the same rows of a test set that is drawn differently are other samples; ``pooled``, see `Partition`;
     ``clients`` and ``new_clients``, lists of ``{"name": text or null, "train": rows, "test": rows}``; ``probe``, the
     rows of the server's public images. Rows count from 0.
 
@@ -81,6 +83,7 @@ def save_rows(federation: Federation, path: Path) -> None:
     _refuse_idle(path, federation.partition, federation.new_clients)
     rows = {
         **_sizes(federation.dataset),
+        "labels": _crc_of_labels(federation.dataset),
         "pooled": federation.partition.pooled,
         "clients": _listed(federation.partition),
         "new_clients": _listed(federation.new_clients),
@@ -92,7 +95,7 @@ def save_rows(federation: Federation, path: Path) -> None:
 def open_rows(dataset: Dataset, path: Path) -> Federation:
     """Read a federation from a JSON file that `save_rows` or another program wrote.
 
-    The file may lack ``pooled``, ``new_clients``, ``probe`` and the clients' names.
+    The file may lack ``labels``, ``pooled``, ``new_clients``, ``probe`` and the clients' names.
 
     Args:
         dataset: Data set that the rows belong to.
@@ -120,6 +123,11 @@ def open_rows(dataset: Dataset, path: Path) -> Federation:
         raise InputError(
             f"partition: {str(path)!r} belongs to {belongs} training and test samples; {dataset.name} has "
             f"{' and '.join(map(str, sizes.values()))}"
+        )
+    if told.get("labels", (own := _crc_of_labels(dataset))) != own:
+        raise InputError(
+            f"partition: {str(path)!r} belongs to samples with other labels than {dataset.name}; give the data set and "
+            "its options, such as client, group and test_fraction, as they were when the file was written"
         )
     _refuse_idle(path, clients, new)
     try:
@@ -153,6 +161,12 @@ def _refuse_idle(path: Path, clients: Partition, new: Partition) -> None:
 
 def _sizes(dataset: Dataset) -> dict[str, int]:
     return {"train_samples": len(dataset.train), "test_samples": len(dataset.test)}
+
+
+def _crc_of_labels(dataset: Dataset) -> int:
+    """Return the CRC-32 of the labels of all samples, as little-endian integers of 64 bits; 0 for no labels."""
+    splits = (dataset.train, dataset.test) if dataset.labelled else ()
+    return zlib.crc32(b"".join(labels_of(split).astype("<i8").tobytes() for split in splits))
 
 
 def _listed(partition: Partition) -> list[dict[str, Any]]:
