@@ -16,12 +16,13 @@ from sklearn import metrics
 import kinfed
 from kinfed.data import with_validation
 from kinfed.engine import ProcessExecutor
-from kinfed.errors import InputError
+from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config
 from kinfed.experiment.run import nobody
 from kinfed.learning import Answers, confusion, measures, scores, unnormalised
 from kinfed.models import build
 from kinfed.report.folders import Run, read_runs
+from kinfed.report.notes import notes
 from kinfed.report.page import write_report
 from kinfed.report.table import table
 from kinfed.report.verdict import verdict
@@ -262,3 +263,23 @@ def test_where_nothing_would_read_it_the_measure_is_refused(tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"^measure: 'auroc' would do nothing; it is of run, compare, tune"):
         kinfed.reproduce("fedcka-table2", measure="auroc", out=tmp_path / "o")  # type: ignore[call-arg]
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_measure_that_nothing_could_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^measure: 'auroc' would do nothing; it is of methods that read labels"):
+        kinfed.run("fedbyol", measure="auroc", linear_probe=False, out=tmp_path / "o", **SMALL)
+
+
+def test_without_an_accuracy_nobody_blames_an_older_version() -> None:
+    known, unknown = judged("fedavg", 0.5, macro_f1=0.4), judged("fedbyol", 0.5)
+    assert any("macro F1 was not measured in the runs of fedbyol" in note for note in notes([known, unknown]))
+    untested = replace(unknown, summary={**unknown.summary, "metrics": {"personal_acc_weighted": None}})
+    assert not any("was not measured" in note for note in notes([known, untested]))
+
+
+def test_tuning_by_a_measure_that_no_client_has_says_so(tmp_path: Path) -> None:
+    fields = {**SMALL, "methods": ("fedavg",), "clients": 10, "shards": 1, "validation": 0.25, "measure": "auroc"}
+    fields.pop("quiet")
+    why = "every setting of fedavg failed; auroc has no value on the validation samples of any client"
+    with pytest.warns(UserWarning, match=why), pytest.raises(RunFailed, match=f"^{why}$"):
+        tune(Config.checked(fields), ["lr=0.01,0.1"], tmp_path / "o", Unseen(), nobody)

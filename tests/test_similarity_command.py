@@ -110,7 +110,7 @@ def test_a_measure_that_is_a_cka_is_told_biased_and_debiased(kinfed: Command, fi
         (["broken.npz", "a.npz"], "broken.npz: is not a .npz file of plain arrays"),
         (["a.npz", "a.npz", "--layer", "third"], "a.npz: has no layer 'third'; it has first, second"),
         (["a.npz", "short.npy"], "the numbers of rows differ"),
-        (["a.npz", "a.npz", "--kernel", "poly"], "'poly' is not one of 'linear', 'rbf'"),
+        (["a.npz", "a.npz", "--kernel", "poly"], ": 'poly' is not one of 'linear', 'rbf'"),
         (["a.npz", "a.npz", "--kernel", "rbf", "--bandwidth", "0"], "bandwidth must be positive"),
         (["a.npz", "a.npz", "--bandwidth", "0.8"], "bandwidth: 0.8 would do nothing; it is of kernel rbf"),
         (["a.npz", "a.npz", "--samples", "9"], "samples: 9 would do nothing; it is of the images that models see"),

@@ -75,6 +75,8 @@ def test_the_table_shows_what_was_measured_and_no_accuracy(compared: Path) -> No
     runs = read_runs([compared])
     assert [run.method for run in runs] == ["fedsimsiam", "local_ssl"]
     assert table(runs).headings == ("method", "model tested", "own view nearer", "spread", "loss", "MB", "s")
+    assert table(read_runs([compared], "auroc")).headings == table(runs).headings
+    assert not any("was not measured" in note for note in notes(read_runs([compared], "auroc")))
     assert [row[1].text for row in table(runs).rows] == ["global encoder", "own encoder"]
     assert not any(cell.best for row in table(runs).rows for cell in row)
     for run, row in zip(runs, table(runs).rows, strict=True):
@@ -165,6 +167,7 @@ def test_every_method_without_labels_runs(photos: Path, tmp_path: Path, method: 
         ({"hold_out": "north"}, r"hold_out: \('north',\) is not allowed; it needs labels"),
         ({"classes": "0"}, r"classes: \('0',\) is not allowed; it needs labels"),
         ({"target_acc": 0.5}, "target_acc: 0.5 is not allowed; it needs labels"),
+        ({"measure": "auroc"}, "measure: .auroc. is not allowed; it needs labels"),
         ({"linear_probe": True}, "linear_probe: True is not allowed; it needs labels"),
         ({"linear_probe_images": 9}, "linear_probe_images: 9 is not allowed; it needs labels"),
         ({"shift": "permute_labels:2"}, "shift: 'permute_labels:2' is not allowed; it needs labels"),

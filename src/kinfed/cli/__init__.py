@@ -684,8 +684,8 @@ def main() -> None:
     try:
         code = app(arguments or ["--help"], standalone_mode=False)
     except (InputError, CommandError) as error:
-        # The message of typer's errors is better than their str().
-        _complain(getattr(error, "format_message", error.__str__)())
+        # The message of typer's errors is better than their str(), but names a Python class.
+        _complain(getattr(error, "format_message", error.__str__)().replace("Value error, ", ""))
         code = WRONG_INPUT
     sys.exit(code if arguments else WRONG_INPUT)
 

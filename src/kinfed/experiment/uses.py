@@ -131,6 +131,11 @@ OF_METHODS: dict[str, Use] = {
     ),
     "stop_acc": Use("methods that have a global model", lambda _, method: method.serves != "private"),
     "target_acc": Use("methods that have a global model", lambda _, method: method.serves != "private"),
+    "measure": Use(
+        "methods that read labels, and linear probes",
+        lambda config, method: method.supervised or config.linear_probe is not False,
+        off="accuracy",
+    ),
     "save_local": Use(
         "methods whose clients send whole models, such as fedavg",
         lambda _, method: "save_local" in method.reads,
@@ -142,7 +147,9 @@ OF_METHODS: dict[str, Use] = {
 # Fields that are read only if the samples of the clients have labels, with the values that ask for nothing.
 OF_LABELS: dict[str, Any] = {"classes": None, "validation": 0.0, "new_clients": 0, "hold_out": None}
 # Fields that are read only if there are labels to test with: of the clients' samples, or of the field ``labelled``.
-OF_TESTS: dict[str, Any] = {"linear_probe": None, "linear_probe_images": None, "target_acc": None, "stop_acc": None}
+OF_TESTS: dict[str, Any] = {
+    "linear_probe": None, "linear_probe_images": None, "target_acc": None, "stop_acc": None, "measure": "accuracy",
+}  # fmt: skip
 
 # What no command reads that compares nothing by itself.
 OF_VERDICTS: dict[str, Use] = {

@@ -169,7 +169,7 @@ class _Adaptive(ServerOptimiser):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(_Adaptive):
-    """FedAvg with Adam at the server: v ← β₂ v + (1 − β₂) Δ²; see `ServerOptimiser`.
+    """FedAvg with Adam at the server: steps are divided by the size of the changes, v ← β₂ v + (1 − β₂) Δ².
 
     >>> FedAdam(server_lr=0.003).beta2
     0.99
@@ -188,7 +188,7 @@ class FedAdam(_Adaptive):
 
 @dataclass(frozen=True, kw_only=True)
 class FedYogi(_Adaptive):
-    """FedAvg with Yogi at the server: v ← v − (1 − β₂) Δ² sign(v − Δ²), which moves by Δ² at most; see `FedAdam`.
+    """FedAvg with Yogi at the server: v ← v − (1 − β₂) Δ² sign(v − Δ²), which moves by Δ² at most.
 
     >>> FedYogi().adaptivity
     0.001

@@ -112,9 +112,7 @@ def _of_measure(runs: Sequence[Run]) -> Iterator[str]:
     by = runs[0].measure
     if by == "accuracy":
         return
-    key = f"personal_{by}_weighted"
-    rows = in_rows(runs)
-    lacking = [row for row, group in rows.items() if any(key not in run.summary["metrics"] for run in group)]
+    lacking = [row for row, group in in_rows(runs).items() if any(_lacks(run, by) for run in group)]
     if lacking:
         of = ", ".join(lacking)
         yield f"{WORDS[by]} was not measured in the runs of {of}: an older version of kinfed made them."
@@ -125,6 +123,12 @@ def _of_measure(runs: Sequence[Run]) -> Iterator[str]:
             f"{WORDS[by]} is not defined where the test samples are of one class, for {missing} of {len(values)} "
             "clients of all runs; the means are over the others."
         )
+
+
+def _lacks(run: Run, measure: str) -> bool:
+    """Return True if the clients' models have an accuracy, but the run knows no such measure."""
+    metrics = run.summary["metrics"]
+    return metrics.get("personal_acc_weighted") is not None and f"personal_{measure}_weighted" not in metrics
 
 
 def _of_classes(run: Run) -> list[str]:

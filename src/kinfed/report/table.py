@@ -157,7 +157,7 @@ def columns_of(measure: str) -> tuple[Column, ...]:
             lambda s: s["metrics"]["personal_acc_weighted"],
             clients="personal",
         )
-        return (probe, own, validation, *over_clients, pooled, accuracy, *COST)
+        return (probe, own, validation, *over_clients, pooled, accuracy, *WITHOUT_LABELS, *COST)
     return (
         probe,
         Column("local probe", "the same, fitted and tested on samples of the client's own classes only",

@@ -131,6 +131,9 @@ class Race:
                 if (score := self._advance(number, rung, executor, watcher)) is not None:
                     scores[number] = score
                     self.record.report(number, rung, score)
+                elif not self.record.failed(number):
+                    why = f"{self.config.measure} has no value on the validation samples of any client"
+                    self.record.end(number, "FAIL", reason=why)
             last = rung == self.rungs[-1]
             stay = [*scores] if last else promoted(scores)
             for number in scores.keys() - {*stay}:
