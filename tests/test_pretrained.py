@@ -98,7 +98,7 @@ def test_group_normalisation_takes_the_weights_of_batchnorm_and_tells_what_it_do
 
 
 def test_frozen_batchnorm_is_refused_where_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^bn: 'frozen' would do nothing; tiny_cnn has no BatchNorm"):
+    with pytest.raises(InputError, match=r"^bn: 'frozen' needs weights, whose running statistics"):
         kinfed.run("fedavg", data="digits", bn="frozen", out=tmp_path / "out", quiet=True)
 
 

@@ -60,6 +60,7 @@ def config(**fields: Any) -> Config:
             "models: fedavg needs one architecture .*different ones suit fedproto, hetero_ssfl, local",
         ),
         ({"methods": ("local",), "models": "mlp:1", "model": "mlp"}, "models: takes the place of model"),
+        ({"bn": "frozen"}, "bn: 'frozen' needs weights"),
         ({"weights": "nowhere.safetensors"}, "weights: 'nowhere.safetensors' is neither a file nor a folder"),
         ({"bn": "none"}, "bn: 'none' is not allowed; must be 'track', 'batch', 'group' or 'frozen'"),
         ({"augment": "mixup"}, "augment: 'mixup' is not allowed; must be 'none' or 'crop_flip'"),

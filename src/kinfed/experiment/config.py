@@ -442,6 +442,8 @@ class Config(BaseModel):
             planted = parse_shift(self.shift)
             if self.clients is not None:
                 planted.check(self.clients - self.new_clients)
+        if self.bn == "frozen" and self.weights is None:
+            raise InputError("bn: 'frozen' needs weights, whose running statistics then stay as they are")
         if self.models is not None and self.model is not None:
             raise InputError("models: takes the place of model; give one of them")
         if self.models is not None and self.weights is not None and self.weights_by_client is None:
