@@ -97,7 +97,7 @@ def test_group_normalisation_takes_the_weights_of_batchnorm_and_tells_what_it_do
         assert model.start == (f"The running statistics of BatchNorm in {path} are not used (bn={bn}).",)
 
 
-def test_frozen_batchnorm_is_refused_where_there_is_none(tmp_path: Path) -> None:
+def test_frozen_batchnorm_is_refused_without_weights(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^bn: 'frozen' needs weights, whose running statistics"):
         kinfed.run("fedavg", data="digits", bn="frozen", out=tmp_path / "out", quiet=True)
 
