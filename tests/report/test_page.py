@@ -82,7 +82,7 @@ def test_in_a_browser_every_figure_is_drawn_without_an_error(page: Path, tmp_pat
     dom = opened.stdout
     assert not [line for line in opened.stderr.splitlines() if "CONSOLE" in line]
     figures = dom.count('class="plotly-graph-div')
-    assert figures == 7
+    assert figures == 8
     drawn = re.findall(r'<svg class="main-svg"', dom)
     assert len(drawn) >= figures
     assert dom.count('class="trace scatter') == 2 * 3 + 2  # accuracy and loss of three methods, and a note of two seeds
