@@ -87,7 +87,7 @@ def test_in_a_browser_every_figure_is_drawn_without_an_error(page: Path, tmp_pat
     assert len(drawn) >= figures
     assert dom.count('class="trace scatter') == 2 * 3 + 2  # accuracy and loss of three methods, and a note of two seeds
     assert dom.count('class="trace boxes"') == 3
-    assert dom.count('class="hm"') == 4  # the partition, the classes in common, the CRSM and the weights
+    assert dom.count('class="hm"') == 5  # confusion, the partition, the classes in common, the CRSM, the weights
     assert dom.count('class="trace bars"') == 5
 
 
