@@ -6,7 +6,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,11 +17,12 @@ import kinfed
 from kinfed.data import with_validation
 from kinfed.engine import ProcessExecutor
 from kinfed.errors import InputError, RunFailed
-from kinfed.experiment.config import Config
+from kinfed.experiment.config import Config, Measure
 from kinfed.experiment.run import nobody
-from kinfed.learning import Answers, confusion, measures, scores, unnormalised
+from kinfed.learning import MEASURES, Answers, confusion, measures, scores, unnormalised
 from kinfed.models import build
 from kinfed.report.folders import Run, read_runs
+from kinfed.report.measures import WORDS
 from kinfed.report.notes import notes
 from kinfed.report.page import write_report
 from kinfed.report.table import table
@@ -283,3 +284,8 @@ def test_tuning_by_a_measure_that_no_client_has_says_so(tmp_path: Path) -> None:
     why = "every setting of fedavg failed; auroc has no value on the validation samples of any client"
     with pytest.warns(UserWarning, match=why), pytest.raises(RunFailed, match=f"^{why}$"):
         tune(Config.checked(fields), ["lr=0.01,0.1"], tmp_path / "o", Unseen(), nobody)
+
+
+def test_config_and_report_name_the_measures_that_are_computed() -> None:
+    assert get_args(Measure) == ("accuracy", *MEASURES)
+    assert {*WORDS} == {"accuracy", *MEASURES}

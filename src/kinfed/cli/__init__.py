@@ -615,7 +615,7 @@ def datasets() -> None:
 def example(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder for the data; must be new or empty")],
 ) -> None:
-    """Write example data: images of four sites, a table of wards, and images without labels.
+    """Write example data: images of four sites, a table of wards, images with a table, and images without labels.
 
     README.md in the folder has the commands to try.
     """

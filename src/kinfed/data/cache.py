@@ -33,7 +33,7 @@ from kinfed.data.tables import Encoding
 from kinfed.errors import InputError
 from kinfed.files import delete, read_json, write_whole, written
 
-__all__ = ["KEPT", "cache_folder", "cached", "digest", "is_entry", "keep", "open_kept", "unfinished"]
+__all__ = ["KEPT", "cache_folder", "cached", "digest", "is_entry", "keep", "keep_files", "open_kept", "unfinished"]
 
 VERSION = 5  # version of the format of an entry; it is part of the digest
 ABOUT = "about.json"

@@ -26,7 +26,6 @@ MOST = 1000  # largest number of categories of a column
 SHOWN = 40  # characters of a column's name in a remark
 NAMELESS = "Unnamed: "  # start of the names that pandas gives to columns without a name
 REMARKS = 20  # largest number of remarks
-COMMA = re.compile(r"[+-]?\d*,\d+")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 COMMA = re.compile(r"[+-]?\d*,\d+")  # a number with a decimal comma
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}( .*)?|\d{4}/\d{1,2}/\d{1,2}( .*)?")

@@ -173,12 +173,6 @@ class FedAdam(_Adaptive):
 
     >>> FedAdam(server_lr=0.003).beta2
     0.99
-
-    Attributes:
-        server_lr: Learning rate η of the server, > 0: about the largest step of a weight in a round.
-        beta1: Decay β₁ of m, in [0, 1).
-        beta2: Decay β₂ of v, in [0, 1).
-        adaptivity: Adaptivity τ, > 0. Weights that change by less than τ in a round make smaller steps than others.
     """
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
@@ -192,12 +186,6 @@ class FedYogi(_Adaptive):
 
     >>> FedYogi().adaptivity
     0.001
-
-    Attributes:
-        server_lr: Learning rate η of the server, > 0: about the largest step of a weight in a round.
-        beta1: Decay β₁ of m, in [0, 1).
-        beta2: Decay β₂ of v, in [0, 1).
-        adaptivity: Adaptivity τ, > 0. Weights that change by less than τ in a round make smaller steps than others.
     """
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
