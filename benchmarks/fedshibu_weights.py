@@ -23,20 +23,21 @@ from typing import Any
 import kinfed
 from kin import CIFAR, MNIST, difference_of, settings_of
 from kinfed.files import write_whole
-from kinfed.methods.fedshibu import FedSHIBU
 from kinfed.report.differences import compared
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.rows import in_rows
 
 OWN_WEIGHTS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
-FORMS: dict[str, dict[str, Any]] = {
-    "printed": {"rep_source": "local_random", "layers": "last", "norm": "sum"},
-    "printed, RBF": {"rep_source": "local_random", "layers": "last", "norm": "sum", "kernel": "rbf"},
-    "public images, sum": {"layers": "last", "norm": "sum"},
-    "public images, min-max": {"layers": "last", "norm": "minmax"},
-    "mean prediction, power": {"layers": "last", "compared": "mean_prediction", "norm": "power"},
-    "each stage, distance": {"layers": "each", "norm": "distance"},
-    "change, softmax": {"layers": "last", "compared": "change", "debiased": True, "norm": "softmax"},
+FORMS = {
+    "printed": "fedshibu:rep_source=local_random,layers=last,norm=sum",
+    "printed, RBF": "fedshibu:rep_source=local_random,layers=last,norm=sum,kernel=rbf",
+    "public images, sum": "fedshibu:layers=last,norm=sum",
+    "public images, min-max": "fedshibu:layers=last,norm=minmax",
+    "mean prediction, power": "fedshibu:layers=last,compared=mean_prediction,norm=power",
+    "each stage, distance": "fedshibu:layers=each,norm=distance",
+    "change, softmax": "fedshibu:layers=last,compared=change,debiased=true,norm=softmax",
+    "FedAvg + CRSM, printed": "fedavg_crsm:rep_source=local_random,layers=last,norm=sum",
+    "FedAvg + CRSM, each stage": "fedavg_crsm:layers=each,norm=distance",
 }
 CONTROLS = ("erased", "permuted")
 BASELINES = ["local", "fedavg", "fedbabu", "fedper"]
@@ -45,23 +46,19 @@ COMMON: dict[str, Any] = {
     "clients": 20, "rounds": 30, "lr_schedule": "cosine", "validation": 0.2, "ft_epochs": 0, "evaluate_every": 30,
     "checkpoint_every": 10, "public": 64,
 }  # fmt: skip
-DIGITS = {"data": "digits", "model": "tiny_cnn", "local_epochs": 2, "batch_size": 20}
+DIGITS: dict[str, Any] = {"data": "digits", "model": "tiny_cnn", "local_epochs": 2, "batch_size": 20}
+PARTITIONS: dict[str, dict[str, Any]] = {
+    "2 shards": {"partition": "shards", "shards": 2},
+    "5 shards": {"partition": "shards", "shards": 5},
+    "iid": {"partition": "iid"},
+}
 STUDIES: dict[str, dict[str, Any]] = {
     f"{called} {name}": {**COMMON, **data, **partition}
     for called, data in (("digits", DIGITS), ("cifar10", CIFAR))
-    for name, partition in {
-        "2 shards": {"partition": "shards", "shards": 2},
-        "5 shards": {"partition": "shards", "shards": 5},
-        "iid": {"partition": "iid"},
-    }.items()
+    for name, partition in PARTITIONS.items()
 }
 # Clients and samples for the printed form: how much weight is its own, and what does it bring?
 SIZES = [(20, 100), (50, 100), (100, 100), (20, 25), (20, 50), (20, 200)]
-
-
-def spelled(form: dict[str, Any]) -> str:
-    """Return the name with which a form is compared."""
-    return "fedshibu:" + ",".join(f"{name}={str(value).lower()}" for name, value in form.items())
 
 
 def own_weight(run: Run) -> float:
@@ -74,9 +71,8 @@ def measured(study: str, work: Path, asked: argparse.Namespace) -> dict[str, Any
     fields = {**STUDIES[study], "seed": asked.seed}
     if fields["data"] != "digits":
         fields["data"] = str(asked.data / fields["data"])
-    names = {f"own weight {a:g}": spelled({"layers": "last", "norm": "own", "own": a}) for a in OWN_WEIGHTS}
-    names |= {form: spelled(of) for form, of in FORMS.items()}
-    names |= {name: name for name in BASELINES}
+    names = {f"own weight {a:g}": f"fedshibu:layers=last,norm=own,own={a}" for a in OWN_WEIGHTS}
+    names |= FORMS | {name: name for name in BASELINES}
     kinfed.tune(
         [*names.values()], over=["lr=0.03,0.1,0.3"], out=work / "forms", seeds=asked.seeds, quiet=True, **fields
     )
@@ -84,7 +80,7 @@ def measured(study: str, work: Path, asked: argparse.Namespace) -> dict[str, Any
     found, rows = compared(runs), in_rows(runs)
     of = {name: (found[row], rows[row]) for name, row in names.items()}
     controls = {
-        f"{form}, {control}": spelled({**own, "control": control, "lr": settings_of(of[form][1][0])["lr"]})
+        f"{form}, {control}": f"{own},control={control},lr={settings_of(of[form][1][0])['lr']}"
         for form, own in FORMS.items()
         for control in CONTROLS
     }
@@ -106,12 +102,12 @@ def measured(study: str, work: Path, asked: argparse.Namespace) -> dict[str, Any
                 "lr": settings_of(group[0])["lr"],
                 **(
                     {"own_weight": [round(own_weight(run), 4) for run in group]}
-                    if "fedshibu" in group[0].method
+                    if "weights" in group[0].pictures
                     else {}
                 ),
                 "less": {
                     other: difference_of(row, of[other][0])
-                    for other in (f"{name}, erased", f"{name}, permuted", "fedbabu", "fedper", "local")
+                    for other in (f"{name}, erased", f"{name}, permuted", *BASELINES)
                     if other in of and other != name
                 },
             }
@@ -124,7 +120,7 @@ def sizes(work: Path, asked: argparse.Namespace) -> dict[str, Any]:
     """Compare the printed form with its erased control by the numbers of clients and of samples."""
     told = {}
     for clients, samples in SIZES:
-        form = {**FORMS["printed"], "samples": samples}
+        form = f"{FORMS['printed']},samples={samples}"
         fields = {
             **COMMON, **MNIST, "data": str(asked.data / "mnist"), "clients": clients, "local_epochs": 2,
             "batch_size": 20, "partition": "shards", "shards": 2, "train_images": 50 * clients + 64, "lr": 0.1,
@@ -135,8 +131,7 @@ def sizes(work: Path, asked: argparse.Namespace) -> dict[str, Any]:
         if (out / "comparison.toml").is_file():
             kinfed.resume(out, quiet=True)
         else:
-            methods = [FedSHIBU(**form), FedSHIBU(**form, control="erased")]
-            kinfed.compare(methods, out=out, seeds=asked.seeds, quiet=True, **fields)
+            kinfed.compare([form, f"{form},control=erased"], out=out, seeds=asked.seeds, quiet=True, **fields)
         runs = read_runs([out])
         found, rows = compared(runs), in_rows(runs)
         printed, erased = (
