@@ -33,26 +33,28 @@ def test_clients_that_share_classes_stand_together() -> None:
 
 
 def test_the_figure_shows_the_last_round_and_a_slider_the_others() -> None:
-    figure = kinship(pictured(r1=EARLY, r5=LATE), "crsm")
-    classes, early, late = figure.data
-    assert (classes.visible, early.visible, late.visible) == (True, False, True)
+    left, right = (panel.figure for panel in kinship(pictured(r1=EARLY, r5=LATE), "crsm"))
+    early, late = right.data
+    assert (left.data[0].visible, early.visible, late.visible) == (True, False, True)
     order = [int(name) for name in late.x]
     assert np.array_equal(late.z, np.array(LATE)[np.ix_(order, order)])
     assert (late.zmin, late.zmax) == (0.05, 0.9)  # the diagonal is 1 by definition
-    (slider,) = figure.layout.sliders
+    (slider,) = right.layout.sliders
     assert [step.label for step in slider.steps] == ["1", "5"]
-    assert slider.steps[0].args[0]["visible"] == [True, True, False]
+    assert slider.steps[0].args[0]["visible"] == [True, False]
+    assert slider.steps[0].args[1]["title.text"].startswith("CRSM after round 1<br>")
     # overlap of 02, 13 > 23 > 03 > 01 = 12; CRSM 02 > 13 > 03 > 23 > 01 > 12
-    assert figure.layout.annotations[1].text == "CRSM after round 5<br>rank correlation 0.93"
+    assert right.layout.title.text == "CRSM after round 5<br>rank correlation 0.93"
     assert "classes cat/dog and classes owl" in {text for row in late.text for text in row}
 
 
 def test_one_round_needs_no_slider_and_unknown_pairs_are_left_blank() -> None:
     unknown = np.array(LATE)
     unknown[0, 1] = unknown[1, 0] = np.nan
-    figure = kinship(pictured(r3=unknown.tolist()), "crsm")
-    assert not figure.layout.sliders
-    assert np.isnan(figure.data[1].z).sum() == 2
+    (shown,) = (right := kinship(pictured(r3=unknown.tolist()), "crsm")[1].figure).data
+    assert not right.layout.sliders
+    assert np.isnan(shown.z).sum() == 2
+    assert sum(told == "n/a" for row in shown.customdata for told in row) == 2
 
 
 @pytest.mark.slow
@@ -72,12 +74,12 @@ def test_clients_are_ordered_by_their_planted_groups_and_the_groups_found_are_sh
     run = pictured(r1=EARLY, r5=LATE)
     run.federation["groups"] = [0, 1, 0, 1]
     run.lines[-1].update(groups=[3, 4, 3, 3], adjusted_rand_index=0.25)
-    figure = kinship(run, "crsm")
-    groups, _, late = figure.data
+    left, right = (panel.figure for panel in kinship(run, "crsm"))
+    (groups,), (_, late) = left.data, right.data
     assert [*late.x] == ["0", "2", "3", "1"]
     assert groups.z.tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1]]
-    titles = [annotation.text for annotation in figure.layout.annotations]
+    titles = [left.layout.title.text, right.layout.title.text]
     assert titles == ["Groups found (adjusted Rand index 0.25)", "CRSM after round 5<br>AUC of pairs 1.00"]
     assert "group 4, planted group 1" in late.text[3][3]
     run.lines[-1].pop("groups")
-    assert kinship(run, "crsm").layout.annotations[0].text == "Planted groups"
+    assert kinship(run, "crsm")[0].figure.layout.title.text == "Planted groups"

@@ -96,9 +96,9 @@ def test_a_picture_is_drawn_with_its_own_words(folder: Path) -> None:
 
 def test_numbers_are_curves_and_what_is_said_once_is_in_the_table(folder: Path) -> None:
     runs = read_runs([folder])
-    figure = note_curves(runs)
-    assert figure is not None
-    assert [trace.y[1] for trace in figure.data] == [runs[0].lines[1]["mean_weight"]]
+    (panel,) = note_curves(runs)
+    assert panel.heading == "mean weight"
+    assert [trace.y[1] for trace in panel.figure.data] == [runs[0].lines[1]["mean_weight"]]
     rows = [[cell.text for cell in row] for row in note_table(runs).rows]
     assert rows == [["classes seen", "10", "1"], ["mood", "<b>calm</b> in round 2", "2"]]
 

@@ -98,10 +98,10 @@ def test_means_by_architecture_stand_in_the_summary(runs: list[Run]) -> None:  #
 
 @pytest.mark.slow
 def test_neighbours_are_the_curve_where_there_is_no_accuracy_between_rounds(runs: list[Run]) -> None:
-    figure = curves(runs)
-    for run, trace in zip(runs, figure.data[:2], strict=True):
+    panel = curves(runs)[0]
+    for run, trace in zip(runs, panel.figure.data, strict=True):
         assert [*trace.y] == [line["knn_acc_mean"] for line in run.lines]
-    assert "nearest neighbours" in figure.layout.annotations[0].text
+    assert "nearest neighbours" in panel.heading
 
 
 @pytest.mark.slow

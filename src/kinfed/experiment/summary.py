@@ -11,6 +11,7 @@ from kinfed.engine.lines import is_of_evaluation
 from kinfed.engine.stopping import VALIDATION
 from kinfed.experiment.config import Config
 from kinfed.experiment.participation import never_trained, of_trained
+from kinfed.experiment.provenance import provenance
 from kinfed.experiment.so_far import Lines
 from kinfed.experiment.targets import rounds_to
 from kinfed.models import default_architecture
@@ -80,6 +81,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
         "never_trained": len(never),
         "zero_step_clients": sum(line["zero_step_clients"] for line in lines),
         "collapsed": [],
+        "made": provenance(config.device),
         **({"start": start} if (start := [said for model in runtime.models for said in model.start]) else {}),
         **runtime.method.outcome(runtime.server(len(lines)), lines, runtime.class_counts),
     }

@@ -6,6 +6,7 @@ Letters: ``N`` clients, ``K`` classes.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
-from plotly.subplots import make_subplots
 
 from kinfed.experiment.targets import as_text, targets
+from kinfed.report.document import Panel
 from kinfed.report.folders import Run
+from kinfed.report.kinship import client_order
 from kinfed.report.matrices import LABELLED, draw_matrix
 from kinfed.report.measures import WORDS
 from kinfed.report.names import hypertext, labels
 from kinfed.report.picture import picture
 from kinfed.report.rows import in_rows
-from kinfed.report.style import REFERENCES, colours, steps, styled
+from kinfed.report.style import REFERENCES, colours, steps, styled, translucent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["clients", "cost", "curves", "partition", "save_report_picture"]
 
 ROW = 60  # longest name of a row, in characters: more than other names, since it has the fields that tell rows apart
+LINE = 34  # longest line of it on a page
 
 
 def mean_series(group: Sequence[Run], name: str) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
@@ -76,59 +79,76 @@ def _curve_title(grouped: Mapping[str, Sequence[Run]]) -> str:
 
 
 def _names(grouped: Iterable[str]) -> dict[str, str]:
-    """Return the name of each row for plotly."""
+    """Return the name of each row for plotly, in lines that fit a narrow screen."""
     rows = [*grouped]
-    return {row: hypertext(label) for row, label in zip(rows, labels(rows, ROW), strict=True)}
+    return {
+        row: "<br>".join(map(hypertext, textwrap.wrap(label, LINE)))
+        for row, label in zip(rows, labels(rows, ROW), strict=True)
+    }
 
 
-def curves(runs: Sequence[Run]) -> go.Figure:
-    """Draw own-test accuracy and training loss by round; the legend switches methods on and off in both."""
+def curves(runs: Sequence[Run]) -> list[Panel]:
+    """Draw own-test accuracy and training loss by round, with the range over the seeds around the mean."""
     grouped = in_rows(runs)
-    colour, names = colours([*grouped]), _names(grouped)
-    figure = make_subplots(cols=2, subplot_titles=(_curve_title(grouped), "Training loss"), horizontal_spacing=0.08)
-    for col in (1, 2):
-        for method, group in grouped.items():
-            rounds, mean, _ = mean_series(group, _curve(group) if col == 1 else "train_loss")
-            figure.add_scatter(
-                x=rounds,
-                y=mean,
-                name=names[method],
-                mode="lines" if len(rounds) > 1 else "markers",
-                legendgroup=method,
-                showlegend=col == 1,
-                line={"color": colour[method], "width": 2, "dash": "dot" if method in REFERENCES else "solid"},
-                hovertemplate="%{y:.3f}",
-                row=1,
-                col=col,
-            )
+    accuracy = _curves(grouped, {row: _curve(group) for row, group in grouped.items()})
     for target in targets([run.summary for run in runs]):
-        figure.add_hline(
+        accuracy.add_hline(
             target,
-            line={"color": "#555", "width": 1, "dash": "dash"},
+            line={"color": "#888", "width": 1, "dash": "dash"},
             annotation={
                 "text": f"target on the pooled test set: {as_text(target)}",
-                "font": {"size": 11, "color": "#555"},
+                "font": {"size": 11, "color": "#888"},
             },
             annotation_position="bottom right",
-            row=1,
-            col=1,
+        )
+    accuracy.update_yaxes(range=[0, 1.02])
+    loss = _curves(grouped, dict.fromkeys(grouped, "train_loss"))
+    loss.update_yaxes(rangemode="tozero")
+    return [Panel(accuracy, _curve_title(grouped)), Panel(loss, "Training loss")]
+
+
+def _curves(grouped: Mapping[str, Sequence[Run]], quantity: Mapping[str, str]) -> go.Figure:
+    """Draw a quantity of each row by round: the mean over the seeds, and a band as wide as their range."""
+    colour, names = colours([*grouped]), _names(grouped)
+    figure = go.Figure()
+    for row, group in grouped.items():
+        rounds, mean, half = mean_series(group, quantity[row])
+        if len(group) > 1 and len(rounds) > 1:
+            figure.add_scatter(
+                x=[*rounds, *reversed(rounds)],
+                y=[*(mean + half), *reversed(mean - half)],
+                mode="lines",
+                legendgroup=row,
+                showlegend=False,
+                line={"width": 0},
+                fill="toself",
+                fillcolor=translucent(colour[row], 0.15),
+                hoverinfo="skip",
+            )
+        figure.add_scatter(
+            x=rounds,
+            y=mean,
+            name=names[row],
+            mode="lines" if len(rounds) > 1 else "markers",
+            legendgroup=row,
+            line={"color": colour[row], "width": 2, "dash": "dot" if row in REFERENCES else "solid"},
+            hovertemplate="%{y:.3f}",
         )
     figure.update_xaxes(title_text="round")
-    figure.update_yaxes(range=[0, 1.02], col=1)
-    figure.update_yaxes(rangemode="tozero", col=2)
-    return styled(figure, height=420, hovermode="x unified")
+    return styled(figure, height=360 + 22 * len(grouped), hovermode="x unified")
 
 
 def partition(run: Run) -> go.Figure:
     """Draw the number of training samples of each client (rows) and class (columns), and groups of a planted shift."""
     if run.unlabelled:
         return _sizes(run)
-    counts = np.array(run.federation["train"])
+    order = client_order(run)
+    counts = np.array(run.federation["train"])[order]
     figure = go.Figure(
         go.Heatmap(
             z=counts,
             x=[*map(hypertext, labels(run.federation["classes"]))],
-            y=[*map(hypertext, run.client_labels)],
+            y=[hypertext(run.client_labels[i]) for i in order],
             colorscale="Blues",
             colorbar={"title": "samples"},
             hovertemplate="client %{y}, class %{x}: %{z} samples<extra></extra>",
@@ -139,7 +159,7 @@ def partition(run: Run) -> go.Figure:
     figure.update_xaxes(title_text="class", type="category", side="bottom")
     figure.update_yaxes(title_text="client", type="category", autorange="reversed")
     if groups := run.federation.get("groups"):
-        _add_groups(figure, groups)
+        _add_groups(figure, [groups[i] for i in order])
     return styled(figure, height=min(900, 180 + 18 * len(counts)))
 
 
@@ -164,7 +184,7 @@ def _add_groups(figure: go.Figure, groups: Sequence[int]) -> None:
 
     Args:
         figure: Figure, which is changed.
-        groups: Group of each client.
+        groups: Group of the client of each row.
     """
     figure.add_heatmap(
         z=[[group] for group in groups],
@@ -215,34 +235,35 @@ def clients(runs: Sequence[Run]) -> go.Figure:
     return styled(figure, height=420)
 
 
-def cost(runs: Sequence[Run]) -> go.Figure:
+def cost(runs: Sequence[Run]) -> list[Panel]:
     """Draw the megabytes sent and the seconds taken by each method, as means over the seeds."""
     grouped = in_rows(runs)
-    names = _names(grouped)
-    figure = make_subplots(cols=2, subplot_titles=("Megabytes sent in all rounds", "Seconds"), horizontal_spacing=0.12)
-    bars: tuple[tuple[int, str, str, Callable[[dict[str, Any]], float]], ...] = (
-        (1, "down", "#56B4E9", lambda s: s["communication"]["down_bytes"] / 1e6),
-        (1, "up", "#0072B2", lambda s: s["communication"]["up_bytes"] / 1e6),
-        (2, "training", "#009E73", lambda s: s["seconds"]["train"]),
-        (2, "evaluation", "#E69F00", lambda s: s["seconds"]["evaluate"]),
-        (2, "other", "#BBBBBB",
-         lambda s: s["seconds"]["total"] - s["seconds"]["train"] - s["seconds"]["evaluate"]),
-    )  # fmt: skip
-    for col, name, colour, read in bars:
-        values = [float(np.mean([read(run.summary) for run in group])) for group in grouped.values()]
-        figure.add_bar(
-            y=[names[method] for method in grouped],
-            x=values,
-            name=name,
-            orientation="h",
-            marker={"color": colour},
-            hovertemplate="%{y}: %{x:.2f} " + ("MB " if col == 1 else "s ") + name + "<extra></extra>",
-            row=1,
-            col=col,
-        )
-    figure.update_layout(barmode="stack")
-    figure.update_yaxes(autorange="reversed")
-    return styled(figure, height=140 + 40 * len(grouped))
+
+    def bars(parts: Mapping[str, tuple[str, Callable[[dict[str, Any]], float]]], unit: str) -> go.Figure:
+        figure, names = go.Figure(), _names(grouped)
+        for part, (colour, read) in parts.items():
+            figure.add_bar(
+                y=[names[row] for row in grouped],
+                x=[float(np.mean([read(run.summary) for run in group])) for group in grouped.values()],
+                name=part,
+                orientation="h",
+                marker={"color": colour},
+                hovertemplate=f"%{{y}}: %{{x:.2f}} {unit} {part}<extra></extra>",
+            )
+        figure.update_layout(barmode="stack")
+        figure.update_yaxes(autorange="reversed")
+        return styled(figure, height=160 + 34 * len(grouped))
+
+    sent = {
+        "down": ("#56B4E9", lambda s: s["communication"]["down_bytes"] / 1e6),
+        "up": ("#0072B2", lambda s: s["communication"]["up_bytes"] / 1e6),
+    }
+    taken = {
+        "training": ("#009E73", lambda s: s["seconds"]["train"]),
+        "evaluation": ("#E69F00", lambda s: s["seconds"]["evaluate"]),
+        "other": ("#AAAAAA", lambda s: s["seconds"]["total"] - s["seconds"]["train"] - s["seconds"]["evaluate"]),
+    }
+    return [Panel(bars(sent, "MB"), "Megabytes sent in all rounds"), Panel(bars(taken, "s"), "Seconds")]
 
 
 def save_report_picture(runs: Sequence[Run], path: Path) -> None:

@@ -154,6 +154,7 @@ class _Summary(_Told):
     untested: int = 0
     skipped_samples: int
     zero_step_clients: int
+    made: dict[str, str] = {}
 
 
 class _Line(_Told):

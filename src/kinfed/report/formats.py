@@ -13,7 +13,7 @@ from kinfed.files import output, write_whole
 from kinfed.report.folders import read_runs
 from kinfed.report.table import Table, table
 
-__all__ = ["FORMATS", "formatted", "write_formatted"]
+__all__ = ["FORMATS", "as_csv", "formatted", "write_formatted"]
 
 MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a text that begins so for a formula
@@ -21,7 +21,14 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a text that be
 
 def _csv(shown: Table) -> str:
     """Return comma-separated values: one line for each row, and a further column for the spread of each number."""
-    told: str = _frame(shown).map(_no_formula).to_csv(index=False, lineterminator="\n")
+    return as_csv(_frame(shown))
+
+
+def as_csv(content: pd.DataFrame) -> str:
+    """Return a DataFrame as comma-separated values in which a spreadsheet finds no formulas."""
+    told: str = content.map(lambda of: _no_formula(of) if isinstance(of, str) else of).to_csv(
+        index=False, lineterminator="\n"
+    )
     return told
 
 

@@ -47,7 +47,7 @@ def _rows(run: Run, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {
             **about,
             "client": id,
-            "name": run.client_name(id),
+            "name": _name(run, id),
             "train": counts[id],
             "test": run.federation["test"][id],
             **{name: values[id] for name, values in old.items()},
@@ -60,7 +60,12 @@ def _rows(run: Run, line: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {
             **about,
             "client": id,
-            "name": run.client_name(id),
+            "name": _name(run, id),
             **{name: values[i] for name, values in new.items()},
             **({"group": new_groups[i]} if new_groups else {}),
         }
+
+
+def _name(run: Run, id: int) -> str:
+    """Return the name of a client, with escapes for characters that are no text, such as half of a pair in UTF-16."""
+    return run.client_name(id).encode("utf-8", "backslashreplace").decode()

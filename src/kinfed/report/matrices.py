@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from kinfed.errors import plain
 from kinfed.methods import Picture
 from kinfed.report.folders import Run
-from kinfed.report.kinship import kin_order
+from kinfed.report.kinship import client_order, values_told
 from kinfed.report.names import hypertext, labels
-from kinfed.report.style import styled
+from kinfed.report.style import SIMILARITY, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,20 +39,21 @@ def last_round(run: Run, name: str) -> int:
 
 
 def matrix_figure(run: Run, name: str) -> go.Figure:
-    """Draw a picture after the last round that has any pictures."""
+    """Draw a picture after the last round that has any pictures; clients are in the order of all matrices."""
     picture = run.pictures[name]
-    rows, columns = (_names(run, picture, axis) for axis in (0, 1))
+    values, rows, columns = _arranged(run, picture)
     low, high = _range(picture)
     figure = go.Figure(
         go.Heatmap(
-            z=picture.matrix.numpy(),
+            z=values,
             x=[*map(hypertext, columns)],
             y=[*map(hypertext, rows)],
+            text=values_told(values),
             zmin=low,
             zmax=high,
-            colorscale="Viridis",
+            colorscale=SIMILARITY,
             colorbar={"thickness": 12},
-            hovertemplate="%{y} and %{x}: %{z:.4f}<extra></extra>",
+            hovertemplate="%{y} and %{x}: %{text}<extra></extra>",
         )
     )
     figure.update_xaxes(title_text=_title(picture.columns), type="category")
@@ -60,7 +62,7 @@ def matrix_figure(run: Run, name: str) -> go.Figure:
 
 
 def draw_matrix(run: Run, name: str, row: str, figure: Figure, axes: Axes) -> None:
-    """Draw a picture on axes of matplotlib; in a similarity, similar clients are adjacent.
+    """Draw a picture on axes of matplotlib, with the clients in the order of all matrices.
 
     Args:
         run: The run.
@@ -70,21 +72,30 @@ def draw_matrix(run: Run, name: str, row: str, figure: Figure, axes: Axes) -> No
         axes: Axes that get the matrix.
     """
     picture = run.pictures[name]
-    matrix, (rows, columns) = picture.matrix.numpy().astype(float), (_names(run, picture, axis) for axis in (0, 1))
+    matrix, rows, columns = _arranged(run, picture)
     title = f"{row}: {plain(picture.title)}"
     if shows_kinship(run, picture):
-        order = kin_order(matrix)
-        matrix = matrix[np.ix_(order, order)].copy()
         np.fill_diagonal(matrix, np.nan)
-        rows, columns = ([names[i] for i in order] for names in (rows, columns))
-        title = f"{title}\n(similar clients adjacent, diagonal left out)"
+        title = f"{title}\n(kin adjacent, diagonal left out)"
     image = axes.imshow(
-        matrix, aspect="auto", cmap="viridis", vmin=picture.low, vmax=picture.high, interpolation="nearest"
+        matrix, aspect="auto", cmap=SIMILARITY.lower(), vmin=picture.low, vmax=picture.high, interpolation="nearest"
     )
     axes.set(title=title, xlabel=_title(picture.columns), ylabel=_title(picture.rows))
     _label(axes.set_xticks, columns, rotation=90 if max(map(len, columns)) > UPRIGHT else 0)
     _label(axes.set_yticks, rows)
     figure.colorbar(image, ax=axes)
+
+
+def _arranged(run: Run, picture: Picture) -> tuple[NDArray[np.float64], list[str], list[str]]:
+    """Return a copy of a picture's values, and the names of its rows and columns, in the order that is drawn."""
+    values = picture.matrix.numpy().astype(np.float64)
+    rows, columns = (_names(run, picture, axis) for axis in (0, 1))
+    order = client_order(run)
+    if picture.rows == "clients" and len(values) == len(order):
+        values, rows = values[order], [rows[i] for i in order]
+    if picture.columns == "clients" and len(values.T) == len(order):
+        values, columns = values[:, order], [columns[i] for i in order]
+    return values, rows, columns
 
 
 def _range(picture: Picture) -> tuple[float, float]:

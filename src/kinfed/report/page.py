@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import plotly.graph_objects as go
 import tomli_w
-from plotly.offline import get_plotlyjs
 
-from kinfed.errors import plain
 from kinfed.experiment.targets import targets
 from kinfed.files import output, write_whole
 from kinfed.report import figures
 from kinfed.report.advice import Advised, read_advice
 from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_table, voted, votes
+from kinfed.report.clients import MOST, client_table
 from kinfed.report.confusion import CONFUSION, confusion_figure
 from kinfed.report.differences import DIFFERENCES, difference_table
+from kinfed.report.document import Panel, document, escaped, section, shown
 from kinfed.report.folders import Run, read_runs
+from kinfed.report.formats import FORMATS, as_csv
+from kinfed.report.frame import frame
 from kinfed.report.kinship import kinship, save_kinship
 from kinfed.report.matrices import last_round, matrix_figure, shows_kinship
 from kinfed.report.measures import WORDS
@@ -30,32 +33,9 @@ from kinfed.report.table import NEW_CLIENTS, Cell, Table, table
 from kinfed.report.tuning import TUNED, Tuned, read_tuning, tuning_figure, tuning_notes, tuning_table
 from kinfed.report.verdict import verdict
 
-__all__ = ["as_html", "document", "drawn", "write_report"]
+__all__ = ["as_html", "write_report"]
 
-STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; color: #222; background: #fff;
-       max-width: 1100px; margin: 2.5rem auto; padding: 0 1.25rem; }
-h1 { font-size: 1.7rem; margin: 0 0 .3rem; }
-h2 { font-size: 1.2rem; margin: 2.6rem 0 .2rem; }
-p { margin: .3rem 0 .8rem; }
-.setting, .caption { color: #555; }
-.verdict { font-size: 1.1rem; font-weight: 600; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .93rem; }
-th, td { padding: .4rem .6rem; text-align: right; border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
-th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
-th { border-bottom: 2px solid #999; cursor: help; white-space: normal; vertical-align: bottom; }
-small { color: #777; font-weight: 400; }
-td.best { font-weight: 700; color: #00664a; }
-td::before { content: "\\2605 "; font-size: .75em; visibility: hidden; }
-td.best::before { visibility: visible; }
-td:nth-child(-n+2)::before { content: none; }
-.notes { background: #fff6e0; border-left: 4px solid #e69f00; padding: .6rem 1rem; margin: 1rem 0; }
-.notes p { margin: .2rem 0; }
-pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .85rem; }
-summary { cursor: pointer; }
-"""
+LARGEST = 500_000  # characters of the numbers that a page holds for downloads
 
 
 def write_report(paths: Sequence[Path], out: Path, measure: str | None = None) -> Path:
@@ -93,80 +73,118 @@ def write_report(paths: Sequence[Path], out: Path, measure: str | None = None) -
 
 def as_html(runs: Sequence[Run]) -> str:
     """Return HTML for a notebook: the description of the experiment, the conclusion, the table and the notes."""
-    said = "".join(f"<p>{_text(line)}</p>" for line in (setting(runs), verdict(runs)) if line)
-    return f"{said}{_table(table(runs))}{_notes(runs)}"
+    said = "".join(f"<p>{escaped(line)}</p>" for line in (setting(runs), verdict(runs)) if line)
+    return f"{said}{shown(table(runs))}{_notes(runs)}"
 
 
 def _page(runs: Sequence[Run], tuned: Sequence[Tuned] = (), advised: Sequence[Advised] = ()) -> str:
     title = f"kinfed: {', '.join(in_rows(runs))} on {runs[0].summary['data']['name']}"
-    sections = [
-        _section("Round by round" if runs[0].untested else f"{_capital(WORDS[runs[0].measure])} by round",
-                 f"Click a name to hide it; hover for values.{_neighbours(runs)}", figures.curves(runs)),
-        "" if runs[0].unlabelled else
-        _section("Every client", "Each point is one client. Look at the lowest clients as well as at the middle.",
-                 figures.clients(runs)),
-        _confusion(runs),
-        _section("Data of the clients", _held(runs[0]), figures.partition(runs[0])),
-        _section("Cost", "Payload of all messages, and seconds by task.", figures.cost(runs)),
-    ]  # fmt: skip
-    sections[3:3] = [
-        section
-        for row, group in in_rows(runs).items()
-        for section in (*_pictures(row, group[0]), *_round_notes(row, group))
+    of_rows = [
+        part for row, group in in_rows(runs).items() for part in (*_pictures(row, group[0]), *_round_notes(row, group))
     ]
-    configs = "".join(
-        f"<details><summary>{_text(run.path.name)}</summary><pre>{html.escape(tomli_w.dumps(run.config))}</pre></details>"
+    what = "Round by round" if runs[0].untested else f"{_capital(WORDS[runs[0].measure])} by round"
+    parts = [
+        *map(_advice, advised),
+        f'<p class="setting">{escaped(setting(runs))}</p>',
+        f'<p class="verdict">{escaped(verdict(runs))}</p>',
+        shown(table(runs)),
+        _download(runs),
+        _differences(runs),
+        *map(_tuning, tuned),
+        _new_clients(runs),
+        *(_target(runs, target) for target in targets([run.summary for run in runs])),
+        *(_vote(row, group) for row, group in votes(runs).items()),
+        _notes(runs),
+        section(
+            what, f"Click a name to hide it; hover for values.{_band(runs)}{_neighbours(runs)}", figures.curves(runs)
+        ),
+        _clients(runs),
+        _confusion(runs),
+        *of_rows,
+        section("Data of the clients", _held(runs[0]), [Panel(figures.partition(runs[0]))]),
+        section("Cost", "Payload of all messages, and seconds by task.", figures.cost(runs)),
+        _configs(runs),
+        _made(runs),
+    ]
+    return document(title, "\n".join(parts))
+
+
+def _download(runs: Sequence[Run]) -> str:
+    """Return links to the numbers of the page, which are in the page itself."""
+    content = {"table.csv": FORMATS["csv"](table(runs)), "clients.csv": as_csv(frame(runs))}
+    if sum(map(len, content.values())) > LARGEST:
+        del content["clients.csv"]
+    links = ", ".join(
+        f'<a download="{name}" href="data:text/csv;base64,{base64.b64encode(text.encode()).decode()}">{name}</a>'
+        for name, text in content.items()
+    )
+    return f'<p class="caption">To download: {links}.</p>'
+
+
+def _band(runs: Sequence[Run]) -> str:
+    """Explain the bands around the curves; empty with one seed."""
+    several = any(len(group) > 1 for group in in_rows(runs).values())
+    return " A line is the mean over the seeds, and its band is as wide as their range." if several else ""
+
+
+def _clients(runs: Sequence[Run]) -> str:
+    """Return the section with a figure and a table of all clients; empty if no model of theirs has a measure."""
+    if runs[0].unlabelled:
+        return ""
+    seeds, clients = len({run.summary["seed"] for run in runs}), len(runs[0].samples)
+    points = f": {clients} clients and {seeds} seeds, {clients * seeds} points a method" if seeds > 1 else ""
+    told = f"Each point is one client{points}. Look at the lowest clients as well as at the middle."
+    content = client_table(runs)
+    few = f" These are the first {MOST:,} of {clients * seeds:,}." if clients * seeds > MOST else ""
+    lines = f'<h3>Clients</h3><p class="caption">Click a heading to sort.{few}</p>{shown(content, sortable=True)}'
+    return section("Every client", told, [Panel(figures.clients(runs))]) + (lines if content.rows else "")
+
+
+def _configs(runs: Sequence[Run]) -> str:
+    """Return the section with the configs: the fields in which they differ, and each config to unfold."""
+    flat = {run.path.name: {name: str(value) for name, value in _flat(run.config)} for run in runs}
+    differ = {
+        name: [own.get(name, "") for own in flat.values()]
+        for name in dict.fromkeys(name for own in flat.values() for name in own)
+        if len({own.get(name) for own in flat.values()}) > 1
+    }
+    rows = tuple((Cell(name), *map(Cell, of_runs)) for name, of_runs in differ.items() if name != "methods")
+    headings = ("field", *flat)
+    differences = shown(Table(headings, ("",) * len(headings), rows)) if rows else ""
+    told = "Fields in which the runs differ" if rows else "The runs do not differ but in the method"
+    folded = "".join(
+        f"<details><summary>{escaped(run.path.name)}</summary><pre>{html.escape(tomli_w.dumps(run.config))}</pre></details>"
         for run in runs
     )
-    body = f"""
-{"".join(map(_advice, advised))}
-<p class="setting">{_text(setting(runs))}</p>
-<p class="verdict">{_text(verdict(runs))}</p>
-{_table(table(runs))}
-{_differences(runs)}
-{"".join(map(_tuning, tuned))}
-{_new_clients(runs)}
-{"".join(_target(runs, target) for target in targets([run.summary for run in runs]))}
-{"".join(_vote(row, group) for row, group in votes(runs).items())}
-{_notes(runs)}
-{"".join(sections)}
-<h2>Configuration</h2>
-<p class="caption">The complete config, defaults included.</p>
-{configs}"""
-    return document(title, body)
+    first = f'<p class="caption">{told}:</p>{differences}' if len(runs) > 1 else ""
+    return f'<h2>Configuration</h2>{first}<p class="caption">The complete configs, defaults included:</p>{folded}'
 
 
-def document(title: str, body: str) -> str:
-    """Return a self-contained HTML page in the report's style, with plotly.
+def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a config, those of methods as ``method.field``."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{field}", of) for field, of in value.items())
+        else:
+            yield name, value
 
-    Args:
-        title: Title and heading, plain text.
-        body: HTML under the heading.
-    """
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{_text(title)}</title>
-<style>{STYLE}</style>
-<script>{get_plotlyjs()}</script>
-</head>
-<body>
-<h1>{_text(title)}</h1>{body}
-</body>
-</html>
-"""
+
+def _made(runs: Sequence[Run]) -> str:
+    """Return the section on the circumstances of the runs; those that differ are told for each run."""
+    known = {run.path.name: run.summary.get("made", {}) for run in runs}
+    names = dict.fromkeys(name for made in known.values() for name in made)
+    if not names:
+        return ""
+    lines = []
+    for name in names:
+        values = dict.fromkeys(made.get(name, "n/a") for made in known.values())
+        told = f"{min(values)} to {max(values)}" if name == "date" and len(values) > 1 else "; ".join(values)
+        lines.append(f"<dt>{escaped(name)}</dt><dd>{escaped(told)}</dd>")
+    return f"<h2>How it was made</h2><dl>{''.join(lines)}</dl>"
 
 
 def _capital(words: str) -> str:
     return words[0].upper() + words[1:]
-
-
-def _text(text: str) -> str:
-    """Escape text for HTML, including control characters."""
-    return html.escape(plain(text))
 
 
 def _held(run: Run) -> str:
@@ -194,7 +212,8 @@ def _neighbours(runs: Sequence[Run]) -> str:
         return " Methods without labels are measured after the last round only, with a linear probe."
     return (
         " Methods without labels have no accuracy before a linear probe is fitted after the last round; until then, "
-        "the curve shows that of a nearest-neighbour classifier on the representation, on the whole test set."
+        "the curve shows that of the 200 nearest neighbours by cosine of the representation, whose votes weigh "
+        "e^(cosine / 0.1), on the whole test set."
     )
 
 
@@ -203,27 +222,28 @@ def _differences(runs: Sequence[Run]) -> str:
     content = difference_table(runs)
     if not content.rows:
         return ""
-    return f'<h2>Differences</h2><p class="caption">{_text(DIFFERENCES)}</p>{_table(content)}'
+    return f'<h2>Differences</h2><p class="caption">{escaped(DIFFERENCES)}</p>{shown(content)}'
 
 
 def _confusion(runs: Sequence[Run]) -> str:
     """Return the section with the confusion matrices; empty if there are none."""
     figure = confusion_figure(runs)
-    return "" if figure is None else _section("Confusion matrix", CONFUSION, figure)
+    return "" if figure is None else section("Confusion matrix", CONFUSION, [Panel(figure)])
 
 
 def _advice(advised: Advised) -> str:
     """Return the section with the advice that rests on a comparison."""
-    command = "" if advised.command is None else f"<pre>{_text(advised.command)}</pre>"
-    return f"<h2>Advice</h2><p>{_text(advised.paragraph)}</p>{command}"
+    command = "" if advised.command is None else f"<pre>{escaped(advised.command)}</pre>"
+    return f"<h2>Advice</h2><p>{escaped(advised.paragraph)}</p>{command}"
 
 
 def _tuning(tuned: Tuned) -> str:
     """Return the section with the tuning of a comparison."""
-    notes = "".join(f"<p>{_text(note)}</p>" for note in tuning_notes(tuned) if "edge" in note)
-    told = f"{_table(tuning_table(tuned))}{f'<div class=notes>{notes}</div>' if notes else ''}"
+    notes = "".join(f"<p>{escaped(note)}</p>" for note in tuning_notes(tuned) if "edge" in note)
+    told = f"{shown(tuning_table(tuned))}{f'<div class=notes>{notes}</div>' if notes else ''}"
     figure = tuning_figure(tuned)
-    return f'<h2>Tuning</h2><p class="caption">{_text(TUNED)}</p>{told}{drawn(figure) if figure.data else ""}'
+    drawn = section("", "", [Panel(figure)]) if figure.data else ""
+    return f'<h2>Tuning</h2><p class="caption">{escaped(TUNED)}</p>{told}{drawn}'
 
 
 def _new_clients(runs: Sequence[Run]) -> str:
@@ -231,24 +251,24 @@ def _new_clients(runs: Sequence[Run]) -> str:
     content = table(runs, new_clients=True)
     if not content.rows:
         return ""
-    return f'<h2>New clients</h2><p class="caption">{_text(NEW_CLIENTS)}</p>{_table(content)}'
+    return f'<h2>New clients</h2><p class="caption">{escaped(NEW_CLIENTS)}</p>{shown(content)}'
 
 
 def _target(runs: Sequence[Run], target: float) -> str:
     """Return the section with the table of a target accuracy."""
     content = target_table(runs, target)
-    heading, caption = (_text(text.capitalize()) for text in (content.headings[2], content.meanings[2]))
-    return f'<h2>{heading}</h2><p class="caption">{caption}.</p>{_table(content)}'
+    heading, caption = (escaped(text.capitalize()) for text in (content.headings[2], content.meanings[2]))
+    return f'<h2>{heading}</h2><p class="caption">{caption}.</p>{shown(content)}'
 
 
 def _vote(row: str, group: Sequence[Run]) -> str:
     """Return the section with the results of the votes, and the ballots of the first seed."""
-    told = f"<h2>The vote: {_text(row)}</h2>" + "".join(f"<p>{_text(line)}</p>" for line in outcomes(group))
+    told = f"<h2>The vote: {escaped(row)}</h2>" + "".join(f"<p>{escaped(line)}</p>" for line in outcomes(group))
     first = group[0]
     if not voted(first):
         return told
     caption = f"The sources on each client's ballot (seed {first.summary['seed']}); similar ballots are adjacent."
-    return f'{told}{_table(vote_table(first))}<p class="caption">{_text(caption)}</p>{drawn(ballot_figure(first))}'
+    return f"{told}{shown(vote_table(first))}{section('', caption, [Panel(ballot_figure(first))])}"
 
 
 def _pictures(row: str, run: Run) -> Iterator[str]:
@@ -262,47 +282,23 @@ def _pictures(row: str, run: Run) -> Iterator[str]:
                 f"The similarity of the clients as the method measures it (seed {seed}), beside {other}. "
                 f"Clients {'of one group' if grouped else 'with shared classes'} are adjacent."
             )
-            yield _section(f"Similarity of the clients: {row}", caption, kinship(run, name))
+            yield section(f"Similarity of the clients: {row}", caption, kinship(run, name))
         else:
             caption = f"After round {last_round(run, name)} (seed {seed})."
-            yield _section(f"{picture.title}: {row}", caption, matrix_figure(run, name))
+            yield section(f"{picture.title}: {row}", caption, [Panel(matrix_figure(run, name))])
 
 
 def _round_notes(row: str, group: Sequence[Run]) -> Iterator[str]:
     """Yield the sections with a method's notes on its rounds: curves and a table."""
     curves, others = note_curves(group), note_table(group)
-    if curves is not None:
-        yield _section(
+    if curves:
+        yield section(
             f"Round by round: {row}", "Numbers that the method reports for each round, one line per seed.", curves
         )
     if others.rows:
-        yield f"<h2>Notes: {_text(row)}</h2>{_table(others)}"
-
-
-def _table(content: Table) -> str:
-    head = "".join(
-        f'<th title="{_text(meaning)}">{_text(heading)}</th>'
-        for heading, meaning in zip(content.headings, content.meanings, strict=True)
-    )
-    rows = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in content.rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-
-
-def _cell(cell: Cell) -> str:
-    spread = f" <small>{_text(cell.spread)}</small>" if cell.spread else ""
-    return f"<td{' class=best' if cell.best else ''}>{_text(cell.text)}{spread}</td>"
+        yield f"<h2>Notes: {escaped(row)}</h2>{shown(others)}"
 
 
 def _notes(runs: Sequence[Run]) -> str:
-    said = "".join(f"<p>{_text(note)}</p>" for note in notes(runs))
+    said = "".join(f"<p>{escaped(note)}</p>" for note in notes(runs))
     return f'<div class="notes">{said}</div>' if said else ""
-
-
-def _section(heading: str, caption: str, figure: go.Figure) -> str:
-    return f'<h2>{_text(heading)}</h2><p class="caption">{_text(caption)}</p>{drawn(figure)}'
-
-
-def drawn(figure: go.Figure) -> str:
-    """Return the HTML of a figure, for a page that has plotly."""
-    looks = {"displaylogo": False, "responsive": True}
-    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=looks))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,11 +16,11 @@ from kinfed.errors import InputError, plain
 from kinfed.experiment.papers.figure import Curve, Matrix, Measured, numbers
 from kinfed.fields import one_line
 from kinfed.files import read_json, write_whole
+from kinfed.report.document import Panel, document, escaped, section
 from kinfed.report.kinship import kin_order
 from kinfed.report.names import hypertext, labels
-from kinfed.report.page import document, drawn
 from kinfed.report.picture import picture
-from kinfed.report.style import colours, styled
+from kinfed.report.style import SIMILARITY, colours, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,12 +31,6 @@ __all__ = ["write_pictures"]
 ACROSS = 3  # largest number of panels side by side in the PNG
 TICKS = 10  # largest number of values on an x-axis that are all marked
 WRITTEN = 12  # largest number of columns of a matrix whose values are written into it
-PANELS = """<style>
-.panels { display: grid; gap: 0 1rem; }
-.several { grid-template-columns: repeat(auto-fill, minmax(min(100%, 420px), 1fr)); }
-.panels > div { min-width: 0; }
-</style>
-"""
 
 
 def write_pictures(folder: Path) -> Path:
@@ -59,30 +52,20 @@ def write_pictures(folder: Path) -> Path:
 def _page(measured: Measured) -> str:
     colour = _colours(measured)
     order = _order(measured)
-    panels = [(heading, "", _curves(measured, curves, colour)) for heading, curves in measured.curves.items()]
-    panels += [(heading, matrix.told, _matrix(matrix, order)) for heading, matrix in measured.matrices.items()]
+    panels = [Panel(_curves(measured, curves, colour), heading) for heading, curves in measured.curves.items()]
+    panels += [Panel(_matrix(matrix, order), heading, matrix.told) for heading, matrix in measured.matrices.items()]
     other = ", ".join(f"{name}={plain(value)}" for name, value in measured.other_setting.items())
     said = [
-        f"<p><b>The paper</b>: {_text(measured.shows)}</p>",
-        f"<p><b>Here</b>: {_text(measured.run)}</p>",
-        f"<p>{_text(measured.note)}</p>" if measured.note else "",
-        f'<div class="notes"><p>The setting differs from this figure\'s: {_text(other)}.</p></div>' if other else "",
+        f"<p><b>The paper</b>: {escaped(measured.shows)}</p>",
+        f"<p><b>Here</b>: {escaped(measured.run)}</p>",
+        f"<p>{escaped(measured.note)}</p>" if measured.note else "",
+        f'<div class="notes"><p>The setting differs from this figure\'s: {escaped(other)}.</p></div>' if other else "",
     ]
-    shown = "".join(f"<div>{_heading(heading, told)}{drawn(figure)}</div>" for heading, told, figure in panels)
     tables = "".join(_table(heading, rows) for heading, rows in numbers(measured))
     return document(
         measured.title,
-        f'{PANELS}{"".join(said)}<p class="caption">{_text(_sentence(measured.y))}</p>'
-        f'<div class="panels{" several" if len(panels) > 1 else ""}">{shown}</div><h2>Numbers</h2>{tables}',
+        f"{''.join(said)}{section('', _sentence(measured.y), panels)}<h2>Numbers</h2>{tables}",
     )
-
-
-def _heading(heading: str, told: str) -> str:
-    return f'<p><b>{_text(heading)}</b> <span class="caption">{_text(told)}</span></p>' if heading else ""
-
-
-def _text(text: str) -> str:
-    return html.escape(plain(text))
 
 
 def _sentence(text: str) -> str:
@@ -90,12 +73,12 @@ def _sentence(text: str) -> str:
 
 
 def _table(heading: str, rows: Sequence[Sequence[str]]) -> str:
-    told = f"<p><b>{_text(heading)}</b></p>" if heading else ""
+    told = f"<p><b>{escaped(heading)}</b></p>" if heading else ""
     if not rows:
         return f"{told}<p>The numbers are in figure.json.</p>"
     head, *body = rows
-    cells = "".join(f"<th>{_text(name)}</th>" for name in head)
-    lines = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in body)
+    cells = "".join(f"<th>{escaped(name)}</th>" for name in head)
+    lines = "".join(f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in body)
     return f'{told}<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
@@ -152,12 +135,7 @@ def _curves(measured: Measured, curves: Mapping[str, Curve], colour: Mapping[str
     ticks = {"tickvals": xs} if 0 < len(xs) <= TICKS else {}
     figure.update_xaxes(title_text=hypertext(measured.x), automargin=True, **ticks)
     figure.update_yaxes(automargin=True)
-    styled(figure, height=400 + 22 * len(figure.data), hovermode="x unified")
-    figure.update_layout(
-        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
-        margin={"l": 45, "r": 10, "t": 30},
-    )
-    return figure
+    return styled(figure, height=400 + 22 * len(figure.data), hovermode="x unified")
 
 
 def _shown(x: float | str) -> float | str:
@@ -177,7 +155,7 @@ def _matrix(matrix: Matrix, order: Sequence[int] | None) -> go.Figure:
             z=values,
             x=[*map(hypertext, columns)],
             y=[*map(hypertext, rows)],
-            colorscale="Viridis",
+            colorscale=SIMILARITY,
             colorbar={"thickness": 10},
             showscale=not written,
             texttemplate=f"%{{z:.{matrix.decimals}f}}" if written else None,
@@ -188,9 +166,7 @@ def _matrix(matrix: Matrix, order: Sequence[int] | None) -> go.Figure:
     )
     figure.update_xaxes(type="category", automargin=True, tickangle=-90 if max(map(len, columns)) > 4 else 0)
     figure.update_yaxes(type="category", autorange="reversed", automargin=True)
-    styled(figure, height=150 + 26 * len(rows))
-    figure.update_layout(margin={"l": 10, "r": 10, "t": 30})
-    return figure
+    return styled(figure, height=150 + 26 * len(rows))
 
 
 def _save_png(measured: Measured, path: Path) -> None:

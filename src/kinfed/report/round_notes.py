@@ -6,43 +6,41 @@ from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from kinfed.engine.lines import AGREEMENT, Line, is_note
+from kinfed.report.document import Panel
 from kinfed.report.folders import Run
-from kinfed.report.names import hypertext
 from kinfed.report.style import styled
 from kinfed.report.table import Cell, Table
 
 __all__ = ["note_curves", "note_table"]
 
 Curve = list[tuple[int, float]]
-COLUMNS = 3  # panels in a row
 
 
-def note_curves(group: Sequence[Run]) -> go.Figure | None:
-    """Draw a panel for each note that is a number in several rounds, one line per seed; None without such notes."""
-    curves = {name: of_seeds for name, of_seeds in _numbers(group).items() if max(map(len, of_seeds)) > 1}
-    if not curves:
-        return None
-    across = min(COLUMNS, len(curves))
-    down = -(-len(curves) // across)
-    figure = make_subplots(rows=down, cols=across, subplot_titles=[hypertext(_words(name)) for name in curves])
-    for at, of_seeds in enumerate(curves.values()):
-        for run, curve in zip(group, of_seeds, strict=True):
-            figure.add_scatter(
-                x=[round for round, _ in curve],
-                y=[value for _, value in curve],
-                name=f"seed {run.summary['seed']}",
-                mode="lines",
-                line={"color": "#0072B2", "width": 1.5},
-                showlegend=False,
-                hovertemplate="%{y:.4g}",
-                row=at // across + 1,
-                col=at % across + 1,
-            )
+def note_curves(group: Sequence[Run]) -> list[Panel]:
+    """Draw a panel for each note that is a number in several rounds, one line per seed; none without such notes."""
+    return [
+        Panel(_curves(group, of_seeds), _words(name))
+        for name, of_seeds in _numbers(group).items()
+        if max(map(len, of_seeds)) > 1
+    ]
+
+
+def _curves(group: Sequence[Run], of_seeds: Sequence[Curve]) -> go.Figure:
+    figure = go.Figure()
+    for run, curve in zip(group, of_seeds, strict=True):
+        figure.add_scatter(
+            x=[round for round, _ in curve],
+            y=[value for _, value in curve],
+            name=f"seed {run.summary['seed']}",
+            mode="lines",
+            line={"color": "#0072B2", "width": 1.5},
+            showlegend=False,
+            hovertemplate="%{y:.4g}",
+        )
     figure.update_xaxes(title_text="round")
-    return styled(figure, height=60 + 260 * down)
+    return styled(figure, height=260)
 
 
 def note_table(group: Sequence[Run]) -> Table:
