@@ -14,6 +14,7 @@ from typing import Any
 
 from kinfed.data import Federation, load, make_federation, select_classes, subsample, with_shift, with_validation
 from kinfed.data.holdout import refuse_divided_groups
+from kinfed.data.samples import GROUP
 from kinfed.engine import (
     ClientRuntime,
     RoundSettings,
@@ -60,9 +61,10 @@ def _divided(config: Config) -> Federation:
     federation = make_federation(
         dataset,
         config.partitioner(),
-        clients=len(dataset.train) + len(dataset.test) if config.clients is None else config.clients,
+        clients=config.clients,
         seed=config.seed,
         public=config.public,
+        groups=None if config.group is None else dataset.columns[GROUP][0],
         new_clients=config.new_clients,
         hold_out=config.hold_out or (),
     )

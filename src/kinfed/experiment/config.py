@@ -44,7 +44,7 @@ __all__ = ["EXECUTION", "FEWEST_PUBLIC", "OF_TRAINING", "USUAL_LR", "Config", "M
 Measure = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc"]
 
 CLIENTS = 20  # default number of clients, unless the data define them
-BY_DATA = ("by", "folders")  # partitions whose clients are those of the data
+BY_DATA = ("by", "folders", "file")  # partitions whose clients are those of the data or of a file
 FEWEST_PUBLIC = 4  # smallest number of public images; similarities on fewer are meaningless
 
 # Fields that do not influence the results, so that they may change when a run is resumed. The device influences only
@@ -149,7 +149,7 @@ class Config(BaseModel):
         None,
         ge=1,
         description="number of clients, by default 20; if the data define the clients, the largest number, by default "
-        "all",
+        "all; with a saved partition, the number in its file",
     )
     participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in each round")
     partition: str = Field(
