@@ -113,7 +113,7 @@ class Evaluation:
         """
         method, federation = self.runtime.method, self.runtime.federation
         sizes, validation_sizes = (
-            [len(rows) for rows in cut] for cut in (federation.tested.test, federation.validation)
+            [len(rows) for rows in cut] for cut in (federation.tested.test, federation.tested.validation)
         )
         own = _Accuracies(sizes, validation_sizes)
         if federation.dataset.labelled and not any(own.sizes):

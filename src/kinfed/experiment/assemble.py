@@ -52,7 +52,8 @@ def _divided(config: Config) -> Federation:
         federation: Federation = config.objects[config.data]
         refuse_without_labels(config, federation.dataset)
         return _with_labelled(config, federation)
-    dataset = load(config.data, **config.reading)
+    of_labelled = {"test_fraction": None} if config.labelled is not None and config.lacks_labels else {}
+    dataset = load(config.data, **config.reading | of_labelled)
     refuse_without_labels(config, dataset)
     if config.classes is not None:
         dataset = select_classes(dataset, config.classes)
@@ -82,7 +83,8 @@ def _with_labelled(config: Config, federation: Federation) -> Federation:
     if config.labelled is None:
         return federation
     shape = federation.dataset.shape
-    labelled = load(config.labelled, channels=config.channels, image_size=config.image_size)
+    reading = {name: getattr(config, name) for name in ("channels", "image_size", "test_fraction")}
+    labelled = load(config.labelled, **reading)
     if not labelled.labelled:
         raise InputError(f"labelled: {config.labelled!r} has no labels")
     if labelled.shape != shape:
@@ -278,12 +280,13 @@ def about_clients(runtime: ClientRuntime) -> str:
 
 def _without_labels(federation: Federation) -> dict[str, Any]:
     """Return the entries of ``federation.json`` for data without labels, whose samples have no class to be counted."""
-    tested = federation.labelled
+    tested, held = federation.labelled, len(federation.labelled_validation)
     labelled = tested and {
         "name": tested.name,
         "classes": list(tested.classes),
-        "train": len(tested.train),
+        "train": len(tested.train) - held,
         "test": len(tested.test),
+        **({"validation": held} if held else {}),
     }
     return {"samples": [len(rows) for rows in federation.partition.train], "labelled": labelled}
 

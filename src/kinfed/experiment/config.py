@@ -103,7 +103,8 @@ class Config(BaseModel):
         None,
         gt=0,
         lt=1,
-        description="share of the samples that is held out as test set, where the data have no split",
+        description="share of the samples that is held out as test set, where the data have no split; of labelled, if "
+        "data has no labels",
     )
     drop: tuple[str, ...] | None = Field(
         None, description="names of columns of a table that are no features, as in id,admitted_on"
@@ -497,6 +498,13 @@ class Config(BaseModel):
     def weights_by_client(self) -> Path | None:
         """The folder with a file of start weights for each client; None if all start alike."""
         return Path(self.weights) if self.weights is not None and Path(self.weights).is_dir() else None
+
+    @property
+    def lacks_labels(self) -> bool:
+        """True if the files of the data have no labels, as far as is known before they are read."""
+        from kinfed.data.loading import lacks_labels
+
+        return self.label is None and not self.data.startswith("<") and lacks_labels(self.data)
 
     @property
     def reading(self) -> dict[str, Any]:

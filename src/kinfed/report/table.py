@@ -120,7 +120,7 @@ def columns_of(measure: str) -> tuple[Column, ...]:
     )
     validation = Column(
         "validation",
-        f"{what} on the clients' validation samples, weighted by their number, after the last round",
+        f"{what} on validation samples, weighted by their number at each client, after the last round",
         lambda s: s["metrics"].get(f"validation_personal_{key}_weighted"),
         accuracy=False,
     )
