@@ -734,19 +734,19 @@ def _complete(
     training = {field: _type_of(field) for field in OF_TRAINING if field not in fields}
     types, given = {**fields, **training}, {}
     for field, value in own.items():
-        check_choice(f"set: {label}", field, types)
+        check_choice(f"set: {name}", field, types)
         try:
             given[field] = TypeAdapter(types[field]).validate_python(value)
         except ValidationError as error:
-            raise InputError(one_line(error, f"{label}.{field}")) from error
+            raise InputError(one_line(error, f"{name}.{field}")) from error
         if isinstance(given[field], float) and not math.isfinite(given[field]):
-            raise InputError(f"{label}.{field}: {given[field]} is not allowed; must be a finite number")
+            raise InputError(f"{name}.{field}: {given[field]} is not allowed; must be a finite number")
         if isinstance(value, bool) and not isinstance(given[field], bool):
-            raise InputError(f"{label}.{field}: {value} is not allowed; must not be true or false")
+            raise InputError(f"{name}.{field}: {value} is not allowed; must not be true or false")
     try:
         method = make_method(name, {field: value for field, value in given.items() if field in fields}, find)
     except InputError as error:
-        raise InputError(f"{label}.{error}") from error
+        raise InputError(f"{name}.{error}") from error
     _, complete = name_and_fields(method, lambda kind: kind.__name__)
     trained = {field: value for field, value in given.items() if field in training}
     usual = USUAL_LR[trained.get("optimizer", optimizer)]

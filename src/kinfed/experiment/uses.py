@@ -279,10 +279,10 @@ def _refuse_idle_of(
     for name in own if methods else ():
         if name in training:
             if name in uses and not any(_trains_with(uses[name], config, label) for config, label in pairs):
-                _refuse(f"{named}.{name}", training[name], uses[name].by)
+                _refuse(f"{parse_label(named)[0]}.{name}", training[name], uses[name].by)
         elif all(name in method.idle for method in methods):
             method = methods[0] if hasattr(methods[0], name) else methods[0].unwrapped
-            _refuse(f"{named}.{name}", getattr(method, name), method.idle[name])
+            _refuse(f"{parse_label(named)[0]}.{name}", getattr(method, name), method.idle[name])
 
 
 def _refuse(name: str, value: Any, by: str) -> None:
