@@ -41,6 +41,15 @@ class TestSet:
         """Return the two parts of a mask of the samples: the pooled test set, and the validation samples."""
         return right[: self.size], right[self.size :]
 
+    @cached_property
+    def owned(self) -> list[tuple[Tensor, Tensor]]:
+        """The owner and the row of each client's own test sample, n each, and those of validation samples if any."""
+        return [
+            (torch.arange(len(cut)).repeat_interleave(torch.tensor([*map(len, cut)])), torch.from_numpy(np.hstack(cut)))
+            for cut in (self.test, self.validation)
+            if cut
+        ]
+
     def own(self, right: Tensor, client: int) -> tuple[Tensor, Tensor]:
         """Return the entries of a mask for a client's own test samples, and for its validation samples."""
         validation = self.validation[client] if self.validation else np.arange(0)
