@@ -94,13 +94,3 @@ def test_the_commands_of_its_readme_work(kinfed: Any, tmp_path: Path, monkeypatc
     for called, *arguments in asked:
         assert called == "kinfed"
         assert kinfed(*arguments)[0] == 0, arguments
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_on_data_work(kinfed: Any) -> None:  # noqa: F811
-    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text()
-    asked = commands(page)
-    assert len(asked) == 9
-    assert asked[0] == ["kinfed", "example", "demo"]
-    for _, *arguments in asked:
-        assert kinfed(*arguments)[0] == 0, arguments

@@ -96,6 +96,13 @@ def test_what_was_shown_is_what_is_run(kinfed: Command, tmp_path: Path) -> None:
     assert metrics["global_acc"] == pytest.approx(metrics["personal_acc_weighted"])
 
 
+def test_a_saved_partition_says_how_many_clients_there_are(kinfed: Command, tmp_path: Path) -> None:  # noqa: F811
+    assert kinfed("partition", "--partition", "iid", "--clients", "7", "--out", "o")[0] == 0
+    assert kinfed("partition", "--partition", "file:o/rows.json", "--out", "again")[0] == 0
+    assert told(tmp_path / "o")["clients"] == told(tmp_path / "again")["clients"]
+    assert len(told(tmp_path / "o")["clients"]) == 7
+
+
 def test_a_shell_file_of_fields_can_be_looked_at(kinfed: Command, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "e.toml").write_text("methods = ['fedper']\npartition = 'disjoint'\nclients = 5\n[fedper]\n")
     code, out, _ = kinfed("partition", "--config", "e.toml", "--out", "o")
@@ -120,7 +127,7 @@ def test_a_shell_file_of_fields_can_be_looked_at(kinfed: Command, tmp_path: Path
         (["--partition", "quantity", "--clients", "200"], "samples suffice for 127 clients, not for 200"),
         (["--clients", "5000"], "clients: 5000 is more than the 1272 training samples"),
         (["--new-clients", "20"], "new_clients: 20 is not allowed; must be less than the 20 clients"),
-        (["--partition", "file:rows.json"], "clients: 20 is not allowed; 'rows.json' has 1"),
+        (["--partition", "file:rows.json", "--clients", "20"], "clients: 20 is not allowed; 'rows.json' has 1"),
         (
             ["--partition", "file:rows.json", "--clients", "1", "--public", "9"],
             "public: 9 is not allowed; 'rows.json' has 0",

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed.data import as_dataset, from_arrays
-from kinfed.data.holdout import draw_test_set, groups_by_client
+from kinfed.data.holdout import draw_public_groups, draw_test_set, groups_by_client
 from kinfed.errors import InputError
 from kinfed.experiment.assemble import federation_of
 from kinfed.experiment.config import Config
@@ -104,6 +104,47 @@ def test_validation_takes_whole_groups_of_the_named_column(tmp_path: Path) -> No
     groups = federation.dataset.columns["group"][0]
     cuts = (np.concatenate(federation.partition.train), np.concatenate(federation.validation))
     assert not np.intersect1d(*(groups[rows] for rows in cuts)).size
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 9)), min_size=2),
+    st.integers(0, 20),
+    st.integers(0, 2**32 - 1),
+)
+def test_public_images_are_whole_groups(samples: list[Any], count: int, seed: int) -> None:
+    labels, clients, groups = np.array(samples).T
+
+    def drawn(count: int) -> Any:
+        return draw_public_groups(labels, count, groups, clients, np.random.default_rng(seed))
+
+    rows = drawn(count)
+    rest = np.setdiff1d(np.arange(len(labels)), rows)
+    assert len(rows) <= count
+    assert not np.intersect1d(groups[rows], groups[rest]).size
+    for values in (labels, clients):
+        assert {*values[rest]} == {*values}
+    assert drawn(len(rows)).tolist() == rows.tolist()  # the number that a run's config then has
+    there, sizes = np.unique(groups[rest], return_counts=True)
+    staying = {group for of in (labels, clients) for value in {*of} for group in groups[of == value]}
+    assert all(size > count - len(rows) or group in staying for group, size in zip(there, sizes, strict=True))
+
+
+def test_public_groups_are_as_balanced_as_single_samples_if_groups_have_one_class() -> None:
+    labels = np.repeat([0, 1, 2], [300, 60, 60])
+    rows = draw_public_groups(labels, 60, np.arange(420) // 2, np.zeros(420), np.random.default_rng(0))
+    assert np.bincount(labels[rows]).tolist() == [20, 20, 20]
+
+
+def test_images_of_a_patient_are_all_public_or_all_of_clients(tmp_path: Path) -> None:
+    frame = patients().assign(patient=np.arange(120) // 7)
+    federation = federation_of(config(data=written(tmp_path, frame), **ROLES, test_fraction=0.2, public=20))
+    groups = federation.dataset.columns["group"][0]
+    public, own = groups[federation.public_rows], groups[np.concatenate(federation.partition.train)]
+    assert 7 <= len(public) <= 20
+    assert not np.intersect1d(public, own).size
+    with pytest.raises(InputError, match="public: 3 is not allowed; no group is small enough that may be public as a"):
+        federation_of(config(data=written(tmp_path, frame), **ROLES, test_fraction=0.2, public=3))
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,17 @@ def test_further_clients_can_be_drawn_beside_named_ones(tmp_path: Path) -> None:
         assert "site3" in made.new_clients.names
 
 
+def test_clients_are_drawn_from_those_that_are_not_held_out(tmp_path: Path) -> None:
+    draw(tmp_path, *(f"site{i % 5}/{'cat' if i < 20 else 'dog'}/{i}.png" for i in range(40)))
+    data, drawn = load(tmp_path, test_fraction=0.2), set()
+    for seed in range(8):
+        made = make_federation(data, "by:client", clients=2, seed=seed, public=0, hold_out=["site3"])
+        assert made.new_clients.names == ("site3",)
+        assert len(made) == 2
+        drawn |= {*made.partition.names}
+    assert drawn == {"site0", "site1", "site2", "site4"}
+
+
 @pytest.mark.parametrize(
     ("partition", "names", "message"),
     [

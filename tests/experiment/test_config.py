@@ -80,6 +80,8 @@ def config(**fields: Any) -> Config:
         ({"methods": ("fedshibu",), "settings": {"fedshibu": {"nrm": "sum"}}}, "'nrm' is not known;.*mean norm?"),
         ({"methods": ("fedshibu",), "settings": {"fedshibu": {"norm": "su"}}}, "fedshibu.norm: 'su' is not allowed"),
         ({"methods": ("fedprox",), "settings": {"fedprox": {"mu": "-1"}}}, "fedprox.mu: '-1' is not allowed"),
+        ({"methods": ("fedprox:mu=-1",)}, r"^fedprox\.mu: '-1' is not allowed; must be greater than or equal to 0"),
+        ({"methods": ("fedprox:nu=1",)}, "^set: fedprox: 'nu' is not known; allowed: mu, lr"),
         ({"ft_epochs": -1}, "ft_epochs: -1 is not allowed; must be greater than or equal to 0"),
         ({"ft_lr": 0}, "ft_lr: 0 is not allowed; must be greater than 0"),
         ({"target_acc": 0}, "target_acc: 0 is not allowed; must be greater than 0"),

@@ -16,6 +16,8 @@ from rich.console import Console
 import kinfed
 from kinfed.data import load
 from kinfed.errors import InputError
+from kinfed.experiment.assemble import federation_of
+from kinfed.experiment.config import Config
 from kinfed.learning import own_view_nearer
 from kinfed.models import read_tensors
 from kinfed.report.folders import read_runs
@@ -162,7 +164,10 @@ def test_every_method_without_labels_runs(photos: Path, tmp_path: Path, method: 
         ({"methods": "fedavg"}, "methods: fedavg reads labels, and .* has none .*local_ssl, central_byol read none"),
         ({"methods": ["fedsimsiam", "fedper"]}, "methods: fedper reads labels"),
         ({"partition": "shards"}, "partition: Shards reads labels"),
-        ({"validation": 0.2}, "validation: 0.2 is not allowed; it needs labels, and .* has none"),
+        (
+            {"validation": 0.2},
+            "validation: 0.2 is not allowed; it needs labels, and .* has none; labelled=… names other",
+        ),
         ({"new_clients": 1}, "new_clients: 1 is not allowed; it needs labels"),
         ({"hold_out": "north"}, r"hold_out: \('north',\) is not allowed; it needs labels"),
         ({"classes": "0"}, r"classes: \('0',\) is not allowed; it needs labels"),
@@ -196,6 +201,91 @@ def test_labelled_data_of_another_shape_are_refused(photos: Path, tmp_path: Path
         kinfed.run("fedsimsiam", **fields, out=tmp_path / "out", quiet=True)
 
 
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Class folders of digits 0 and 1 without a split, 20 images each."""
+    digits = load("digits").train
+    for label in (0, 1):
+        (tmp_path / "folders" / f"{label}").mkdir(parents=True)
+        for i, image in enumerate(digits.inputs[digits.labels == label][:20]):
+            Image.fromarray(image[0].numpy()).save(tmp_path / "folders" / f"{label}" / f"{i}.png")
+    return tmp_path / "folders"
+
+
+def config_of(**given: Any) -> Config:
+    return Config.checked({"methods": "fedsimsiam", "public": 0, **given})
+
+
+def test_a_test_set_is_held_out_of_labelled_data_without_one(photos: Path, folders: Path) -> None:
+    asked = {"data": f"unlabelled:{photos}", "labelled": str(folders)}
+    federation = federation_of(config_of(**asked, test_fraction=0.25))
+    assert federation.labelled is not None
+    assert (len(federation.labelled.train), len(federation.labelled.test)) == (30, 10)
+    assert len(federation.dataset.train) == 48
+    with pytest.raises(InputError, match="has no test set; hold out a share of the samples as one"):
+        federation_of(config_of(**asked))
+    with pytest.raises(InputError, match=r"test_fraction: 0\.25 would do nothing; 'digits' has a test set"):
+        federation_of(config_of(**{**asked, "labelled": "digits"}, test_fraction=0.25))
+    with pytest.raises(InputError, match="labelled: 'digits' would do nothing"):
+        federation_of(config_of(data=str(folders), labelled="digits", test_fraction=0.25))
+
+
+def test_validation_samples_are_labelled_ones_on_which_nothing_is_fitted(photos: Path, tmp_path: Path) -> None:
+    """The probe's accuracy on them is that of the saved model, and test labels change none of it."""
+    fields = {**SMALL, "data": f"unlabelled:{photos}", "settings": {"fedsimsiam": NARROW}, "validation": 0.25}
+    digits = load("digits")
+    images, labels = digits.train.inputs[:200, 0].numpy(), digits.train.labels[:200].numpy()
+    lines = []
+    for name, of_test in (("own", labels[:40]), ("other", np.roll(labels[:40], 1))):
+        file = tmp_path / f"{name}.npz"
+        np.savez(file, x_train=images, y_train=labels, x_test=images[:40], y_test=of_test)
+        result = kinfed.run("fedsimsiam", out=tmp_path / name, labelled=file, **fields)
+        lines.append(read_runs([result.path])[0].lines)
+    told = [{key: value for key, value in line.items() if key.startswith("validation_")} for line in lines[0]]
+    assert told == [{key: line[key] for key in of} for line, of in zip(lines[1], told, strict=True)]
+    assert lines[0][-1]["knn_acc_mean"] != lines[1][-1]["knn_acc_mean"]
+    federation = federation_of(config_of(data=fields["data"], labelled=str(file), validation=0.25))
+    rows = federation.labelled_validation
+    model = kinfed.load(tmp_path / "own")
+    right = model(torch.from_numpy(images[rows])[:, None]).argmax(dim=1).numpy() == labels[rows]
+    assert len(rows) == 50
+    assert told[-1]["validation_linear_global_acc_mean"] == pytest.approx(right.mean())
+    assert 0 < told[0]["validation_knn_acc_weighted"] <= 1
+    about = read_runs([tmp_path / "own"])[0].federation["labelled"]
+    assert (about["train"], about["validation"], about["test"]) == (150, 50, 40)
+
+
+@pytest.mark.slow
+def test_settings_are_chosen_on_labelled_data(photos: Path, tmp_path: Path) -> None:
+    fields = {**SMALL, "data": f"unlabelled:{photos}", "labelled": "digits", "linear_probe_images": 100, "seeds": 2}
+    result = kinfed.tune(
+        "fedsimsiam", over=["lr=0.001,0.1"], out=tmp_path / "out", settings={"fedsimsiam": NARROW}, **fields
+    )
+    for race in json.loads((tmp_path / "out" / "tuning" / "trials.json").read_text())["methods"].values():
+        scores = [trial["validation"]["2"] for trial in race["trials"]]
+        assert race["chosen"] == int(np.argmax(scores))
+    assert [summary["seed"] for summary in result.summaries] == [1, 2, 1, 2]
+
+
+@pytest.mark.slow
+def test_advice_is_given_by_labelled_data(photos: Path, tmp_path: Path) -> None:
+    fields = {**SMALL, "rounds": 1, "data": f"unlabelled:{photos}", "labelled": "digits", "linear_probe_images": 100}
+    advice = kinfed.advise(unlabelled=True, budget=1, out=tmp_path / "out", seeds=2, **fields)
+    assert advice.use.startswith(("fed", "hetero_ssfl", "local_ssl"))
+    assert "with a linear probe" in advice.paragraph
+    with pytest.raises(InputError, match=f"unlabelled: must be true; unlabelled:{photos} has no labels"):
+        kinfed.advise(out=tmp_path / "other", data=f"unlabelled:{photos}", labelled="digits", quiet=True)
+
+
+def test_tuning_refuses_what_needs_labels_before_it_begins(photos: Path, tmp_path: Path) -> None:
+    asked = {"data": f"unlabelled:{photos}", "out": tmp_path / "out", "quiet": True}
+    with pytest.raises(InputError, match=r"validation: 0\.2 .* has none; labelled=… names other data that have them"):
+        kinfed.tune("fedsimsiam", **asked)
+    with pytest.raises(InputError, match="methods: fedavg reads labels"):
+        kinfed.tune(["fedsimsiam", "fedavg"], labelled="digits", **asked)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_shift_of_the_images_needs_no_labels(photos: Path, tmp_path: Path) -> None:
     fields = {**SMALL, "rounds": 1, "data": f"unlabelled:{photos}", "settings": {"fedsimsiam": NARROW}}
     result = kinfed.run("fedsimsiam", out=tmp_path / "out", shift="rotate:2", **fields)
@@ -208,9 +298,6 @@ def test_source_models_need_labels(photos: Path, tmp_path: Path) -> None:
 
 
 def test_tables_of_a_partition_show_sizes_only(photos: Path) -> None:
-    from kinfed.experiment.assemble import federation_of
-    from kinfed.experiment.config import Config
-
     config = Config.checked({"methods": "local", "data": f"unlabelled:{photos}", "public": 0})
     holdings = Holdings.of(federation_of(config), "photos")
     assert [*holdings.measures()] == ["training samples"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from kinfed.advice.candidates import Candidate, candidates, reasons
 from kinfed.advice.conclusion import best_first, command, conclusion, with_settings
 from kinfed.advice.traits import Excess, Traits, traits
+from kinfed.errors import InputError
 from kinfed.experiment.assemble import runtime_of
 from kinfed.experiment.config import Config
 from kinfed.experiment.folders import ADVICE, COMPARISON, check_room
@@ -79,6 +80,8 @@ def advise(
         RunFailed: If all settings of all methods failed, or a run of the comparison did.
     """
     check_tunable(config)
+    if labelled and config.lacks_labels:
+        raise InputError(f"unlabelled: must be true; {config.data} has no labels")
     if not is_tuning(out):
         check_room(out, overwrite=False)
     runtime = runtime_of(config.of(ALONE[not labelled], config.seed))

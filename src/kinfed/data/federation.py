@@ -41,6 +41,15 @@ class TestSet:
         """Return the two parts of a mask of the samples: the pooled test set, and the validation samples."""
         return right[: self.size], right[self.size :]
 
+    @cached_property
+    def owned(self) -> list[tuple[Tensor, Tensor]]:
+        """The owner and the row of each client's own test sample, n each, and those of validation samples if any."""
+        return [
+            (torch.arange(len(cut)).repeat_interleave(torch.tensor([*map(len, cut)])), torch.from_numpy(np.hstack(cut)))
+            for cut in (self.test, self.validation)
+            if cut
+        ]
+
     def own(self, right: Tensor, client: int) -> tuple[Tensor, Tensor]:
         """Return the entries of a mask for a client's own test samples, and for its validation samples."""
         validation = self.validation[client] if self.validation else np.arange(0)
@@ -59,6 +68,7 @@ class Federation:
         validation: Rows of each client's validation samples in the training split of `splits`; empty for none.
         groups: Group of each client, then of each new client, under a planted shift; empty for none. No method sees it.
         labelled: Other data with labels, on which representations are tested if ``dataset`` has none; None for none.
+        labelled_validation: Rows of ``labelled.train`` that are validation samples, of every client; empty for none.
 
     Raises:
         ValueError: If a sample belongs to two clients, to a client and the server, or does not exist; or if there are
@@ -80,6 +90,7 @@ class Federation:
     validation: Cut = field(default_factory=list)
     groups: tuple[int, ...] = ()
     labelled: Dataset | None = None
+    labelled_validation: Indices = field(default_factory=lambda: np.arange(0))
 
     def __post_init__(self) -> None:
         train = [*self.partition.train, *self.new_clients.train, *self.validation, self.public_rows]
@@ -167,11 +178,15 @@ class Federation:
         The pooled test set is the whole test set (specification G.1). If the clients' samples were split locally, it is
         instead the test samples of all clients but the new ones, since clients may train on samples of the official
         test set. The same holds under a planted shift, where a sample without a client has no group. For data without
-        labels it is the test set of ``labelled``, of which no sample belongs to a client.
+        labels it is the test set of ``labelled``, of which no sample belongs to a client, and its validation samples
+        are those of every client.
         """
         if self.labelled is not None:
-            nothing = [np.arange(0)] * len(self)
-            return TestSet(self.labelled.test, len(self.labelled.test), nothing, [])
+            pooled, rows = self.labelled.test, self.labelled_validation
+            size, validation = len(pooled), [len(pooled) + np.arange(len(rows))] * len(self) if len(rows) else []
+            if len(rows):
+                pooled = joined(pooled, self.labelled.train.take(rows))
+            return TestSet(pooled, size, [np.arange(0)] * len(self), validation)
         own, pooled = self.partition.test, self.dataset.test
         if self.partition.pooled or self.groups:
             rows = np.sort(np.concatenate(own))

@@ -20,7 +20,7 @@ from kinfed.data.tables import shown
 from kinfed.errors import InputError
 from kinfed.streams import numpy_stream
 
-__all__ = ["draw_test_set", "groups_by_client", "refuse_divided_groups"]
+__all__ = ["draw_public_groups", "draw_test_set", "groups_by_client", "refuse_divided_groups"]
 
 MOST_FOLDS = 20  # largest denominator of a share of groups; others are rounded to the nearest fraction
 
@@ -99,8 +99,49 @@ def groups_by_client(
     return _kept_for(owner, group, mask)
 
 
+def draw_public_groups(
+    labels: Indices, count: int, groups: NDArray[Any], clients: NDArray[Any], rng: np.random.Generator
+) -> Indices:
+    """Draw public images in whole groups, with class counts as equal as this allows.
+
+    A group of the rarest class so far is drawn, one after another, as long as one fits. Of every class and client one
+    group stays. The draw of as many images as were drawn is the same again.
+
+    Args:
+        labels: Labels of the training samples, 0 or more, n.
+        count: Largest number of samples.
+        groups: Group of each sample, n.
+        clients: Client of each sample, n; all equal if the data name no clients.
+        rng: Random generator.
+
+    Returns:
+        The rows, ascending.
+
+    >>> groups = np.repeat(np.arange(10), 3)
+    >>> rows = draw_public_groups(groups % 2, 13, groups, np.zeros(30), np.random.default_rng(0))
+    >>> len(rows), len(np.unique(groups[rows]))
+    (12, 4)
+    """
+    names, group = np.unique(groups, return_inverse=True)
+    group = rng.permutation(len(names))[group]  # the numbers of the groups are a random order
+    rows, main = rows_by(group, len(names)), np.empty(len(names), dtype=np.int64)
+    main[group] = _homes(labels, group)
+    sizes = np.bincount(group)
+    order = np.argsort(group, kind="stable")
+    staying = [group[order[np.unique(values[order], return_index=True)[1]]] for values in (labels, clients)]
+    free = np.setdiff1d(group, np.concatenate(staying))
+    taken, drawn = np.zeros(labels.max() + 1, dtype=np.int64), [np.arange(0)]
+    while len(free := free[sizes[free] <= count]):
+        chosen = free[np.argmin(taken[main[free]])]
+        drawn.append(rows[chosen])
+        taken += np.bincount(labels[rows[chosen]], minlength=len(taken))
+        count -= sizes[chosen]
+        free = free[free != chosen]
+    return np.sort(np.concatenate(drawn))
+
+
 def _homes(owner: Indices, group: NDArray[Any]) -> Indices:
-    """Return for each sample the client that has most samples of its group; of several such clients the first."""
+    """Return for each sample the client, or class, that has most samples of its group; of several the first."""
     clients = owner.max() + 1
     pairs, counts = np.unique(group * clients + owner, return_counts=True)
     of_group, of_client = np.divmod(pairs, clients)

@@ -7,13 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kinfed.data.federation import Federation
+from kinfed.data.holdout import draw_public_groups
 from kinfed.data.partitions import as_partition
-from kinfed.data.partitions.partition import Indices
+from kinfed.data.partitions.columns import ByColumn, Folders
+from kinfed.data.partitions.partition import Indices, Partition
 from kinfed.data.partitions.partitioner import Partitioner
 from kinfed.data.partitions.saved import Saved
-from kinfed.data.samples import Dataset, strata
+from kinfed.data.samples import CLIENT, Dataset, strata
 from kinfed.data.subsets import balanced
 from kinfed.errors import InputError
 from kinfed.fields import short
@@ -29,9 +32,10 @@ def make_federation(
     dataset: Dataset,
     partition: str | Partitioner | Saved | Callable[..., Any],
     *,
-    clients: int,
+    clients: int | None,
     seed: int,
     public: int | None = None,
+    groups: NDArray[Any] | None = None,
     new_clients: int = 0,
     hold_out: Sequence[str] = (),
 ) -> Federation:
@@ -44,10 +48,13 @@ def make_federation(
         dataset: Data set that is divided.
         partition: Name (``"dirichlet"``), object (``Dirichlet(alpha=0.1)``), or function
             ``(labels, clients, rng) -> rows of each client``.
-        clients: Number of clients, including new ones; the largest number if the data define the clients.
+        clients: Number of clients, including those that ``new_clients`` draws. If the data define the clients, the
+            largest number, beside those of ``hold_out``. None for all that the data or a saved partition define.
         seed: Seed of the run.
         public: Number of training samples that the server holds as public images; if not given, 128, but at most a
             tenth of the training samples.
+        groups: Group of each training sample, n: all samples of a group are public, or none. There are as many public
+            images as whole groups allow, and a group of each class and client stays. None to draw single samples.
         new_clients: Number of clients, drawn at random, that never train.
         hold_out: Names of clients that never train either.
 
@@ -68,17 +75,19 @@ def make_federation(
                 f"hold_out: {', '.join(hold_out)} would do nothing; {str(made.path)!r} names the new clients"
             )
         return made.federation(dataset, clients=clients, public=public, new_clients=new_clients)
-    public = min(PUBLIC, len(labels) // 10) if public is None else public
+    by_data = isinstance(made, ByColumn | Folders)
+    if clients is None and not by_data:
+        raise InputError("clients: must be given; the data do not define them")
     for field, count, least in (("clients", clients, 1), ("public", public, 0), ("new_clients", new_clients, 0)):
-        if count < least:
+        if count is not None and count < least:
             raise InputError(f"{field}: {count} is not allowed; must be {least} or more")
-    if public >= len(labels):
-        raise InputError(
-            f"public: {public} is not allowed; must be less than {len(labels)}, the number of training samples"
-        )
-    withheld = balanced(labels, public, numpy_stream(seed, "probe"))
+    withheld = _public_rows(dataset, public, groups, seed)
     rest = np.setdiff1d(np.arange(len(labels)), withheld)
-    cut = made.of_dataset(dataset, rest, clients, numpy_stream(seed, "partition"))
+    stream = numpy_stream(seed, "partition")
+    every = len(labels) + len(dataset.test)
+    cut = made.of_dataset(dataset, rest, every if clients is None or (by_data and hold_out) else clients, stream)
+    if by_data and clients is not None:
+        cut = _some_of(cut, clients, hold_out, stream)
     if cut.pooled:
         rest = np.concatenate([rest, len(labels) + np.arange(len(dataset.test))])
         cut = replace(cut, test=[rest[rows] for rows in cut.test])
@@ -97,6 +106,39 @@ def make_federation(
     drawn = numpy_stream(seed, "new clients").choice(others, new_clients, replace=False)
     held_back = np.sort(np.concatenate([named, drawn]))
     return Federation(dataset, cut.of(np.setdiff1d(np.arange(len(cut)), held_back)), withheld, cut.of(held_back))
+
+
+def _public_rows(dataset: Dataset, public: int | None, groups: NDArray[Any] | None, seed: int) -> Indices:
+    """Draw the training samples that are public images, as `make_federation` describes it.
+
+    Raises:
+        InputError: If there are too few samples, or no group is small enough.
+    """
+    labels, stream = strata(dataset.train), numpy_stream(seed, "probe")
+    count = min(PUBLIC, len(labels) // 10) if public is None else public
+    if count >= len(labels):
+        raise InputError(
+            f"public: {count} is not allowed; must be less than {len(labels)}, the number of training samples"
+        )
+    if groups is None:
+        return balanced(labels, count, stream)
+    clients = dataset.columns[CLIENT][0] if CLIENT in dataset.columns else np.zeros(len(labels))
+    rows = draw_public_groups(labels, count, groups, clients, stream)
+    if public and not len(rows):
+        raise InputError(
+            f"public: {public} is not allowed; no group is small enough that may be public as a whole, since one of "
+            "each class and client stays"
+        )
+    return rows
+
+
+def _some_of(cut: Partition, clients: int, hold_out: Sequence[str], stream: np.random.Generator) -> Partition:
+    """Return the partition with the clients that are held out and, drawn at random, so many of the others."""
+    named = _places(cut.names, hold_out)
+    others = np.setdiff1d(np.arange(len(cut)), named)
+    if len(others) <= clients:
+        return cut
+    return cut.of(np.sort(np.concatenate([named, stream.choice(others, clients, replace=False)])))
 
 
 def _places(names: Sequence[str], hold_out: Sequence[str]) -> Indices:

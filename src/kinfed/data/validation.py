@@ -20,9 +20,10 @@ __all__ = ["with_validation"]
 def with_validation(federation: Federation, share: float, seed: int) -> Federation:
     """Set a share of each client's training samples aside for validation, stratified by class.
 
-    If the data have a column ``group`` (patients, writers, videos), a group is set aside as a whole, with the samples
-    that other clients have of it. A client with one sample, or with one group, has no validation samples. Those of new
-    clients are not touched.
+    Of data without labels, it is a share of the labelled ones beside them (`Federation.labelled`), the same for all
+    clients. If the data have a column ``group`` (patients, writers, videos), a group is set aside as a whole, with the
+    samples that other clients have of it. A client with one sample, or with one group, has no validation samples. Those
+    of new clients are not touched.
 
     Args:
         federation: Federation without validation samples.
@@ -40,8 +41,12 @@ def with_validation(federation: Federation, share: float, seed: int) -> Federati
     """
     if not share:
         return federation
-    if federation.validation:
+    if federation.validation or len(federation.labelled_validation):
         raise InputError(f"validation: {share:g} is not allowed; the federation already has validation samples")
+    if federation.labelled is not None:
+        labels = labels_of(federation.labelled.train)
+        held = _stratified(labels, share, numpy_stream(seed, "labelled validation"))
+        return replace(federation, labelled_validation=np.flatnonzero(held))
     rows = np.concatenate(federation.partition.train)
     owner = np.repeat(np.arange(len(federation)), [len(own) for own in federation.partition.train])
     labels = labels_of(federation.splits[0])[rows]

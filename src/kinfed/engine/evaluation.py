@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,7 +112,7 @@ class Evaluation:
         """
         method, federation = self.runtime.method, self.runtime.federation
         sizes, validation_sizes = (
-            [len(rows) for rows in cut] for cut in (federation.tested.test, federation.validation)
+            [len(rows) for rows in cut] for cut in (federation.tested.test, federation.tested.validation)
         )
         own = _Accuracies(sizes, validation_sizes)
         if federation.dataset.labelled and not any(own.sizes):
@@ -244,12 +243,8 @@ class Evaluation:
 
     def _keep_all(self, scores: Tensor) -> None:
         """Record the answers of a global model that is the clients' primary one, from its logits for a test set."""
-        tested = self.runtime.federation.tested
-        for name, cut in zip(OWN, (tested.test, tested.validation), strict=True):
-            if cut:
-                rows = torch.from_numpy(np.concatenate(cut))
-                owners = torch.arange(len(cut)).repeat_interleave(torch.tensor([*map(len, cut)]))
-                self.answers[name] = [Answers(owners, self._labels[rows], scores[rows])]
+        for name, (owners, rows) in zip(OWN, self.runtime.federation.tested.owned, strict=False):
+            self.answers[name] = [Answers(owners, self._labels[rows], scores[rows])]
 
     def _note_probe(self, result: TestResult, clients: Iterable[ClientId]) -> None:
         """Record the measures of a linear probe that was fitted to the body of these clients; ignore other results."""

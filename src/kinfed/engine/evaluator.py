@@ -216,7 +216,8 @@ class Evaluator:
     def _probed(self) -> Samples:
         """Labelled samples to which classifiers of representations are fitted, the same for every client.
 
-        They are all training images of clients and server, or those of `Federation.labelled`; or a class-balanced
+        They are all training images of clients and server, or those of `Federation.labelled` without its validation
+        samples; or a class-balanced
         subset (specification G.3). Those of new clients are left out, so that new clients do not change the other
         results.
         """
@@ -225,7 +226,7 @@ class Evaluator:
         known = federation.splits[0]
         if federation.labelled is not None:
             known = federation.labelled.train
-            rows = np.arange(len(known))
+            rows = np.setdiff1d(np.arange(len(known)), federation.labelled_validation)
         if settings.probed is not None and settings.probed < len(rows):
             assert known.labels is not None
             stream = numpy_stream(settings.seed, "probed")

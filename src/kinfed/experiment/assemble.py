@@ -14,6 +14,7 @@ from typing import Any
 
 from kinfed.data import Federation, load, make_federation, select_classes, subsample, with_shift, with_validation
 from kinfed.data.holdout import refuse_divided_groups
+from kinfed.data.samples import GROUP
 from kinfed.engine import (
     ClientRuntime,
     RoundSettings,
@@ -51,7 +52,8 @@ def _divided(config: Config) -> Federation:
         federation: Federation = config.objects[config.data]
         refuse_without_labels(config, federation.dataset)
         return _with_labelled(config, federation)
-    dataset = load(config.data, **config.reading)
+    of_labelled = {"test_fraction": None} if config.labelled is not None and config.lacks_labels else {}
+    dataset = load(config.data, **config.reading | of_labelled)
     refuse_without_labels(config, dataset)
     if config.classes is not None:
         dataset = select_classes(dataset, config.classes)
@@ -60,9 +62,10 @@ def _divided(config: Config) -> Federation:
     federation = make_federation(
         dataset,
         config.partitioner(),
-        clients=len(dataset.train) + len(dataset.test) if config.clients is None else config.clients,
+        clients=config.clients,
         seed=config.seed,
         public=config.public,
+        groups=None if config.group is None else dataset.columns[GROUP][0],
         new_clients=config.new_clients,
         hold_out=config.hold_out or (),
     )
@@ -80,7 +83,8 @@ def _with_labelled(config: Config, federation: Federation) -> Federation:
     if config.labelled is None:
         return federation
     shape = federation.dataset.shape
-    labelled = load(config.labelled, channels=config.channels, image_size=config.image_size)
+    reading = {name: getattr(config, name) for name in ("channels", "image_size", "test_fraction")}
+    labelled = load(config.labelled, **reading)
     if not labelled.labelled:
         raise InputError(f"labelled: {config.labelled!r} has no labels")
     if labelled.shape != shape:
@@ -276,12 +280,13 @@ def about_clients(runtime: ClientRuntime) -> str:
 
 def _without_labels(federation: Federation) -> dict[str, Any]:
     """Return the entries of ``federation.json`` for data without labels, whose samples have no class to be counted."""
-    tested = federation.labelled
+    tested, held = federation.labelled, len(federation.labelled_validation)
     labelled = tested and {
         "name": tested.name,
         "classes": list(tested.classes),
-        "train": len(tested.train),
+        "train": len(tested.train) - held,
         "test": len(tested.test),
+        **({"validation": held} if held else {}),
     }
     return {"samples": [len(rows) for rows in federation.partition.train], "labelled": labelled}
 

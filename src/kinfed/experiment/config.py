@@ -44,7 +44,7 @@ __all__ = ["EXECUTION", "FEWEST_PUBLIC", "OF_TRAINING", "USUAL_LR", "Config", "M
 Measure = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc"]
 
 CLIENTS = 20  # default number of clients, unless the data define them
-BY_DATA = ("by", "folders")  # partitions whose clients are those of the data
+BY_DATA = ("by", "folders", "file")  # partitions whose clients are those of the data or of a file
 FEWEST_PUBLIC = 4  # smallest number of public images; similarities on fewer are meaningless
 
 # Fields that do not influence the results, so that they may change when a run is resumed. The device influences only
@@ -103,7 +103,8 @@ class Config(BaseModel):
         None,
         gt=0,
         lt=1,
-        description="share of the samples that is held out as test set, where the data have no split",
+        description="share of the samples that is held out as test set, where the data have no split; of labelled, if "
+        "data has no labels",
     )
     drop: tuple[str, ...] | None = Field(
         None, description="names of columns of a table that are no features, as in id,admitted_on"
@@ -149,7 +150,7 @@ class Config(BaseModel):
         None,
         ge=1,
         description="number of clients, by default 20; if the data define the clients, the largest number, by default "
-        "all",
+        "all; with a saved partition, the number in its file",
     )
     participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that train in each round")
     partition: str = Field(
@@ -499,6 +500,13 @@ class Config(BaseModel):
         return Path(self.weights) if self.weights is not None and Path(self.weights).is_dir() else None
 
     @property
+    def lacks_labels(self) -> bool:
+        """True if the files of the data have no labels, as far as is known before they are read."""
+        from kinfed.data.loading import lacks_labels
+
+        return self.label is None and not self.data.startswith("<") and lacks_labels(self.data)
+
+    @property
     def reading(self) -> dict[str, Any]:
         """The fields that say how the data set is read, as keyword arguments of `kinfed.data.load`."""
         return {name: getattr(self, name) for name in OF_READING}
@@ -726,19 +734,19 @@ def _complete(
     training = {field: _type_of(field) for field in OF_TRAINING if field not in fields}
     types, given = {**fields, **training}, {}
     for field, value in own.items():
-        check_choice(f"set: {label}", field, types)
+        check_choice(f"set: {name}", field, types)
         try:
             given[field] = TypeAdapter(types[field]).validate_python(value)
         except ValidationError as error:
-            raise InputError(one_line(error, f"{label}.{field}")) from error
+            raise InputError(one_line(error, f"{name}.{field}")) from error
         if isinstance(given[field], float) and not math.isfinite(given[field]):
-            raise InputError(f"{label}.{field}: {given[field]} is not allowed; must be a finite number")
+            raise InputError(f"{name}.{field}: {given[field]} is not allowed; must be a finite number")
         if isinstance(value, bool) and not isinstance(given[field], bool):
-            raise InputError(f"{label}.{field}: {value} is not allowed; must not be true or false")
+            raise InputError(f"{name}.{field}: {value} is not allowed; must not be true or false")
     try:
         method = make_method(name, {field: value for field, value in given.items() if field in fields}, find)
     except InputError as error:
-        raise InputError(f"{label}.{error}") from error
+        raise InputError(f"{name}.{error}") from error
     _, complete = name_and_fields(method, lambda kind: kind.__name__)
     trained = {field: value for field, value in given.items() if field in training}
     usual = USUAL_LR[trained.get("optimizer", optimizer)]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kinfed.data import Federation
 from kinfed.engine import ClientRuntime
 from kinfed.engine.lines import is_of_evaluation
 from kinfed.engine.stopping import VALIDATION
@@ -57,7 +58,7 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
             "train": sum(len(rows) for rows in federation.partition.train),
             "test": federation.tested.size if labelled else sum(len(rows) for rows in federation.partition.test),
             "probe": len(federation.public_rows),
-            **({"validation": sum(map(len, federation.validation))} if federation.validation else {}),
+            **({"validation": held} if (held := _validation_samples(federation)) else {}),
             **({} if federation.dataset.labelled else {"labelled": config.labelled}),
         },
         "metrics": _metrics(runtime, lines, never),
@@ -85,6 +86,11 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
         **({"start": start} if (start := [said for model in runtime.models for said in model.start]) else {}),
         **runtime.method.outcome(runtime.server(len(lines)), lines, runtime.class_counts),
     }
+
+
+def _validation_samples(federation: Federation) -> int:
+    """Count the validation samples of the clients, or of the labelled data beside clients without labels."""
+    return sum(map(len, federation.validation)) + len(federation.labelled_validation)
 
 
 def _metrics(runtime: ClientRuntime, lines: Lines, never: Sequence[int]) -> dict[str, float | None]:

@@ -145,10 +145,11 @@ OF_METHODS: dict[str, Use] = {
 
 
 # Fields that are read only if the samples of the clients have labels, with the values that ask for nothing.
-OF_LABELS: dict[str, Any] = {"classes": None, "validation": 0.0, "new_clients": 0, "hold_out": None}
+OF_LABELS: dict[str, Any] = {"classes": None, "new_clients": 0, "hold_out": None}
 # Fields that are read only if there are labels to test with: of the clients' samples, or of the field ``labelled``.
 OF_TESTS: dict[str, Any] = {
     "linear_probe": None, "linear_probe_images": None, "target_acc": None, "stop_acc": None, "measure": "accuracy",
+    "validation": 0.0,
 }  # fmt: skip
 
 # What no command reads that compares nothing by itself.
@@ -191,7 +192,10 @@ def refuse_without_labels(config: Config, dataset: Dataset) -> None:
     needing = {} if dataset.labelled else OF_LABELS if config.labelled is not None else {**OF_LABELS, **OF_TESTS}
     for name, off in needing.items():
         if (value := getattr(config, name)) != off:
-            raise InputError(f"{name}: {short(value)} is not allowed; it needs labels, and {dataset.name} has none")
+            other = "; labelled=… names other data that have them" if name in OF_TESTS else ""
+            raise InputError(
+                f"{name}: {short(value)} is not allowed; it needs labels, and {dataset.name} has none{other}"
+            )
 
 
 def refuse_unlabelled(label: str, method: Method, dataset: Dataset) -> None:
@@ -275,10 +279,10 @@ def _refuse_idle_of(
     for name in own if methods else ():
         if name in training:
             if name in uses and not any(_trains_with(uses[name], config, label) for config, label in pairs):
-                _refuse(f"{named}.{name}", training[name], uses[name].by)
+                _refuse(f"{parse_label(named)[0]}.{name}", training[name], uses[name].by)
         elif all(name in method.idle for method in methods):
             method = methods[0] if hasattr(methods[0], name) else methods[0].unwrapped
-            _refuse(f"{named}.{name}", getattr(method, name), method.idle[name])
+            _refuse(f"{parse_label(named)[0]}.{name}", getattr(method, name), method.idle[name])
 
 
 def _refuse(name: str, value: Any, by: str) -> None:

@@ -43,7 +43,7 @@ def _json(shown: Table) -> str:
 
 def _markdown(shown: Table) -> str:
     """Return a table of pipes; the best values are bold."""
-    lines = [[MARKDOWN.sub(r"\\\1", heading) for heading in shown.headings], ["---"] * len(shown.headings)]
+    lines = [[MARKDOWN.sub(r"\\\1", heading) for heading in shown.full_headings], ["---"] * len(shown.headings)]
     for row in shown.rows:
         texts = [MARKDOWN.sub(r"\\\1", " ".join(f"{cell.text} {cell.spread}".split())) for cell in row]
         lines.append([f"**{text}**" if cell.best else text for text, cell in zip(texts, row, strict=True)])
@@ -53,7 +53,7 @@ def _markdown(shown: Table) -> str:
 def _latex(shown: Table) -> str:
     """Return a tabular in the style of booktabs; spreads stand behind their numbers."""
     texts = [[f"{cell.text} {cell.spread}".strip() for cell in row] for row in shown.rows]
-    frame = pd.DataFrame(texts, columns=[*shown.headings], dtype=str)
+    frame = pd.DataFrame(texts, columns=shown.full_headings, dtype=str)
     told: str = frame.to_latex(index=False, escape=True, column_format="ll" + "r" * (len(shown.headings) - 2))
     return told.replace("±", r"$\pm$").replace("–", "--")
 
@@ -96,7 +96,7 @@ def write_formatted(paths: Sequence[Path], form: str, out: Path, measure: str | 
 def _frame(shown: Table) -> pd.DataFrame:
     """Return the cells as text; a column with spreads has another one beside it, ``HEADING sd``."""
     columns: dict[str, list[str]] = {}
-    for place, heading in enumerate(shown.headings):
+    for place, heading in enumerate(shown.full_headings):
         cells = [row[place] for row in shown.rows]
         columns[heading] = ["" if cell.text == "–" else cell.text for cell in cells]
         if any(cell.spread for cell in cells):

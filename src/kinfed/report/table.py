@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class Column:
         clients: Name of the clients' accuracies (`Run.of_clients`) of which it is the mean; empty if it is not the mean
             of any, or they share their test samples.
         weighted: True if clients count by their test samples in that mean, False if they count alike.
+        measure: The measure in words, as in ``macro F1``; empty if the heading names the quantity.
     """
 
     heading: str
@@ -55,6 +56,7 @@ class Column:
     share: Callable[[Summary], float] = lambda s: 1.0
     clients: str = ""
     weighted: bool = True
+    measure: str = ""
 
     def of(self, group: Sequence[Run]) -> Measured | None:
         """Return the values of a row, by seed and, where they are known, by client; None if a run has no value."""
@@ -120,7 +122,7 @@ def columns_of(measure: str) -> tuple[Column, ...]:
     )
     validation = Column(
         "validation",
-        f"{what} on the clients' validation samples, weighted by their number, after the last round",
+        f"{what} on validation samples, weighted by their number at each client, after the last round",
         lambda s: s["metrics"].get(f"validation_personal_{key}_weighted"),
         accuracy=False,
     )
@@ -157,8 +159,9 @@ def columns_of(measure: str) -> tuple[Column, ...]:
             lambda s: s["metrics"]["personal_acc_weighted"],
             clients="personal",
         )
-        return (probe, own, validation, *over_clients, pooled, accuracy, *WITHOUT_LABELS, *COST)
-    return (
+        return (*_measuring(what, probe, own, validation, *over_clients, pooled), accuracy, *WITHOUT_LABELS, *COST)
+    accuracies = _measuring(
+        what,
         probe,
         Column("local probe", "the same, fitted and tested on samples of the client's own classes only",
                lambda s: s["metrics"].get("linear_local_acc_mean")),
@@ -179,9 +182,13 @@ def columns_of(measure: str) -> tuple[Column, ...]:
         Column("fine-tuned", "own test accuracy after each client has fine-tuned a copy of the tested model",
                lambda s: s["metrics"].get("fine_tuned_acc_weighted"), clients="fine_tuned"),
         pooled,
-        *WITHOUT_LABELS,
-        *COST,
     )  # fmt: skip
+    return (*accuracies, *WITHOUT_LABELS, *COST)
+
+
+def _measuring(measure: str, *columns: Column) -> tuple[Column, ...]:
+    """Return columns of a measure, which is given in words."""
+    return tuple(replace(column, measure=measure) for column in columns)
 
 
 def _of_new(s: Summary) -> float:
@@ -238,11 +245,19 @@ class Table:
         headings: Headings of the columns.
         meanings: Explanations of the headings.
         rows: Cells of each row, one per column.
+        measures: Measure of each column in words, or empty; none if no column has one.
     """
 
     headings: tuple[str, ...]
     meanings: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    measures: tuple[str, ...] = ()
+
+    @property
+    def full_headings(self) -> list[str]:
+        """Headings that name the measure, for a table that stands alone: ``own test (macro F1)``."""
+        measures = self.measures or ("",) * len(self.headings)
+        return [f"{of} ({measure})" if measure else of for of, measure in zip(self.headings, measures, strict=True)]
 
     def rich(self) -> RichTable:
         """Return the table for a terminal of 80 columns, without the columns that only a page has room for.
@@ -289,6 +304,7 @@ def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
         headings, meanings = [*headings, "seeds"], [*meanings, "number of seeds of the row"]
         for row, seeds in seeds_of(grouped).items():
             cells[row].append(Cell(f"{len(seeds)}"))
+    measures = [""] * len(headings)
     shown = False
     for column in NEW_COLUMNS if new_clients else columns_of(runs[0].measure):
         found = {row: column.of(group) for row, group in grouped.items()}
@@ -298,11 +314,13 @@ def table(runs: Sequence[Run], *, new_clients: bool = False) -> Table:
         shown = True
         headings.append(column.heading)
         meanings.append(column.meaning)
+        measures.append(column.measure)
         ranked = {row: measured for row, measured in told.items() if row not in ceilings(runs)}
         best = alike(ranked) if column.accuracy and ranked else []
         for row, measured in found.items():
             cells[row].append(Cell("–") if measured is None else _number(measured, column, row in best))
-    return Table(tuple(headings), tuple(meanings), tuple(tuple(row) for row in cells.values()) if shown else ())
+    rows = tuple(tuple(row) for row in cells.values()) if shown else ()
+    return Table(tuple(headings), tuple(meanings), rows, tuple(measures))
 
 
 def _number(measured: Measured, column: Column, best: bool) -> Cell:

@@ -25,7 +25,7 @@ from kinfed.tuning.race import as_text
 __all__ = ["TUNED", "Tuned", "read_tuning", "tuning_figure", "tuning_notes", "tuning_table"]
 
 TUNED = (
-    "Settings were chosen on the clients' validation samples, with a seed that is not among those of the comparison. "
+    "Settings were chosen on validation samples, with a seed that is not among those of the comparison. "
     "Hollow points are settings that were left behind before the last round, with the value that they had then."
 )
 

@@ -15,6 +15,7 @@ from kinfed.experiment.assemble import runtime_of, settled, sources_of
 from kinfed.experiment.config import EXECUTION, Config
 from kinfed.experiment.folders import COMPARISON, TUNING, check_room
 from kinfed.experiment.run import MakeCallback, executor_of, resume
+from kinfed.experiment.uses import refuse_unlabelled
 from kinfed.files import claimed, read_json_object, write_whole
 from kinfed.settings import own_settings
 from kinfed.tuning.halving import planned_rounds
@@ -150,6 +151,7 @@ def tune(
         first = runtime_of(config.of(config.methods[0], config.seed))
         config = settled(config, first)
         for label in config.methods:
+            refuse_unlabelled(label, config.method(label), first.federation.dataset)
             sources_of(config, label, first.federation)
     with claimed(out):
         if is_tuning(out):

@@ -42,12 +42,12 @@ class Saved:
         if not self.path.is_file():
             raise InputError(f"partition: {str(self.path)!r} is no file; kinfed partition writes one")
 
-    def federation(self, dataset: Dataset, *, clients: int, public: int | None, new_clients: int) -> Federation:
+    def federation(self, dataset: Dataset, *, clients: int | None, public: int | None, new_clients: int) -> Federation:
         """Read the federation and check its numbers.
 
         Args:
             dataset: Data set that the rows belong to.
-            clients: Number of clients that the file must have, including new ones.
+            clients: Number of clients that the file must have, including new ones; any number if None.
             public: Number of public images that the server must hold; any number if None.
             new_clients: Number of new clients that the file must have.
 
