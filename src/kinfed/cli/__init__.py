@@ -428,6 +428,7 @@ def similarity(
         ),
     ] = None,
     out: Out = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Compare the layers of two models.
 
@@ -446,7 +447,15 @@ def similarity(
     samples, bandwidth = 256 if samples is None else samples, 0.5 if bandwidth is None else bandwidth
     with api.result_folder(out, "similarity") as folder, new_folder(folder):
         result = compare_files(
-            a, b, data=data, samples=samples, layers=layers, measure=measure, kernel=kernel, bandwidth=bandwidth
+            a,
+            b,
+            data=data,
+            samples=samples,
+            layers=layers,
+            measure=measure,
+            kernel=kernel,
+            bandwidth=bandwidth,
+            allow_code=allow_code,
         )
         console = Console()
         console.print(f"{plain(provenance(result))}\n", highlight=False, markup=False, emoji=False)
