@@ -196,7 +196,9 @@ def test_what_is_no_image_is_refused_in_one_line(
 
 def test_a_comparison_says_which_runs_it_has(tmp_path: Path) -> None:
     path = kinfed.compare(["fedper"], out=tmp_path / "c", **SMALL).path
-    with pytest.raises(InputError, match=r"^load: .* is a comparison; give one of its runs: fedper-seed0, local-seed0$"):
+    with pytest.raises(
+        InputError, match=r"^load: .* is a comparison; give one of its runs: fedper-seed0, local-seed0$"
+    ):
         kinfed.load(path)
 
 

@@ -99,9 +99,7 @@ def _file(path: Path, layers: list[str] | None) -> _Side:
     return _Side(load_activations(path, layers), load_ids(path), of_file=True)
 
 
-def _model(
-    path: Path, seen: tuple[list[int], Samples] | None, layers: list[str] | None, allow_code: bool
-) -> _Side:
+def _model(path: Path, seen: tuple[list[int], Samples] | None, layers: list[str] | None, allow_code: bool) -> _Side:
     """Return the activations of a saved model; the ids of the examples are their numbers in the test set."""
     from kinfed.learning import features
     from kinfed.models import open_saved

@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from kinfed.settings import own_settings
 if TYPE_CHECKING:
     from kinfed.experiment.preparation import Inputs
 
-__all__ = ["Predictor", "client_number", "load", "saved_clients"]
+__all__ = ["Predictor", "client_number", "load", "model_file", "saved_clients"]
 
 SHOWN = 20  # clients that a message names
 
@@ -192,7 +192,7 @@ def load(
         raise InputError(f"client: {short(client)} is not allowed; must be a client's number, 0 or more, or its name")
     if module is not None and not isinstance(module, nn.Module):
         raise InputError(f"module: {short(module)} is not allowed; must be an instance of torch.nn.Module, not a class")
-    path = _file(path, client)
+    path = model_file(path, client)
     card = Card.read(path.with_suffix(".json"))
     about = saved_about(path)
     if about is not None:
@@ -209,8 +209,16 @@ def load(
     return Predictor(model, card)
 
 
-def _file(path: Path, client: int | str | None) -> Path:
-    """Return the safetensors file of a path and a client."""
+def model_file(path: Path, client: int | str | None) -> Path:
+    """Return the safetensors file of a model.
+
+    Args:
+        path: The file itself, or a run folder.
+        client: Number (int) or name (text) of a client in a run folder; None for the global model.
+
+    Raises:
+        InputError: If there is no such model.
+    """
     if not path.is_dir():
         if client is not None:
             raise InputError(

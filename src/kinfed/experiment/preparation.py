@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from PIL.Image import Image
 
-    One = str | os.PathLike[str] | Image | NDArray[Any] | Tensor
-    Inputs = One | pd.DataFrame | Sequence[One]
+    One: TypeAlias = str | os.PathLike[str] | Image | NDArray[Any] | Tensor
+    Inputs: TypeAlias = One | pd.DataFrame | Sequence[One]
 
 __all__ = ["Preparation"]
 
@@ -63,8 +64,10 @@ class Preparation:
             InputError: If they are none of these, an image cannot be decoded, or a column is missing.
         """
         if _is_image(inputs):
-            inputs = [inputs]  # type: ignore[list-item]
-        if isinstance(inputs, Sequence) and any(_is_image(one) or isinstance(one, np.ndarray | Tensor) for one in inputs):
+            inputs = [inputs]
+        if isinstance(inputs, Sequence) and any(
+            _is_image(one) or isinstance(one, np.ndarray | Tensor) for one in inputs
+        ):
             for start in range(0, len(inputs), CHUNK):
                 yield self._stacked(inputs[start : start + CHUNK])
             return
@@ -92,27 +95,32 @@ class Preparation:
 
     def _one(self, item: One) -> Tensor:
         """Return one input that is given by itself."""
+        from PIL import Image
+
         if isinstance(item, np.ndarray | Tensor):
             return self._array(item[None])[0]
-        if not _is_image(item):
+        if isinstance(item, Image.Image):
+            told, read = "a picture", partial(fit, item.copy())  # the picture of the user stays as it is
+        elif isinstance(item, str | os.PathLike):
+            told, read = repr(os.fspath(item)), partial(read_image, Path(item))
+        else:
             raise InputError(f"inputs: {short(item)} is not allowed in a list of images and arrays")
-        told = "a picture" if hasattr(item, "mode") else repr(os.fspath(item))
         if self._decoding is None:
             size = "×".join(map(str, self.shape))
             raise InputError(f"inputs: {told} is not allowed; the model takes inputs of shape {size}, not images")
         try:
-            picture = hasattr(item, "mode")  # it is copied, since it belongs to the user
-            pixels = fit(item.copy(), self._decoding) if picture else read_image(Path(item), self._decoding)
+            return torch.from_numpy(np.require(read(self._decoding), requirements=["C", "W"]))
         except Exception as error:  # PIL raises exceptions of many types for broken files
             raise InputError(f"inputs: {told}: the image cannot be decoded: {error}") from error
-        return torch.from_numpy(np.require(pixels, requirements="CW"))
 
     def _array(self, inputs: Any) -> Tensor:
         """Return n inputs that are given as one array, tensor or table."""
         if self.encoding is not None and hasattr(inputs, "columns"):
             inputs = self.encoding(Table.of(inputs, "the DataFrame"))
         try:
-            tensor = inputs if isinstance(inputs, Tensor) else torch.as_tensor(np.require(inputs, requirements="CW"))
+            tensor = (
+                inputs if isinstance(inputs, Tensor) else torch.as_tensor(np.require(inputs, requirements=["C", "W"]))
+            )
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
                 f"inputs: {short(inputs)} is not allowed; must be an array, a tensor, an image, or a list of these: "

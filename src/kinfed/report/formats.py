@@ -13,7 +13,7 @@ from kinfed.files import output, write_whole
 from kinfed.report.folders import read_runs
 from kinfed.report.table import Table, table
 
-__all__ = ["FORMATS", "formatted", "write_formatted"]
+__all__ = ["FORMATS", "formatted", "no_formula", "write_formatted"]
 
 MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a text that begins so for a formula
@@ -21,7 +21,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a text that be
 
 def _csv(shown: Table) -> str:
     """Return comma-separated values: one line for each row, and a further column for the spread of each number."""
-    told: str = _frame(shown).map(_no_formula).to_csv(index=False, lineterminator="\n")
+    told: str = _frame(shown).map(no_formula).to_csv(index=False, lineterminator="\n")
     return told
 
 
@@ -97,7 +97,12 @@ def _frame(shown: Table) -> pd.DataFrame:
     return pd.DataFrame(columns, dtype=str)
 
 
-def _no_formula(text: str) -> str:
+def no_formula(text: str) -> str:
+    """Return a text for a cell of a CSV file, so that no spreadsheet takes it for a formula.
+
+    >>> no_formula("=1+1"), no_formula("-3.5"), no_formula("cat")
+    ("'=1+1", '-3.5', 'cat')
+    """
     return f"'{text}" if text.startswith(FORMULA) and not _is_number(text) else text
 
 
