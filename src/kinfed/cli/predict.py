@@ -66,7 +66,7 @@ def _images(path: Path) -> list[Path]:
             raise InputError(f"files: {str(path)!r} has no images")
         if listing.left_out:
             more = f" and {len(listing.left_out) - 1} more" if len(listing.left_out) > 1 else ""
-            warnings.warn(f"{path}: {listing.left_out[0]}{more} are no images and are left out", stacklevel=2)
+            warnings.warn(f"{path}: left out, since no images: {listing.left_out[0]}{more}", stacklevel=2)
         return [path / os.path.relpath(image, os.path.abspath(path)) for _, image in listing.images]
     if not path.is_file():
         raise InputError(f"files: {str(path)!r} does not exist")

@@ -1,4 +1,7 @@
-"""Logging of rounds to TensorBoard, MLflow and Weights & Biases, beside ``metrics.jsonl``; a tracker that fails does not end a run."""
+"""Logging of rounds to TensorBoard, MLflow and Weights & Biases, beside ``metrics.jsonl``.
+
+A tracker that fails does not end a run.
+"""
 
 from __future__ import annotations
 
