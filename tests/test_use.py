@@ -115,7 +115,7 @@ def test_categories_that_look_like_numbers_stay_as_they_are_written(tmp_path: Pa
         (["run-sites", "run-own"], "files: 'run-own' has no images"),
         (["run-sites", "wards.csv"], "files: 'wards.csv' is a table, but the model takes inputs of shape 1×8×8"),
         (["run-wards", "--client", "A1", "wards.csv", "x.png"], "'x.png' is not allowed; a table must be the only"),
-        (["run-wards", "--client", "A1", "unlabelled/ash"], "is not allowed; the model takes inputs of shape 32, not images"),
+        (["run-wards", "--client", "A1", "unlabelled/ash"], "the model takes inputs of shape 32, not images"),
         (["run-wards", "--client", "C", "wards.csv"], "client: 'C' is not known; allowed: A1, A2, B1, B2"),
         (["run-sites", "--client", "north", "scans"], "client: 'north' is not allowed; 'run-sites' has no"),
         (["run-sites", "scans", "--out", "wards.csv"], "out: 'wards.csv' exists; choose another file"),
