@@ -145,7 +145,7 @@ def test_on_the_runs_own_test_set_it_has_the_measures_of_the_run(demo: Path) -> 
     told = json.loads((demo / "run-sites" / "summary.json").read_text())["metrics"]
     names = {"accuracy": "global_acc", "balanced_accuracy": "global_balanced_accuracy"}
     names |= {"macro_f1": "global_macro_f1", "auroc": "global_auroc"}
-    assert found.models == {"global": {name: pytest.approx(told[own]) for name, own in names.items()}}
+    assert found.models == {"global model": {name: pytest.approx(told[own]) for name, own in names.items()}}
     assert (found.samples, found.unknown, found.missing) == (80, {}, ())
 
 
@@ -171,7 +171,7 @@ def test_classes_are_matched_by_name_and_the_others_are_told(kinfed: Command, de
         f1_score(truth, told, average="macro"),
         np.mean([roc_auc_score(np.array(truth) == name, p[:, int(name)]) for name in ("0", "1", "4")]),
     ]
-    assert line.split() == ["global", *(f"{value:.3f}" for value in wanted)]
+    assert line.split() == ["global", "model", *(f"{value:.3f}" for value in wanted)]
 
 
 def test_the_models_of_all_clients_are_side_by_side(kinfed: Command, demo: Path) -> None:  # noqa: F811
@@ -181,12 +181,12 @@ def test_the_models_of_all_clients_are_side_by_side(kinfed: Command, demo: Path)
     frame = pd.read_csv(demo / "wards.csv")
     for ward in ("A1", "A2", "B1", "B2"):
         told = package.load(demo / "run-wards", client=ward).predict(frame)
-        assert found["models"].pop(ward) == {
+        assert found["models"].pop(f"client {ward}") == {
             "macro_f1": pytest.approx(f1_score(frame["diagnosis"], told, average="macro"))
         }
     assert not found["models"]
     _, out, _ = kinfed(*asked, "--client", "A2")
-    assert [line.split()[0] for line in out.splitlines()[2:]] == ["model", "A2"]
+    assert [re.split(r"  +", line)[0] for line in out.splitlines()[2:]] == ["model", "client A2"]
 
 
 @pytest.mark.parametrize(
@@ -274,6 +274,7 @@ def test_the_description_of_a_table_has_its_features_in_their_order(
 def test_an_export_replaces_a_former_one_of_the_run_and_nothing_else(demo: Path, tmp_path: Path) -> None:
     for _ in range(2):
         made = package.export(demo / "run-sites", "state_dict")
+    assert {path.name for path in made.path.parent.iterdir()} == {made.path.name, made.about.name}
     assert all(RUN_FILES.fullmatch(str(path.relative_to(demo / "run-sites"))) for path in (made.path, made.about))
     (tmp_path / "global.safetensors.json").write_text("mine")
     with pytest.raises(InputError, match=r"^out: '.*global\.safetensors\.json' exists; choose another folder$"):

@@ -549,7 +549,7 @@ def evaluate(
         InputError: If there is no such model or data, the data do not fit the models, or have none of their classes.
 
     >>> kinfed.evaluate("runs/mine", "other", measure="macro_f1").models  # doctest: +SKIP
-    {'global': {'macro_f1': 0.71}, 'north': {'macro_f1': 0.83}}
+    {'global model': {'macro_f1': 0.71}, 'client north': {'macro_f1': 0.83}}
     """
     from kinfed.experiment.evaluate import evaluate as evaluate_models
 

@@ -33,8 +33,8 @@ class Evaluation:
     Attributes:
         which: Which samples the models are tested on, in words.
         samples: Number of samples of classes that the models know; only these are tested.
-        models: Measures in [0, 1] by name, of each model: ``global``, or the name or number of a client. A measure that
-            is not defined is None.
+        models: Measures in [0, 1] by name, of each model: ``global model``, or ``client NAME`` with the name or number
+            of the client. A measure that is not defined is None.
         unknown: Numbers of samples of each class that the models do not know; these are left out.
         missing: Classes of the models of which there is no sample.
     """
@@ -95,15 +95,15 @@ def _models(path: Path, client: int | str | None, allow_code: bool) -> Iterator[
     clients = saved_clients(path)
     if client is not None:
         model = load(path, client, allow_code=allow_code)
-        yield next(name for name, number in clients.items() if client in (name, number)), model
+        yield f"client {next(name for name, number in clients.items() if client in (name, number))}", model
         return
     if not clients:
-        yield "global" if path.is_dir() else path.stem, load(path, allow_code=allow_code)
+        yield "global model" if path.is_dir() else path.stem, load(path, allow_code=allow_code)
         return
     if (path / "models" / "global.safetensors").is_file():
-        yield "global", load(path, allow_code=allow_code)
+        yield "global model", load(path, allow_code=allow_code)
     for name, number in clients.items():
-        yield name, load(path, number, allow_code=allow_code)
+        yield f"client {name}", load(path, number, allow_code=allow_code)
 
 
 def _known(tested: Labelled, model: Predictor) -> tuple[Tensor, Tensor]:

@@ -113,7 +113,8 @@ def export(
     if not difference <= LARGEST * max(1.0, outputs.abs().max().item()):
         raise InputError(f"to: {to} does not reproduce this model; an output differs by {difference:.2g}")
     told = _described(model, to, name) | {"checked": {"by": runner, "inputs": CHECKED, "difference": difference}}
-    with output(folder), claimed(folder):
+    with output(folder), claimed(path if out is None else out):
+        folder.mkdir(exist_ok=True)
         write_whole(files[0], content)
         write_whole(files[1], json.dumps(told, indent=1, ensure_ascii=False) + "\n")
     return Exported(*files, runner, difference)
