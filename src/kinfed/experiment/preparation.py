@@ -118,9 +118,8 @@ class Preparation:
         if self.encoding is not None and hasattr(inputs, "columns"):
             inputs = self.encoding(Table.of(inputs, "the DataFrame"))
         try:
-            tensor = (
-                inputs if isinstance(inputs, Tensor) else torch.as_tensor(np.require(inputs, requirements=["C", "W"]))
-            )
+            array = inputs if isinstance(inputs, Tensor) else np.require(inputs, requirements=["C", "W"])
+            tensor = torch.atleast_1d(torch.as_tensor(array))
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
                 f"inputs: {short(inputs)} is not allowed; must be an array, a tensor, an image, or a list of these: "
@@ -128,7 +127,7 @@ class Preparation:
             ) from error
         if tensor.dtype == torch.uint8:
             return self._images(tensor)
-        return tensor.float() if len(self.shape) == 1 else tensor
+        return tensor.float() if len(self.shape) == 1 and not tensor.is_complex() else tensor
 
     def _images(self, pixels: Tensor) -> Tensor:
         """Return uint8 images n×c×h×w, n×h×w×c or n×h×w as the model takes them; others as they are."""
