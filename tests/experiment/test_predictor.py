@@ -195,7 +195,7 @@ def test_what_is_no_image_is_refused_in_one_line(
 
 
 def test_a_comparison_says_which_runs_it_has(tmp_path: Path) -> None:
-    path = kinfed.compare(["fedper"], out=tmp_path / "c", **SMALL).path
+    path = kinfed.compare(["fedper"], out=tmp_path / "c", **SMALL | {"rounds": 1, "ft_epochs": 0}).path
     with pytest.raises(
         InputError, match=r"^load: .* is a comparison; give one of its runs: fedper-seed0, local-seed0$"
     ):
