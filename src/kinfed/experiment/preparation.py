@@ -119,7 +119,7 @@ class Preparation:
             inputs = self.encoding(Table.of(inputs, "the DataFrame"))
         try:
             array = inputs if isinstance(inputs, Tensor) else np.require(inputs, requirements=["C", "W"])
-            tensor = torch.atleast_1d(torch.as_tensor(array))
+            tensor: Tensor = torch.atleast_1d(torch.as_tensor(array))
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
                 f"inputs: {short(inputs)} is not allowed; must be an array, a tensor, an image, or a list of these: "
