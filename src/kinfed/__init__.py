@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfed import similarity
-    from kinfed.api import Result, advise, compare, load, open_result, reproduce, resume, run, train_sources, tune, vote
+    from kinfed.api import (
+        Result,
+        advise,
+        compare,
+        evaluate,
+        export,
+        load,
+        open_result,
+        reproduce,
+        resume,
+        run,
+        train_sources,
+        tune,
+        vote,
+    )
     from kinfed.data.partitions.columns import ByColumn, Folders
     from kinfed.data.partitions.dirichlet import Dirichlet, DirichletClients, Quantity
     from kinfed.data.partitions.disjoint import Disjoint, TwoGroups
@@ -54,6 +68,8 @@ _WHERE = {
             "Result",
             "advise",
             "compare",
+            "evaluate",
+            "export",
             "load",
             "open_result",
             "reproduce",
@@ -168,6 +184,8 @@ __all__ = [
     "__version__",
     "advise",
     "compare",
+    "evaluate",
+    "export",
     "load",
     "open_result",
     "reproduce",

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kinfed.advice import Advice
     from kinfed.data import Federation
     from kinfed.engine import Executor
+    from kinfed.experiment.evaluate import Evaluation
+    from kinfed.experiment.export import Exported, Form
     from kinfed.experiment.predictor import Predictor
     from kinfed.experiment.run import MakeCallback
     from kinfed.experiment.vote import Ballots
@@ -37,6 +39,8 @@ __all__ = [
     "Result",
     "advise",
     "compare",
+    "evaluate",
+    "export",
     "load",
     "open_result",
     "reproduce",
@@ -504,17 +508,92 @@ def load(
         allow_code: Import the function that the model's file names, and call it to make the module.
 
     Returns:
-        The model, on the CPU and in evaluation mode. It takes uint8 images, and normalises them as in training.
+        The model, on the CPU and in evaluation mode. It takes image files, pictures of PIL, arrays and DataFrames, and
+        prepares them as in training.
 
     Raises:
         InputError: If there is no such model, a file is damaged, or the module does not fit.
 
-    >>> kinfed.load("runs/mine", client=3).predict(images)  # doctest: +SKIP
+    >>> kinfed.load("runs/mine", client=3).predict(["cat.jpg", "dog.jpg"])  # doctest: +SKIP
     ['cat', 'dog']
     """
     from kinfed.experiment.predictor import load as load_model
 
     return load_model(_path("load", path), client, module, allow_code=allow_code)
+
+
+@untouched()
+def evaluate(
+    path: str | Path,
+    data: str | Path,
+    *,
+    client: int | str | None = None,
+    label: str | None = None,
+    measure: Measure | None = None,
+    allow_code: bool = False,
+) -> Evaluation:
+    """Test the trained models of a run on other labelled data; classes are matched by name.
+
+    Args:
+        path: Run folder, for its global model and those of its clients; or a safetensors file in its folder ``models``.
+        data: Name or path of the data. Their test set is used, or all samples if they have no split.
+        client: Number (int) or name (text) of the client whose model is tested alone.
+        label: Name of the column that is the label, where the data do not say it.
+        measure: The only measure to compute; all four if not given.
+        allow_code: Import the function that the models' files name as their architecture.
+
+    Returns:
+        The measures of each model, and the classes that only the data or only the models have.
+
+    Raises:
+        InputError: If there is no such model or data, the data do not fit the models, or have none of their classes.
+
+    >>> kinfed.evaluate("runs/mine", "other", measure="macro_f1").models  # doctest: +SKIP
+    {'global model': {'macro_f1': 0.71}, 'client north': {'macro_f1': 0.83}}
+    """
+    from kinfed.experiment.evaluate import evaluate as evaluate_models
+
+    _truths(allow_code=allow_code)
+    folder, name = _path("run", path), str(_path("data", data))
+    return evaluate_models(folder, name, client=client, label=label, measure=measure, allow_code=allow_code)
+
+
+@untouched()
+def export(
+    path: str | Path,
+    to: Form = "onnx",
+    *,
+    client: int | str | None = None,
+    out: str | Path | None = None,
+    allow_code: bool = False,
+) -> Exported:
+    """Export a trained model to a file that other programs run, with a description and an example beside it.
+
+    The file is checked by running it: on a few inputs it must have the outputs of the model.
+
+    Args:
+        path: Run folder, for its global model; or a safetensors file in its folder ``models``.
+        to: ``onnx`` (needs ``pip install 'kinfed[onnx]'``), ``torchscript``, or ``state_dict`` for the weights alone.
+        client: Number (int) or name (text) of the client whose model is exported instead of the global one.
+        out: Folder for the new files; ``exported`` in the run's folder if not given, where a former export of the same
+            model is replaced.
+        allow_code: Import the function that the model's file names as its architecture.
+
+    Returns:
+        The two files, and the largest difference to the outputs of the model.
+
+    Raises:
+        InputError: If there is no such model, a package is missing, a file exists, or the form cannot express the
+            model.
+
+    >>> kinfed.export("runs/mine", "torchscript").difference  # doctest: +SKIP
+    0.0
+    """
+    from kinfed.experiment.export import export as export_model
+
+    _truths(allow_code=allow_code)
+    folder = None if out is None else _path("out", out)
+    return export_model(_path("run", path), to, client=client, out=folder, allow_code=allow_code)
 
 
 @untouched()

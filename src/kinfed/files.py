@@ -66,12 +66,12 @@ def unfinished_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
 
 
-def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write a text file atomically.
+def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Write a file atomically.
 
     Args:
         path: Final name of the file.
-        text: Content of the file.
+        content: Content of the file; text is written as UTF-8.
         durable: True to flush the file to disk before returning; if False, `sync` does it later.
 
     Raises:
@@ -79,7 +79,8 @@ def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
     """
     unfinished = unfinished_name(path)
     with saving(path):
-        unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))  # independent of the host's encoding
+        # Text is independent of the host's encoding.
+        unfinished.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
         if durable:
             sync(unfinished)
         unfinished.replace(path)

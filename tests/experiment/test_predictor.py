@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.special
 import torch
+from PIL import Image
 from torch import nn
 
 import kinfed
@@ -106,8 +109,12 @@ def test_what_is_known_of_a_model_stands_beside_it(runs: Callable[..., Path]) ->
 
 
 def test_what_a_run_does_not_have_is_told_with_what_it_has(runs: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has no model global; it has client-00000-fine_tuned, .*, …$"):
+    with pytest.raises(
+        InputError, match=r"^client: must be given, since .* has no global model; .* of their own are 0, 1, 2, 3, 4$"
+    ):
         kinfed.load(runs("fedper"))
+    with pytest.raises(InputError, match=r"has no model client-00009-personal; it has client-00000-fine_tuned, .*, …$"):
+        kinfed.load(runs("fedper"), client=9)
     with pytest.raises(InputError, match=r"has no model client-00001-personal; it has global$"):
         kinfed.load(runs("fedavg"), client=1)
     with pytest.raises(InputError, match="has no model global; it has none, since a run saves models when it ends"):
@@ -119,8 +126,80 @@ def test_what_a_run_does_not_have_is_told_with_what_it_has(runs: Callable[..., P
 
 
 def test_inputs_of_another_shape_are_refused(runs: Callable[..., Path]) -> None:
+    model = kinfed.load(runs("fedavg"))
     with pytest.raises(InputError, match=r"inputs: must have the shape n×1×8×8, not n×3×8×8"):
-        kinfed.load(runs("fedavg")).predict(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+        model(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    with pytest.raises(InputError, match=r"inputs: must have the shape n×1×8×8, not n×9×9"):
+        model.predict(torch.zeros(2, 9, 9, dtype=torch.uint8))  # it may be one image of another layout
+    with pytest.raises(InputError, match=r"inputs: must have the shape n×1×8×8, not n×1×9×9"):
+        model.predict(torch.zeros(2, 1, 9, 9))
+
+
+def pictures(run: Path, folder: Path) -> tuple[list[Path], torch.Tensor]:
+    """Six test images of a run, as files in colour of twice the size, and as the model takes them."""
+    images = clients_of(run).dataset.test.inputs[:6]
+    paths = []
+    for number, image in enumerate(images):
+        paths.append(folder / f"{number}.png")
+        grey = Image.fromarray(image[0].numpy())
+        grey.resize((16, 16), Image.Resampling.NEAREST).convert("RGB").save(paths[-1])
+    return paths, images
+
+
+def test_files_and_pictures_are_prepared_like_images_of_the_training(runs: Callable[..., Path], tmp_path: Path) -> None:
+    model = kinfed.load(runs("fedavg"))
+    paths, _ = pictures(runs("fedavg"), tmp_path)
+    folder = tmp_path / "0"
+    for number, path in enumerate(paths):
+        (folder / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        (folder / str(number % 2) / path.name).write_bytes(path.read_bytes())
+    read = kinfed.data.load(folder, channels=1, image_size=8, test_fraction=0.5)
+    trained = torch.cat([read.train.inputs, read.test.inputs])
+    wanted = sorted(map(tuple, model.predict_proba(trained).round(5).tolist()))
+    opened = [Image.open(path) for path in paths]
+    arrays = [np.asarray(picture) for picture in opened]
+    for given in (paths, [*map(str, paths)], opened, arrays, np.stack(arrays), [*paths[:2], *opened[2:4], *arrays[4:]]):
+        assert sorted(map(tuple, model.predict_proba(given).round(5).tolist())) == wanted
+    assert opened[0].size == (16, 16)
+    assert opened[0].mode == "RGB"
+    assert model.predict(paths[0]) == model.predict(opened[0]) == model.predict(paths)[:1]
+
+
+def test_probabilities_are_those_of_the_logits(runs: Callable[..., Path]) -> None:
+    model, images = kinfed.load(runs("fedavg")), clients_of(runs("fedavg")).dataset.test.inputs[:200]
+    told = model.predict_proba(images)
+    assert told.shape == (200, 10)
+    assert told == pytest.approx(scipy.special.softmax(model.logits(images).numpy(), axis=1), abs=1e-6)
+    assert [model.classes[k] for k in told.argmax(axis=1)] == model.predict(images)
+    assert model.predict_proba(images[:, 0].numpy()) == pytest.approx(told)  # grey images n×h×w
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nowhere.png", r"inputs: 'nowhere\.png': the image cannot be decoded: there is no such file"),
+        (["broken.png"], r"inputs: 'broken\.png': the image cannot be decoded: its format is not known to PIL"),
+        ([np.zeros((8, 8, 3), np.uint8), 3], "inputs: 3 is not allowed in a list of images and arrays"),
+        ("text", "inputs: 'text': the image cannot be decoded: there is no such file"),
+        ({"a": 1}, r"inputs: {'a': 1} is not allowed; must be an array, a tensor, an image, or a list of these"),
+        ([[1, 2], [3, 4]], "inputs: torch.int64 is not allowed; must be uint8 images or floats"),
+    ],
+)
+def test_what_is_no_image_is_refused_in_one_line(
+    given: Any, message: str, runs: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        kinfed.load(runs("fedavg")).predict(given)
+
+
+def test_a_comparison_says_which_runs_it_has(tmp_path: Path) -> None:
+    path = kinfed.compare(["fedper"], out=tmp_path / "c", **SMALL | {"rounds": 1, "ft_epochs": 0}).path
+    with pytest.raises(
+        InputError, match=r"^load: .* is a comparison; give one of its runs: fedper-seed0, local-seed0$"
+    ):
+        kinfed.load(path)
 
 
 def changed(path: Path, **fields: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import os
 import sys
@@ -152,6 +153,60 @@ def test_inside_a_run_of_ones_own_mlflow_shows_them_as_its_children(out: Path) -
         kinfed.run("fedavg", out=out, log="mlflow", quiet=True, **SMALL | {"rounds": 1})
         assert mlflow.active_run().info.run_id == mine.info.run_id
     assert mlflow_runs()["fedavg-seed0"].data.tags["mlflow.parentRunId"] == mine.info.run_id
+
+
+class Recorded:
+    """A stand-in for Weights & Biases: the runs that were started, by their ids, with what they were told."""
+
+    Settings = dict
+    __spec__ = importlib.machinery.ModuleSpec("wandb", None)
+
+    def __init__(self) -> None:
+        self.started: list[dict[str, Any]] = []
+        self.series: dict[str, list[tuple[int, dict[str, float]]]] = {}
+        self.codes: list[int] = []
+
+    def init(self, **given: Any) -> Any:
+        self.started.append(given)
+        id = given["id"] or f"id{len(self.started)}"
+        series, ours = self.series.setdefault(id, []), self
+
+        class Run:
+            resumed = bool(series)
+            starting_step = series[-1][0] + 1 if series else 0
+
+            def log(self, numbers: dict[str, float], step: int) -> None:
+                series.append((step, numbers))
+
+            def finish(self, exit_code: int) -> None:
+                ours.codes.append(exit_code)
+
+        Run.id = id  # type: ignore[attr-defined]
+        return Run()
+
+
+def test_wandb_gets_each_round_of_a_run_once_also_when_it_goes_on(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = Recorded()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        run(Config.checked({"methods": ("fedper",), "log": "wandb", **SMALL}), out, interrupted)
+    kinfed.resume(out, quiet=True)
+    assert [given["id"] for given in wandb.started] == [None, "id1"]
+    assert wandb.started[0]["name"] == "fedper-seed0"
+    assert wandb.started[0]["config"].items() >= {"method": "fedper", "lr": 0.1, "clients": 10}.items()
+    assert wandb.codes == [1, 0]
+    assert [(step, numbers["train_loss"]) for step, numbers in wandb.series["id1"]] == in_metrics(out, "train_loss")
+    assert (out / "wandb_run_id").read_text() == "id1"
+
+
+def test_wandb_works_offline(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    kinfed.run("fedavg", out=out, log="wandb", quiet=True, **SMALL | {"rounds": 1})
+    (log,) = (tmp_path / "wandb").glob(f"offline-run-*/run-{(out / 'wandb_run_id').read_text()}.wandb")
+    told = log.read_bytes()
+    assert all(name in told for name in (b"personal_acc_weighted", b"fedavg-seed0", b"checkpoint_every"))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -188,6 +189,13 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="print the summaries of the runs as JSON instead of the table, and no progress")
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or comparison")]
+ModelPath = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, or a file in its folder models")]
+ModelClient = Annotated[
+    str | None,
+    typer.Option(
+        "--client", metavar="NAME", help="client whose own model is used, by its name, or number without names"
+    ),
+]
 
 
 def _asked(config: Path | None, assignments: list[str] | None, given: Mapping[str, str]) -> dict[str, Any]:
@@ -402,6 +410,119 @@ def report(
 
 
 @app.command()
+def predict(
+    run: ModelPath,
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILES...", help="images, folders of images, or one table (CSV, TSV or parquet)"),
+    ],
+    client: ModelClient = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.csv", help="new CSV file for the answers, instead of a table")
+    ] = None,
+    allow_code: AllowCode = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the answers as JSON instead of a table")] = False,
+) -> None:
+    """Classify images, or the rows of a table, by a trained model.
+
+    Images get the channels, the size and the normalisation of the training, and tables its features. Each answer has
+    the probability that the model gives it.
+    """
+    from kinfed import api
+    from kinfed.cli.predict import answers, described
+    from kinfed.experiment.predictor import client_number
+    from kinfed.files import output, write_whole
+    from kinfed.report.formats import as_csv
+
+    if out is not None and (out.suffix != ".csv" or out.exists()):
+        told = "exists; choose another file" if out.suffix == ".csv" else "is not allowed; must be a new file .csv"
+        raise InputError(f"out: {str(out)!r} {told}")
+    model = api.load(run, client=client_number(run, client), allow_code=allow_code)
+    found = answers(model, files)
+    about = described(model, run, client)
+    if out is not None:
+        with output(out):
+            write_whole(out, as_csv(found))
+    if as_json:
+        typer.echo(json.dumps({"model": about, "answers": found.to_dict("records")}))
+        return
+    typer.echo(f"{about}\n")
+    if out is not None:
+        typer.echo(plain(out))
+    else:
+        found["probability"] = found["probability"].map("{:.3f}".format)
+        _columns([[*found.columns], *found.astype(str).to_numpy().tolist()])
+
+
+@app.command()
+def evaluate(
+    run: ModelPath,
+    data: Annotated[str, typer.Option("--data", metavar="TEXT", help="labelled data, in any form of kinfed run")],
+    client: ModelClient = None,
+    label: Annotated[
+        str | None, typer.Option("--label", metavar="TEXT", help="name of the column that is the label")
+    ] = None,
+    measure: Annotated[
+        Measure | None, typer.Option("--measure", help="the only measure to compute [all of them]")
+    ] = None,
+    allow_code: AllowCode = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the measures as JSON instead of a table")] = False,
+) -> None:
+    """Test the trained models of a run on other labelled data.
+
+    The test set of the data is used, or all samples if they have no split. The global model and those of the clients
+    are side by side. Classes are matched by name.
+    """
+    from kinfed import api
+    from kinfed.experiment.predictor import client_number
+    from kinfed.report.measures import WORDS
+
+    of = client_number(run, client)
+    found = api.evaluate(run, data, client=of, label=label, measure=measure, allow_code=allow_code)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found)))
+        return
+    typer.echo(plain(f"{found.which}: {found.samples:,} samples"))
+    if found.unknown:
+        told = ", ".join(f"{name} ({samples:,})" for name, samples in found.unknown.items())
+        typer.echo(plain(f"left out, since the model does not know their classes: {told}"))
+    if found.missing:
+        typer.echo(plain(f"classes of the model without a sample: {', '.join(found.missing)}"))
+    typer.echo()
+    wanted = [measure] if measure else [*WORDS]
+    rows = [
+        [name, *("–" if own[of] is None else f"{own[of]:.3f}" for of in wanted)] for name, own in found.models.items()
+    ]
+    _columns([["model", *(WORDS[of] for of in wanted)], *rows])
+
+
+@app.command()
+def export(
+    run: ModelPath,
+    to: Annotated[
+        Literal["onnx", "torchscript", "state_dict"],
+        typer.Option("--to", help="form of the file; onnx needs pip install 'kinfed[onnx]'"),
+    ] = "onnx",
+    client: ModelClient = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="folder for the new files [RUN/exported]")
+    ] = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Export a trained model to a file that other programs run.
+
+    The normalisation of the inputs is part of an ONNX or TorchScript file. A JSON file beside it has the names of the
+    classes and an example. The file is checked by running it.
+    """
+    from kinfed import api
+    from kinfed.experiment.predictor import client_number
+
+    made = api.export(run, to, client=client_number(run, client), out=out, allow_code=allow_code)
+    typer.echo(f"largest difference to the model: {made.difference:.2g}, by {made.runner} on a few inputs")
+    typer.echo(f"{plain(made.path)}\n{plain(made.about)}")
+
+
+@app.command()
 def similarity(
     a: Annotated[Path, typer.Argument(metavar="A", help="activations (.npy, .npz, .safetensors) or a saved model")],
     b: Annotated[
@@ -428,6 +549,7 @@ def similarity(
         ),
     ] = None,
     out: Out = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Compare the layers of two models.
 
@@ -446,7 +568,15 @@ def similarity(
     samples, bandwidth = 256 if samples is None else samples, 0.5 if bandwidth is None else bandwidth
     with api.result_folder(out, "similarity") as folder, new_folder(folder):
         result = compare_files(
-            a, b, data=data, samples=samples, layers=layers, measure=measure, kernel=kernel, bandwidth=bandwidth
+            a,
+            b,
+            data=data,
+            samples=samples,
+            layers=layers,
+            measure=measure,
+            kernel=kernel,
+            bandwidth=bandwidth,
+            allow_code=allow_code,
         )
         console = Console()
         console.print(f"{plain(provenance(result))}\n", highlight=False, markup=False, emoji=False)
@@ -552,18 +682,16 @@ def list_sources(pool: Annotated[Path, typer.Argument(metavar="DIR", help="folde
 
     rows = [
         (
-            plain(source.name),
-            plain(source.card.architecture),
+            source.name,
+            source.card.architecture,
             "×".join(map(str, source.card.shape)),
             f"{len(source.card.classes)} classes",
-            plain(source.card.data or "–"),
+            source.card.data or "–",
             "–" if source.card.accuracy is None else f"{source.card.accuracy:.3f}",
         )
         for source in open_pool(pool)
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    _columns(rows)
 
 
 @app.command()
@@ -639,6 +767,14 @@ def _list(told: Sequence[tuple[str, str]]) -> None:
     width = max((len(name) for name, _ in lines), default=0) + 2
     for name, what in lines:
         typer.echo(f"{name:<{width}}{what}")
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of texts in columns."""
+    lines = [[*map(plain, row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _documented(registry: Registry[Any], name: str) -> str:

@@ -26,6 +26,7 @@ def compare_files(
     kernel: Kernel,
     bandwidth: float,
     measure: str = "cka",
+    allow_code: bool = False,
 ) -> LayerSimilarity:
     """Compare every layer of one file with every layer of another.
 
@@ -39,6 +40,7 @@ def compare_files(
         kernel: Kernel of the CKA, ``linear`` or ``rbf``.
         bandwidth: Bandwidth of the RBF kernel, as a multiple of the median distance.
         measure: Similarity measure: one of `kinfed.similarity.MEASURES`, or ``package.module:function``.
+        allow_code: Import the user's own architectures that the files of models name.
 
     Returns:
         The similarity of every pair of layers.
@@ -52,7 +54,7 @@ def compare_files(
     if data is not None and not any(_is_model(path) for path in (a, b)):
         raise InputError(f"data: {data!r} would do nothing; {a} and {b} are files of activations")
     seen = None if data is None else _test_images(data, samples)
-    one, other = (_model(path, seen, layers) if _is_model(path) else _file(path, layers) for path in (a, b))
+    one, other = (_model(path, seen, layers, allow_code) if _is_model(path) else _file(path, layers) for path in (a, b))
     ids = None if one.ids is None or other.ids is None else (one.ids, other.ids)
     if ids is None and any(side.ids is not None and side.of_file for side in (one, other)):
         raise InputError(f"ids: must be in both {a} and {b} or in neither")
@@ -97,14 +99,14 @@ def _file(path: Path, layers: list[str] | None) -> _Side:
     return _Side(load_activations(path, layers), load_ids(path), of_file=True)
 
 
-def _model(path: Path, seen: tuple[list[int], Samples] | None, layers: list[str] | None) -> _Side:
+def _model(path: Path, seen: tuple[list[int], Samples] | None, layers: list[str] | None, allow_code: bool) -> _Side:
     """Return the activations of a saved model; the ids of the examples are their numbers in the test set."""
     from kinfed.learning import features
     from kinfed.models import open_saved
 
     if seen is None:
         raise InputError(f"{path}: a model needs images; give a data set with --data")
-    model, shape, _ = open_saved(path)
+    model, shape, _ = open_saved(path, allow_code=allow_code)
     rows, images = seen
     if shape != tuple(images.inputs.shape[1:]):
         sizes = ("×".join(map(str, size)) for size in (shape, images.inputs.shape[1:]))

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kinfed.errors import InputError
 
-__all__ = ["as_labels", "number"]
+__all__ = ["as_labels", "class_names", "number"]
 
 
 def as_labels(values: ArrayLike, where: str) -> NDArray[Any]:
@@ -78,9 +78,18 @@ def number(
             f"data: {name!r}: the test set has classes that the training set lacks: {_few(strange)}; the training set "
             f"has {_few(classes)}"
         )
-    # Folder names may have bytes that are no valid text; they are escaped, so that the names can be saved.
-    names = tuple(str(c).encode("utf-8", "backslashreplace").decode() for c in classes)
-    return names, np.searchsorted(classes, train), np.searchsorted(classes, test)
+    return class_names(classes), np.searchsorted(classes, train), np.searchsorted(classes, test)
+
+
+def class_names(classes: NDArray[Any]) -> tuple[str, ...]:
+    """Return the names of classes, int64 or text, as text.
+
+    Folder names may have bytes that are no valid text; they are escaped, so that the names can be saved.
+
+    >>> class_names(np.array([3, 10]))
+    ('3', '10')
+    """
+    return tuple(str(c).encode("utf-8", "backslashreplace").decode() for c in classes)
 
 
 def _few(classes: NDArray[Any]) -> str:

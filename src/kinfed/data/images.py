@@ -29,7 +29,7 @@ from kinfed.errors import InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Decoded", "Decoding", "Encoded", "OnError", "adapt", "decode", "fit", "repeat_grey"]
+__all__ = ["Decoded", "Decoding", "Encoded", "OnError", "adapt", "decode", "fit", "read_image", "repeat_grey"]
 
 OnError = Literal["stop", "skip"]
 Pixels = NDArray[np.uint8]
@@ -160,22 +160,39 @@ def _formats() -> list[str]:
 
 
 def _one(name: str, file: bytes | Path | None, decoding: Decoding) -> Pixels | str:
+    try:
+        return read_image(file, decoding)
+    except ValueError as error:
+        if decoding.on_error == "skip":
+            return str(error)
+        raise InputError(
+            f"data: {name}: the image cannot be decoded: {error}; set on_error=skip to leave such images out"
+        ) from error
+
+
+def read_image(file: bytes | Path | None, decoding: Decoding) -> Pixels:
+    """Decode an image file to uint8 pixels c×h×w, by the steps above.
+
+    Args:
+        file: Content or path of the file; None for an empty image.
+        decoding: Channels and size of the result.
+
+    Raises:
+        ValueError: If the image cannot be decoded; the message is the reason.
+    """
     from PIL import Image, UnidentifiedImageError
 
+    if file is None:
+        raise ValueError("it is empty")
+    if isinstance(file, Path) and not file.is_file():
+        raise ValueError("there is no such file")
     try:
-        if file is None:
-            raise ValueError("it is empty")
-        if isinstance(file, Path) and not file.is_file():
-            raise ValueError("there is no such file")
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_formats()) as image:
             return fit(image, decoding)
+    except UnidentifiedImageError as error:
+        raise ValueError("its format is not known to PIL") from error
     except Exception as error:  # PIL raises exceptions of many types for broken files
-        reason = "its format is not known to PIL" if isinstance(error, UnidentifiedImageError) else str(error)
-        if decoding.on_error == "skip":
-            return reason
-        raise InputError(
-            f"data: {name}: the image cannot be decoded: {reason}; set on_error=skip to leave such images out"
-        ) from error
+        raise ValueError(str(error)) from error
 
 
 def fit(image: Image, decoding: Decoding) -> Pixels:

@@ -16,18 +16,32 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from kinfed.data.cache import cache_folder, cached, digest, is_entry, open_kept
+from kinfed.data.classes import class_names
 from kinfed.data.formats import FORMATS, Files, find_files, find_in_format
 from kinfed.data.formats.digits import EMBEDDED, read_digits
 from kinfed.data.formats.folders import ClassFolders, ClientFolders, left_out
 from kinfed.data.formats.hub import HUB, Fetched, HubSet
 from kinfed.data.images import Decoding, OnError
 from kinfed.data.reading import PLAIN, Reading
-from kinfed.data.samples import Dataset
-from kinfed.data.splits import Split, assemble
+from kinfed.data.samples import Dataset, labels_of
+from kinfed.data.splits import Labelled, Split, assemble, labelled
 from kinfed.errors import InputError
 
-__all__ = ["EMBEDDED", "PATHS", "cache_folder", "find", "known", "lacks_labels", "load", "load_files", "names_clients"]
+__all__ = [
+    "EMBEDDED",
+    "PATHS",
+    "cache_folder",
+    "find",
+    "known",
+    "lacks_labels",
+    "load",
+    "load_files",
+    "load_labelled",
+    "names_clients",
+]
 
 PACKAGED = {"fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}  # Debian's dataset-fashion-mnist
 
@@ -294,6 +308,36 @@ def load(
     if isinstance(source, _Kept):
         return replace(source.dataset(decoding, reading), name=data)
     return _decoded(source, data, decoding, reading)
+
+
+def load_labelled(
+    data: str | Path, *, label: str | None = None, channels: int | None = None, image_size: int | None = None
+) -> Labelled:
+    """Load labelled samples on which a model of other data is tested: the test set, or all if there is no split.
+
+    Nothing is written to the cache, and no class has to be in a training set.
+
+    Args:
+        data: Name or path of the data; see `find`.
+        label: Name of the column that is the label; None for the label that the format itself gives.
+        channels: Number of channels of images, 1 or 3; None for 1 if all images are grey, else 3.
+        image_size: Height and width in pixels that images are resized to; None keeps their sizes.
+
+    Raises:
+        InputError: If the data are not found, a file cannot be read, or there are no labels.
+    """
+    data = os.fspath(data)
+    source = find(data)
+    if source is None or isinstance(source, _Kept):
+        dataset = load(data, label=label)
+        if not dataset.labelled:
+            raise InputError(f"data: {data!r} has no labels")
+        names = class_names(np.array(dataset.classes)[labels_of(dataset.test)])
+        return Labelled(f"the test set of {data}", dataset.test.inputs.numpy(), names)
+    with _readable(data):
+        train, test = source.files.read() if isinstance(source, _OnDisk) else source.read(PLAIN)
+        which = f"the test set of {data}" if test else f"all samples of {data}"
+        return labelled(which, test or train, Decoding(channels, image_size), Reading(label))
 
 
 def load_files(files: Files, name: str) -> Dataset:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfed.data.classes import as_labels, number
+from kinfed.data.classes import as_labels, class_names, number
 from kinfed.data.holdout import draw_test_set
 from kinfed.data.images import Decoding, Encoded, adapt, decode, repeat_grey
 from kinfed.data.reading import PLAIN, Reading, named_column
@@ -24,7 +24,7 @@ from kinfed.data.samples import CLIENT, GROUP, Dataset, Normalisation, Samples
 from kinfed.data.tables import Encoding, Table
 from kinfed.errors import InputError
 
-__all__ = ["TEST_NAMES", "Split", "as_inputs", "assemble"]
+__all__ = ["TEST_NAMES", "Labelled", "Split", "as_inputs", "assemble", "labelled"]
 
 TEST_NAMES = ("test", "val", "valid", "validation")  # names of a test split; the first one found is used
 SKIPPED_NAMES = 5  # largest number of names in `Dataset.skipped_names`
@@ -55,6 +55,21 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Labelled samples for the test of a model of other data, not yet prepared for it.
+
+    Attributes:
+        which: Which samples these are, in words.
+        inputs: uint8 images n×c×h×w, other arrays n×…, or a table of plain features.
+        labels: Name of the class of each sample, n.
+    """
+
+    which: str
+    inputs: NDArray[Any] | Table
+    labels: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -125,6 +140,27 @@ def assemble(
         encoding=encoding,
         remarks=remarks,
     )
+
+
+def labelled(which: str, shares: Sequence[Split], decoding: Decoding, reading: Reading) -> Labelled:
+    """Decode the shares of one split and join them, without a look at any other split.
+
+    Args:
+        which: Which samples these are, in words.
+        shares: The shares.
+        decoding: Options of the decoding of images; without effect on other data.
+        reading: Column that is the label.
+
+    Raises:
+        InputError: If a share is invalid or has no labels, or shares differ in the type or shape of their inputs or the
+            type of labels.
+    """
+    ready = []
+    for share in shares:
+        images = isinstance(share.inputs, Encoded) or getattr(share.inputs, "dtype", None) == np.uint8
+        ready.append(_ready(share, decoding if images else Decoding(), reading))
+    whole = _joined(which, ready)
+    return Labelled(which, whole.inputs, class_names(whole.labels))
 
 
 def _unlabelled(name: str, train: Sequence[Split], decoding: Decoding, reading: Reading) -> Dataset:

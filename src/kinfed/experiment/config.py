@@ -267,7 +267,7 @@ class Config(BaseModel):
         description="seconds after which a client's work counts as failed; needs workers; by default no limit",
     )
     device: str = Field("cpu", description="cpu, cuda, cuda:N or mps")
-    log: str | None = Field(None, description="trackers to log to: tensorboard, mlflow, or both with a comma")
+    log: str | None = Field(None, description="trackers to log to: tensorboard, mlflow, wandb, or several with commas")
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="fields of the methods, by method")
 
     _objects: dict[str, Any] = PrivateAttr(default_factory=dict)

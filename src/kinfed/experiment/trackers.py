@@ -1,4 +1,7 @@
-"""Logging of rounds to TensorBoard and MLflow, beside ``metrics.jsonl``; a tracker that fails does not end a run."""
+"""Logging of rounds to TensorBoard, MLflow and Weights & Biases, beside ``metrics.jsonl``.
+
+A tracker that fails does not end a run.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,39 @@ class MLflow:
         self._client.set_terminated(self._id, status)
 
 
-TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+class WandB:
+    """A tracker that logs to one run of Weights & Biases; its id is in ``wandb_run_id``, for when the run continues."""
+
+    def start(self, parameters: Mapping[str, Any], folder: Path) -> None:
+        """Start or reopen the run; wandb's own settings choose project, entity, folder, and whether it is offline."""
+        import wandb
+
+        from kinfed.files import write_whole
+
+        kept = folder / "wandb_run_id"
+        method, seed = parameters["method"], parameters["seed"]
+        self._run = wandb.init(
+            id=kept.read_text() if kept.is_file() else None,
+            resume="allow",
+            name=f"{method}-seed{seed}",
+            config={**parameters, "folder": str(folder.resolve())},
+            reinit="create_new",  # a run of the user's own in this process stays as it is
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        write_whole(kept, self._run.id)
+        self._logged = self._run.starting_step if self._run.resumed else 0
+
+    def log(self, round: int, scalars: Mapping[str, float]) -> None:
+        """Log the numbers of a round, unless the server has them already."""
+        if round >= self._logged:
+            self._run.log(dict(scalars), step=round)
+
+    def end(self, status: str) -> None:
+        """Close the run; one that did not finish counts as failed."""
+        self._run.finish(exit_code=0 if status == "FINISHED" else 1)
+
+
+TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
 def check_installed(name: str) -> None:

@@ -28,22 +28,36 @@ _Shapes = dict[str, tuple[int, ...]]
 _Named = dict[str, tuple[str, Tensor]]  # the model's name and tensor by the name in a file
 
 
-def open_saved(path: Path) -> tuple[Model, tuple[int, ...], tuple[str, ...]]:
+def open_saved(path: Path, *, allow_code: bool = False) -> tuple[Model, tuple[int, ...], tuple[str, ...]]:
     """Open a model that a run has saved.
 
     If the file has only the body, the head gets random weights.
+
+    Args:
+        path: File of the model.
+        allow_code: Import a user's own architecture that the file names, ``package.module:function``.
 
     Returns:
         The model in evaluation mode, the shape of one input, and the names of the classes.
 
     Raises:
-        InputError: If the file is not a saved model, or is of a user's own architecture, which a file may not import.
+        InputError: If the file is not a saved model, or is of a user's own architecture whose import is not allowed.
     """
     about = saved_about(path)
     recipe = None if about is None else Recipe.checked(about, path)
-    if recipe is None or not ARCHITECTURES.installed(recipe.architecture):
+    if recipe is not None and ARCHITECTURES.installed(recipe.architecture):
+        return restored(recipe, path, whole=False), recipe.shape, recipe.classes
+    if recipe is None or ":" not in recipe.architecture:
         raise InputError(f"{path}: is not a model of a known architecture saved by kinfed; see: kinfed models")
-    return restored(recipe, path, whole=False), recipe.shape, recipe.classes
+    if not allow_code:
+        raise InputError(
+            f"{path}: is not a model of a known architecture; importing its own, {recipe.architecture!r}, would run "
+            "code; allow that with --allow-code (allow_code=True)"
+        )
+    classes = max(len(recipe.classes), 1)
+    model = build(recipe.architecture, recipe.shape, classes, seed=0, bn=recipe.bn, head=recipe.head)
+    model.load(weights_for(model, path))
+    return model.eval(), recipe.shape, recipe.classes
 
 
 def restored(recipe: Recipe, path: Path, *, whole: bool = True) -> Model:

@@ -105,6 +105,11 @@ def _frame(shown: Table) -> pd.DataFrame:
 
 
 def _no_formula(text: str) -> str:
+    """Return a text for a cell of a CSV file, so that no spreadsheet takes it for a formula.
+
+    >>> _no_formula("=1+1"), _no_formula("-3.5"), _no_formula("cat")
+    ("'=1+1", '-3.5', 'cat')
+    """
     return f"'{text}" if text.startswith(FORMULA) and not _is_number(text) else text
 
 

@@ -18,7 +18,7 @@ from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.data.tables import LONGEST, Table
 from kinfed.errors import InputError
 
-__all__ = ["ParquetFiles", "read_labels", "readable", "split_of", "usable"]
+__all__ = ["ParquetFiles", "read_labels", "read_table", "readable", "split_of", "usable"]
 
 IMAGE = ("image", "img")  # names of the column of images; the first one found is used
 
@@ -115,11 +115,15 @@ def _files(folder: Path, split: str) -> tuple[Path, ...]:
 
 def _read(path: Path) -> Split:
     with readable(path):
-        return split_of(_table(path), str(path), [path.parent])
+        return split_of(read_table(path), str(path), [path.parent])
 
 
-def _table(path: Path, columns: list[str] | None = None) -> Any:
-    """Read a file, or some of its columns."""
+def read_table(path: Path, columns: list[str] | None = None) -> Any:
+    """Read a file, or some of its columns, to a pyarrow table.
+
+    Raises:
+        InputError: If the header claims more rows than the file can have.
+    """
     import pyarrow.parquet as pq
 
     rows, size = pq.read_metadata(path).num_rows, path.stat().st_size
@@ -139,7 +143,7 @@ def _named(path: Path) -> list[Path]:
         image = next((name for name in IMAGE if name in schema.names), None)
         if image is None or f"{image}.path" not in [field.name for field in schema.field(image).flatten()]:
             return []
-        cells = _table(path, [f"{image}.path"]).column(0).to_pylist()
+        cells = read_table(path, [f"{image}.path"]).column(0).to_pylist()
         names = (cell.get("path") if isinstance(cell, dict) else cell for cell in cells)
         files = (path.parent / name for name in names if name)
         return [file for file in files if file.is_file() and _lies_in([path.parent], file)]
