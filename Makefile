@@ -1,9 +1,9 @@
-# The two commands of the README. Both set everything up in $(VENV) first; nothing else on the machine is touched.
+# The commands of the README and of CONTRIBUTING.md. All set everything up in $(VENV) first; nothing else on the machine is touched.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-fast test-slow test-instructions lint
+.PHONY: demo test test-fast test-slow test-instructions lint docs wheel matrix
 
 demo: $(VENV)/installed
 	$(BIN)/kinfed compare fedavg fedper fedshibu fedkin local --data digits --train-images 600 --public 64 \
@@ -37,9 +37,32 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The site, in build/site. Broken links and programs of the tutorial that fail are errors.
+docs: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs/site -E docs build/site
+	@echo "open build/site/index.html"
+
+wheel: $(VENV)/installed
+	$(BIN)/python -m build --outdir dist .
+
+# The tests of the core with the lowest and the newest versions of all dependencies, on every Python that uv finds.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+matrix: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	for version in $(PYTHONS); do for resolution in lowest-direct highest; do \
+	    $(BIN)/uv python find --quiet $$version || { echo "no Python $$version here"; continue; }; \
+	    echo "Python $$version, $$resolution versions"; \
+	    $(BIN)/uv run --quiet --isolated --no-project --python $$version --resolution $$resolution --with '.[dev]' \
+	        pytest -m "not slow" $(FAST) || exit 1; \
+	done; done
+
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "kinfed needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "Setting up $(VENV), which takes some minutes, most of them for PyTorch"
+	@$(PYTHON) -m venv $(VENV)
+	@# A terminal shows pip's progress, which pip has for downloads and, since 25.1, for installing; a log shows errors only.
+	@if [ -t 1 ]; then quiet=; else quiet=--quiet; fi; export PIP_DISABLE_PIP_VERSION_CHECK=1; \
+	    $(BIN)/pip install --quiet 'pip>=25.1' && $(BIN)/pip install $$quiet --editable '.[dev]'
 	@touch $@
