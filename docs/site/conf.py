@@ -28,7 +28,7 @@ myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 6  # links to headings are those of GitHub
 copybutton_exclude = ".linenos, .gp"  # not the $ of a console
 
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 autodoc_member_order = "groupwise"
 autodoc_typehints_format = "short"
 maximum_signature_line_length = 100
