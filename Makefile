@@ -1,4 +1,5 @@
-# The commands of the README and of CONTRIBUTING.md. All set everything up in $(VENV) first; nothing else on the machine is touched.
+# The commands of the README and of CONTRIBUTING.md. All set everything up in $(VENV) first; nothing else on the machine is
+# touched.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
