@@ -1,9 +1,10 @@
-# The two commands of the README. Both set everything up in $(VENV) first; nothing else on the machine is touched.
+# The commands of the README and of CONTRIBUTING.md. All set everything up in $(VENV) first; nothing else on the machine is
+# touched.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-fast test-slow test-instructions lint
+.PHONY: demo test test-fast test-slow test-instructions lint docs wheel matrix
 
 demo: $(VENV)/installed
 	$(BIN)/kinfed compare fedavg fedper fedshibu fedkin local --data digits --train-images 600 --public 64 \
@@ -37,9 +38,38 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The site, in build/site. Broken links and programs of the tutorial that fail are errors.
+docs: $(VENV)/docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs/site --fresh-env docs build/site
+	@echo "open build/site/index.html"
+
+$(VENV)/docs: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+wheel: $(VENV)/installed
+	$(BIN)/python -m build --outdir dist .
+
+# The tests of the core with the lowest versions of all dependencies, and with the newest on every Python that uv finds.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+matrix: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	@try() { \
+	    echo "Python $$1, $$2 versions"; \
+	    $(BIN)/uv run --quiet --isolated --no-project --python $$1 --resolution $$2 --with '.[dev]' \
+	        pytest -m "not slow" $(FAST); \
+	}; \
+	export UV_PYTHON_DOWNLOADS=never; try 3.11 lowest-direct || exit 1; \
+	for version in $(PYTHONS); do \
+	    if $(BIN)/uv python find --quiet $$version 2>/dev/null; then try $$version highest || exit 1; else echo "no Python $$version"; fi; \
+	done
+
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "kinfed needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "Setting up $(VENV), which takes some minutes, most of them for PyTorch"
+	@$(PYTHON) -m venv $(VENV)
+	@# A terminal shows pip's progress, which pip has for downloads and, since 25.1, for installing; a log shows errors only.
+	@if [ -t 1 ]; then quiet=; else quiet=--quiet; fi; export PIP_DISABLE_PIP_VERSION_CHECK=1; \
+	    $(BIN)/pip install --quiet 'pip>=25.1' && $(BIN)/pip install $$quiet --editable '.[dev]'
 	@touch $@

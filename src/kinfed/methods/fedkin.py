@@ -153,9 +153,9 @@ class FedKin(Grouped):
         """Return the clients' mean deviations, with what is needed to compare a newcomer.
 
         The deviation of client i in a round is the concatenation of (u_in - ū_n) / s_n over the weight tensors n, with
-        the mean ū_n of u_in over the m clients in the round, and s_n² = 1 - |ū_n|², the mean of |u_in - ū_n|²: all
-        tensors count alike, whatever their sizes and the clients' step lengths. A newcomer is compared with the mean of
-        the last round in which all clients had common weights.
+        the mean ū_n of u_in over the m clients in the round, and ``s_n² = 1 - |ū_n|²``, the mean of ``|u_in - ū_n|²``:
+        all tensors count alike, whatever their sizes and the clients' step lengths. A newcomer is compared with the
+        mean of the last round in which all clients had common weights.
         """
         known = {name: state.tensors[name] for name in (POINTS, ROUNDS, COMMON, SCALES)}
         ids, divided = [id for id in uploads if not state.tensors[GROUP][id]], state.tensors[GROUP].any()

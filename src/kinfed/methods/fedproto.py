@@ -95,7 +95,7 @@ class FedProto(FedAvg):
     def aggregate(self, server: Server, state: ServerState, uploads: Mapping[ClientId, Message]) -> ServerState:
         """Average the prototypes of each class over the clients that have it; if no client has it, keep the old one.
 
-        c̄_k ← Σ |D_{i,k}| c_{i,k} / Σ |D_{i,k}|.
+        ``c̄_k ← Σ |D_{i,k}| c_{i,k} / Σ |D_{i,k}|``.
         """
         del server
         counts = torch.stack([upload.tensors[COUNTS] for upload in uploads.values()])

@@ -52,7 +52,8 @@ class SCAFFOLD(FedAvg):
             allows for the longer way with momentum; ``steps``, K_i η (NIID-Bench). Both are equal without momentum.
         server_lr: Learning rate η_g of the server, > 0.
         weights: Weights p_i of the clients in the mean change of the model: ``samples``, each client's share of the
-            training samples, as in the other methods; ``uniform``, the paper's 1/|S|, equal for all clients of a round.
+            training samples, as in the other methods; ``uniform``, the paper's ``1/|S|``, equal for all clients of a
+            round.
     """
 
     optimizers: ClassVar[tuple[Optimizer, ...]] = ("sgd",)  # (x − y_i) / (K_i η) is a mean gradient with SGD only
