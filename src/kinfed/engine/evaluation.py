@@ -22,7 +22,7 @@ from kinfed.methods import ClientId, Message, ServerState
 from kinfed.methods.aggregation import mean_of
 from kinfed.models import BODY, Tensors, select
 
-__all__ = ["Evaluation"]
+__all__ = ["Evaluation", "save_own"]
 
 OWN = ("personal", f"{VALIDATION}personal")  # names of what is measured at the clients, on test and validation samples
 Served = Mapping[ClientId, Callable[[], Tensors]]  # functions, so that only one model is in memory at a time
@@ -45,12 +45,11 @@ class _Accuracies:
     of: dict[str, list[float | None]] = field(default_factory=dict)
     measure: str = "acc"
 
-    def note(self, result: TestResult, at: int) -> float | None:
-        """Record the accuracies of a result for the client at an index; return the one on test samples."""
+    def note(self, result: TestResult, at: int) -> None:
+        """Record the accuracies of a result for the client at an index."""
         self.leave_out(result.name)[at] = result.test.accuracy
         if self.validation_sizes:
             self.leave_out(f"{VALIDATION}{result.name}")[at] = result.validation.accuracy
-        return result.test.accuracy
 
     def leave_out(self, name: str) -> list[float | None]:
         """Return the accuracies of a name, None for each client without one."""
@@ -168,7 +167,14 @@ class Evaluation:
         there = method.supervised or probed is not None
         saved = model if there else select(model, BODY)
         where = "the pooled test set" if federation.labelled is None else f"the test set of {federation.labelled.name}"
-        self._save("global", saved, None, told["global_acc"], f"{where}, {federation.tested.size} samples")
+        if self.final:
+            told_on = {
+                "client": None,
+                "accuracy": told["global_acc"],
+                "measured_on": f"{where}, {federation.tested.size} samples",
+            }
+            card = self.runtime.about_run(self.round) | told_on
+            self.folder.save_model("global", saved, self.runtime.about_model(), card)
         if not there:
             return None, told, {}
         serves = method.primary == "global"
@@ -207,20 +213,20 @@ class Evaluation:
         primary, served = self.runtime.method.primary, {}
         for id, results in self._results(tasks, own, len(own.sizes), "evaluation"):
             for result in results:
-                called = f"client-{id:05d}-{'personal' if result.name == primary else result.name}"
-                self._save_own(called, result, id, self._note(result, id, own))
+                self._note(result, id, own)
                 self._note_probe(result, [id])
-                if result.name == primary and result.tensors:
+                called = save_own(self.folder, self.runtime, self.round, id, result)
+                if result.name == primary and called:
                     served[id] = lambda called=called: self.folder.model(called)
         return dict(sorted(served.items()))
 
-    def _note(self, result: TestResult, id: ClientId, own: _Accuracies) -> float | None:
-        """Record a result at a client, and the grades of its primary model; return the accuracy."""
+    def _note(self, result: TestResult, id: ClientId, own: _Accuracies) -> None:
+        """Record a result at a client, and the grades of its primary model."""
         if result.name == self.runtime.method.primary and result.test.measures:
             for name, grade in zip(OWN, (result.test, result.validation), strict=True):
                 if name == "personal" or own.validation_sizes:
                     self.grades.setdefault(name, {})[id] = grade
-        return own.note(result, id)
+        own.note(result, id)
 
     def _note_probe(self, result: TestResult, clients: Iterable[ClientId]) -> None:
         """Record the measures of a linear probe that was fitted to the body of these clients; ignore other results."""
@@ -255,7 +261,8 @@ class Evaluation:
         tasks = (Task(id, self.round, Message(of()), test="primary model") for id, of in served.items())
         for id, results in self._results(tasks, own, len(served), "primary model"):
             for result in results:
-                self._save_own(f"client-{id:05d}-{result.name}", result, id, own.note(result, id))
+                own.note(result, id)
+                save_own(self.folder, self.runtime, self.round, id, result)
 
     def _groups_of_new(self, state: ServerState, count: int) -> list[int | None]:
         """Let every new client train once, and return the group that the method finds for it.
@@ -348,18 +355,28 @@ class Evaluation:
                 yield id, [result for result in answer.results if not result.fault]
             self.told(what, done, total)
 
-    def _save_own(self, name: str, result: TestResult, id: ClientId, accuracy: float | None) -> None:
-        if result.tensors:
-            self._save(name, result.tensors, id, accuracy, f"the client's own test samples, {result.test.samples}")
-
-    def _save(self, name: str, model: Tensors, id: ClientId | None, accuracy: float | None, measured_on: str) -> None:
-        """Save a model if the round is the last one."""
-        if self.final:
-            told = {"client": id, "accuracy": accuracy, "measured_on": measured_on}
-            card = self.runtime.about_run(self.round) | told
-            self.folder.save_model(name, model, self.runtime.about_model(id or 0), card)
-
     def _noted(self, failure: Failure, where: str) -> str:
         """Return the reason of a failure, and write its traceback to the log of errors."""
         self.folder.note_failure(failure, f"round {self.round}, {where}")
         return failure.reason
+
+
+def save_own(folder: RunFolder, runtime: ClientRuntime, round: int, id: ClientId, result: TestResult) -> str:
+    """Save the model of a client in a result, if it has one, and return its name in the folder; else empty.
+
+    It is done by whoever may hold the model: the process that runs the rounds, or the site of the client.
+
+    Args:
+        folder: Folder that gets the model.
+        runtime: Runtime of the run.
+        round: Number of the round.
+        id: Number of the client.
+        result: Result of a test.
+    """
+    if not result.tensors:
+        return ""
+    name = f"client-{id:05d}-{'personal' if result.name == runtime.method.primary else result.name}"
+    measured_on = f"the client's own test samples, {result.test.samples}"
+    told = {"client": id, "accuracy": result.test.accuracy, "measured_on": measured_on}
+    folder.save_model(name, result.tensors, runtime.about_model(id), runtime.about_run(round) | told)
+    return name

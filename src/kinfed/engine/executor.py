@@ -9,12 +9,13 @@ import contextlib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from kinfed.engine.checks import bounded, not_finite, unsound
-from kinfed.engine.client_store import ClientStore
+from kinfed.engine.client_store import ClientStates, ClientStore
 from kinfed.engine.evaluator import Evaluator, GlobalTest, TestResult
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning import NotFinite
@@ -103,10 +104,10 @@ class TaskRunner:
 
     Args:
         runtime: Runtime with method, data and models.
-        client_states: Files of the client states.
+        client_states: Client states.
     """
 
-    def __init__(self, runtime: ClientRuntime, client_states: ClientStore) -> None:
+    def __init__(self, runtime: ClientRuntime, client_states: ClientStates) -> None:
         self.runtime, self.client_states = runtime, client_states
         self.evaluator = Evaluator(runtime)
 
@@ -207,8 +208,12 @@ class Executor(Protocol):
     """Executor of clients' tasks; results come in order of completion, and tasks are taken when they are needed.
 
     Any number of threads and processes may run the tasks. Each process has a `TaskRunner` on a runtime that it builds.
-    Client states (`Task.stored`) are in files that all processes must be able to read and write.
+    Client states (`Task.stored`) are where the clients are, by default in files that all processes can read and write.
     """
+
+    def client_states(self, run: Path) -> ClientStates:
+        """Return the client states of a run in a folder: by default in files of this folder."""
+        return ClientStore(run / "memories")
 
     def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
         """Prepare for a run; an executor can serve several runs, one after the other.
@@ -237,7 +242,7 @@ class Executor(Protocol):
         """Release all resources, even if tasks are still running."""
 
 
-class SerialExecutor:
+class SerialExecutor(Executor):
     """Executor that runs clients' tasks in this process, one after the other."""
 
     def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:

@@ -30,10 +30,10 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from kinfed.engine.client_store import ClientStore
+from kinfed.engine.client_store import ClientStates
 from kinfed.engine.evaluator import GlobalTest
 from kinfed.engine.exchange import Exchange, Parcel, clear, post, take
-from kinfed.engine.executor import Done, Failure, Task, TaskRunner, Test, Tested
+from kinfed.engine.executor import Done, Executor, Failure, Task, TaskRunner, Test, Tested
 from kinfed.engine.interrupt import out_of_reach
 from kinfed.engine.malloc import keep_freed_memory
 from kinfed.engine.runtime import ClientRuntime
@@ -73,12 +73,12 @@ class _Setup:
     Attributes:
         number: Number of the setup.
         build: Pickled function that builds the runtime.
-        client_states: Files of the client states.
+        client_states: Client states.
     """
 
     number: int
     build: bytes
-    client_states: ClientStore
+    client_states: ClientStates
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class _Ready:
     failure: Failure | None = None
 
 
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """Executor with worker processes, which take seconds to start and can then serve any number of runs.
 
     Args:
