@@ -188,6 +188,7 @@ class Evaluation:
             return None
         for id, (test, validation) in enumerate(zip_longest(found.test, found.validation, fillvalue=UNTESTED)):
             self._note(TestResult("global", test, validation), id, own)
+        self.untested.update({f"{id}, global": reason for id, reason in found.failures.items()})
         return found.pooled
 
     def _represented(self, model: Tensors, own: _Accuracies) -> TestResult | None:

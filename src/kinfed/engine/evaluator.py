@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -77,11 +77,13 @@ class GlobalTest:
         pooled: Grade of its answers to the pooled test set.
         test: Grades of its answers to the test samples of each client, N.
         validation: Grades of its answers to the validation samples of each client, N; empty without validation.
+        failures: Reasons why a client could not test it, by client.
     """
 
     pooled: Grade
     test: Sequence[Grade]
     validation: Sequence[Grade] = ()
+    failures: Mapping[ClientId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
