@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
@@ -34,9 +32,11 @@ def config_of(method: str, fed: Federation, **fields: Any) -> Config:
     made = make_method(method)
     own = trial_fields(type(made.unwrapped)) | trial_fields(type(made))
     given = {
-        "methods": (method,), "settings": {method: own}, "data": "<sites>", "rounds": 3, "lr": 0.05, "batch_size": 16,
-        "model": "tiny_cnn", "participation": 0.75, "checkpoint_every": 1, "public": len(fed.public_rows), "ft_epochs": 1 if made.adapts else 0,
-        **({} if made.supervised else {"linear_probe": False, "knn_every": 0}), **fields,
+        "methods": (method,), "settings": {method: own}, "data": "<sites>", "public": len(fed.public_rows),
+        "model": "tiny_cnn", "rounds": 3, "participation": 0.75, "lr": 0.05, "batch_size": 16, "checkpoint_every": 1,
+        "ft_epochs": 1 if made.adapts else 0,
+        **({} if made.supervised else {"linear_probe": False, "knn_every": 0}),
+        **fields,
     }  # fmt: skip
     return Config.checked(given, {"<sites>": fed})
 
@@ -85,9 +85,10 @@ def test_sites_give_the_same_bits_as_one_process(method: str, fed: Federation, t
     assert other is not None
     assert same(one.state, other.state)
     assert one.stored == other.stored
-    assert states(tmp_path / "here" / "memories") == {
+    kept = {
         name: content for id in range(4) for name, content in states(tmp_path / f"site-{id}" / "state" / "runs").items()
-    }
+    }  # a site deletes what is not needed before its next task
+    assert states(tmp_path / "here" / "memories").items() <= kept.items()
     for here_told, told in zip(here.lines("metrics.jsonl"), sites.lines("metrics.jsonl"), strict=True):
         here_told["global_auroc"] = told.get("global_auroc")  # scores of all sites would have to be at one place
         assert {key: value for key, value in here_told.items() if value != told.get(key)} == {}
