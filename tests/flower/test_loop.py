@@ -5,78 +5,43 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
-from kinfed.data import Federation
-from kinfed.data.cache import keep
-from kinfed.engine import RunFolder
-from kinfed.experiment.config import Config
-from kinfed.experiment.run import folder_of, resume, run
-from kinfed.flower.executor import FlowerExecutor, introduced, nodes_of
-from kinfed.flower.federation import agreed
-from kinfed.methods import METHODS, make_method
+from kinfed.data import Federation, Normalisation
+from kinfed.data.samples import ChannelSums
+from kinfed.engine.folder import save_model
+from kinfed.experiment.run import folder_of, run
+from kinfed.methods import METHODS
 from kinfed.models import read_tensors
-from kinfed.testing import same, trial_fields
-from tests.builders import federation
-from tests.flower.loop_grid import LoopGrid
+from kinfed.testing import same, untrained_sources
+from tests.flower.sites import at_sites, config_of, named_federation, run_at_sites, site_states
 
 POSSIBLE = [name for name, kind in METHODS.items() if kind.trains != "pooled" and not kind().requires.true_groups]
 
 
-def config_of(method: str, fed: Federation, **fields: Any) -> Config:
-    """A config of three rounds of a small method on a federation."""
-    made = make_method(method)
-    own = trial_fields(type(made.unwrapped)) | trial_fields(type(made))
-    given = {
-        "methods": (method,), "settings": {method: own}, "data": "<sites>", "public": len(fed.public_rows),
-        "model": "tiny_cnn", "rounds": 3, "participation": 0.75, "lr": 0.05, "batch_size": 16, "checkpoint_every": 1,
-        "ft_epochs": 1 if made.adapts else 0,
-        **({} if made.supervised else {"linear_probe": False, "knn_every": 0}),
-        **fields,
-    }  # fmt: skip
-    return Config.checked(given, {"<sites>": fed})
-
-
-def at_sites(fed: Federation, path: Path) -> LoopGrid:
-    """A grid of nodes that each have the samples of one client in a folder of their own."""
-    nodes = []
-    for id in range(len(fed)):
-        own = replace(fed.dataset, train=fed.train(id), test=fed.test(id), name=f"site {id}")
-        data = keep(own, path / f"site-{id}" / "data")
-        nodes.append({"name": f"site-{id}", "data": str(data), "state": str(path / f"site-{id}" / "state")})
-    return LoopGrid(nodes)
-
-
-def run_at_sites(grid: LoopGrid, config: Config, fed: Federation, out: Path, *, again: bool = False) -> RunFolder:
-    nodes = introduced(grid, nodes_of(grid, len(fed), wait=1), config, wait=60)
-    sites = agreed([*nodes.values()], images=fed.public_images)
-    config = Config.checked(config.model_dump(), {"<sites>": sites})
-    executor = FlowerExecutor(grid, [*nodes], timeout=120)
-    if again:
-        resume(out, objects={"<sites>": sites}, executor=executor)
-    else:
-        run(config, out, executor=executor)
-    return replace(folder_of(config, out), states=executor.client_states(out))
+def pool(fed: Federation, path: Path) -> str:
+    for source in untrained_sources(fed.dataset):
+        card = source.card
+        about = {"architecture": card.architecture, "shape": card.shape, "classes": card.classes}
+        told = {**about, "normalisation": {"mean": card.normalise.mean, "std": card.normalise.std}}
+        save_model(path / f"{source.name}.safetensors", source.model.tensors(), about, told, durable=False)
+    return str(path)
 
 
 @pytest.fixture
 def fed() -> Federation:
-    """Four clients, whose test samples are the whole test set."""
-    made = federation()
-    return replace(made, partition=replace(made.partition, names=tuple(f"site-{id}" for id in range(len(made)))))
+    return named_federation()
 
 
-def states(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.rglob("client-*.safetensors") if path.parent.name.isdigit()}
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("method", POSSIBLE)
 def test_sites_give_the_same_bits_as_one_process(method: str, fed: Federation, tmp_path: Path) -> None:
-    config = config_of(method, fed)
+    sources = {"sources": pool(fed, tmp_path / "pool")} if METHODS[method]().requires.source_models else {}
+    config = config_of(method, fed, **sources)
     run(config, tmp_path / "here")
     sites = run_at_sites(at_sites(fed, tmp_path), config, fed, tmp_path / "there")
     here = folder_of(config, tmp_path / "here")
@@ -85,13 +50,40 @@ def test_sites_give_the_same_bits_as_one_process(method: str, fed: Federation, t
     assert other is not None
     assert same(one.state, other.state)
     assert one.stored == other.stored
-    kept = {
-        name: content for id in range(4) for name, content in states(tmp_path / f"site-{id}" / "state" / "runs").items()
-    }  # a site deletes what is not needed before its next task
-    assert states(tmp_path / "here" / "memories").items() <= kept.items()
-    for here_told, told in zip(here.lines("metrics.jsonl"), sites.lines("metrics.jsonl"), strict=True):
-        here_told["global_auroc"] = told.get("global_auroc")  # scores of all sites would have to be at one place
-        assert {key: value for key, value in here_told.items() if value != told.get(key)} == {}
+    kept = site_states(tmp_path)  # a site deletes what is not needed before its next task
+    of_run = {file.name: file.read_bytes() for file in (tmp_path / "here" / "memories").rglob("*.safetensors")}
+    assert of_run.items() <= kept.items()
+    for line, told in zip(here.lines("metrics.jsonl"), sites.lines("metrics.jsonl"), strict=True):
+        line["global_auroc"] = told.get("global_auroc")  # scores of all sites would have to be at one place
+        assert {key: value for key, value in line.items() if value != told.get(key)} == {}
+    models = {file.name: file for file in (tmp_path / "here" / "models").glob("client-*.safetensors")}
+    at_site = {file.name: file for file in tmp_path.glob("site-*/state/runs/*/models/*.safetensors")}
+    assert models.keys() == at_site.keys()
+    assert all(same(read_tensors(models[name])[0], read_tensors(at_site[name])[0]) for name in models)
+    assert not [*(tmp_path / "there").rglob("client-*")]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_a_server_that_is_resumed_ends_with_the_same_bits(method: str, fed: Federation, tmp_path: Path) -> None:
+    config = config_of(method, fed)
+    whole = run_at_sites(at_sites(fed, tmp_path / "a"), config, fed, tmp_path / "whole")
+    grid = at_sites(fed, tmp_path / "b")
+    answered, left = grid.answered, 6
+
+    def killing(message):  # type: ignore[no-untyped-def]
+        nonlocal left
+        left -= message.metadata.message_type == "train.update"
+        if left < 0:
+            raise KeyboardInterrupt
+        return answered(message)
+
+    grid.answered = killing  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        run_at_sites(grid, config, fed, tmp_path / "out")
+    grid.answered = answered  # type: ignore[method-assign]
+    again = run_at_sites(grid, config, fed, tmp_path / "out", again=True)
+    assert again.lines("metrics.jsonl") == whole.lines("metrics.jsonl")
+    assert same(again.last_checkpoint().state, whole.last_checkpoint().state)  # type: ignore[union-attr]
 
 
 def test_nothing_private_travels(fed: Federation, tmp_path: Path) -> None:
@@ -99,7 +91,7 @@ def test_nothing_private_travels(fed: Federation, tmp_path: Path) -> None:
     run_at_sites(grid, config_of("fedper", fed), fed, tmp_path / "out")
     travelled = b"\n".join(grid.travelled)
     assert b"body.conv1" in travelled
-    private = [path for id in range(4) for path in (tmp_path / f"site-{id}" / "state").rglob("client-*.safetensors")]
+    private = [*tmp_path.glob("site-*/state/**/client-*.safetensors")]
     assert private
     for path in private:
         for name, tensor in read_tensors(path)[0].items():
@@ -112,3 +104,25 @@ def test_nothing_private_travels(fed: Federation, tmp_path: Path) -> None:
             assert samples.labels.numpy().tobytes() not in travelled
             assert json.dumps(samples.labels.tolist())[1:-1].encode() not in travelled
         assert str(tmp_path / f"site-{id}").encode() not in travelled
+
+
+def test_sites_that_add_their_sums_of_pixels_get_the_bits_of_all_pixels() -> None:
+    inputs = torch.randint(0, 256, (500, 3, 7, 5), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    parts = [ChannelSums.of(part) for part in inputs.split([7, 300, 193])]
+    assert (parts[0] + parts[1] + parts[2]).normalisation() == Normalisation.of(inputs)
+
+
+def test_class_counts_that_a_site_does_not_tell_do_not_travel(fed: Federation, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("class_counts = false\n")
+    grid = at_sites(replace(fed), tmp_path, policy=str(policy))
+    folder = run_at_sites(grid, config_of("fedavg", fed, rounds=1), fed, tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "federation.json").read_text())
+    sizes = [len(fed.train(id)) for id in range(4)]
+    assert [sum(row) for row in told["train"]] == sizes
+    assert all(max(row) - min(row) <= 1 for row in told["train"])  # spread evenly
+    assert "site-0 does not tell its class counts" in told["remarks"][0]
+    (line,) = folder.lines("metrics.jsonl")
+    assert line["global_acc"] is not None
+    assert line.get("global_macro_f1") is None
+    assert not any(b'"by_class": [' in part for part in grid.travelled)

@@ -188,6 +188,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="show no progress")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="print the summaries of the runs as JSON instead of the table, and no progress")
 ]
+ExecutorName = Annotated[
+    Literal["flower"] | None,
+    typer.Option(
+        "--executor", help="where the clients work: flower is a rehearsal, with a Flower node for each on this machine"
+    ),
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or comparison")]
 ModelPath = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, or a file in its folder models")]
 ModelClient = Annotated[
@@ -216,6 +222,7 @@ def run(
     config: ConfigFile = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    executor: ExecutorName = None,
     assignments: Assignments = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
@@ -229,9 +236,9 @@ def run(
     from kinfed import api
 
     asked = _asked(config, assignments, given)
-    with api.result_folder(out, method) as folder, _resumable(f"kinfed resume {folder}"):
-        still = quiet or as_json
-        _show(api.run(method, out=folder, overwrite=overwrite, allow_code=allow_code, quiet=still, **asked), as_json)
+    with api.result_folder(out, method) as folder, _resumable(f"kinfed resume {folder}{_with(executor)}"):
+        how: dict[str, Any] = {"overwrite": overwrite, "allow_code": allow_code, "executor": executor}
+        _show(api.run(method, out=folder, quiet=quiet or as_json, **how, **asked), as_json)
 
 
 @app.command(cls=Grouped)
@@ -243,6 +250,7 @@ def compare(
     config: ConfigFile = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    executor: ExecutorName = None,
     assignments: Assignments = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
@@ -256,10 +264,9 @@ def compare(
     from kinfed import api
 
     asked = _asked(config, assignments, given)
-    with api.result_folder(out, "compare") as folder, _resumable(f"kinfed resume {folder}"):
-        still = quiet or as_json
-        held = api.compare(methods, out=folder, overwrite=overwrite, allow_code=allow_code, quiet=still, **asked)
-        _show(held, as_json)
+    with api.result_folder(out, "compare") as folder, _resumable(f"kinfed resume {folder}{_with(executor)}"):
+        how: dict[str, Any] = {"overwrite": overwrite, "allow_code": allow_code, "executor": executor}
+        _show(api.compare(methods, out=folder, quiet=quiet or as_json, **how, **asked), as_json)
 
 
 @app.command()
@@ -272,6 +279,7 @@ def resume(
         str | None,
         typer.Option("--device", metavar="TEXT", help="device to go on with; on another one the last bits differ"),
     ] = None,
+    executor: ExecutorName = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -279,9 +287,10 @@ def resume(
     """Continue a run or a comparison that was stopped."""
     from kinfed import api
 
-    with _resumable(f"kinfed resume {path}"):
+    with _resumable(f"kinfed resume {path}{_with(executor)}"):
         still = quiet or as_json
-        _show(api.resume(path, rounds=rounds, device=device, allow_code=allow_code, quiet=still), as_json)
+        held = api.resume(path, rounds=rounds, device=device, allow_code=allow_code, quiet=still, executor=executor)
+        _show(held, as_json)
 
 
 @app.command(cls=Grouped)
@@ -788,6 +797,11 @@ def _documented(registry: Registry[Any], name: str) -> str:
 def _origin(registry: Registry[Any], name: str) -> str:
     origin = registry.origin(name)
     return "" if origin == "kinfed" else f" [{origin}]"
+
+
+def _with(executor: str | None) -> str:
+    """Return the option of an executor, for the command that continues a run."""
+    return "" if executor is None else f" --executor {executor}"
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -31,21 +30,24 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from safetensors.torch import save_file
 
-from kinfed.data import Federation
+from kinfed.data import Dataset, Federation
 from kinfed.data.cache import keep
 from kinfed.engine.interrupt import Stopped
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.assemble import federation_of
 from kinfed.experiment.config import OF_READING, Config
-from kinfed.experiment.folders import check_room
+from kinfed.experiment.config_file import read_toml
+from kinfed.experiment.folders import COMPARISON, CONFIG, check_room, is_ours
 from kinfed.experiment.run import MakeCallback, nobody
-from kinfed.files import NotSaved
+from kinfed.files import NotSaved, claimed, new_folder, read_json_object, write_whole
 from kinfed.flower.federation import refuse_impossible
 from kinfed.flower.journal import Retelling, entries
 
-__all__ = ["rehearse"]
+__all__ = ["rehearse", "resume_rehearsal"]
 
 HOST = "127.0.0.1"
+NODES, IMAGES = "nodes.json", "public.safetensors"  # files of the sites' folder
+TIMEOUT = 3600.0
 START = 60.0  # seconds in which the SuperLink must answer
 END = 15.0  # seconds in which processes must end after SIGTERM
 LOOK = 0.2  # seconds between two looks into the journal
@@ -54,14 +56,7 @@ NAME = "kinfed"  # of the connection in Flower's config
 ERRORS = {"InputError": InputError, "RunFailed": RunFailed, "NotSaved": NotSaved}
 
 
-def rehearse(
-    config: Config,
-    out: Path,
-    make_callback: MakeCallback = nobody,
-    *,
-    overwrite: bool = False,
-    timeout: float | None = 3600.0,
-) -> None:
+def rehearse(config: Config, out: Path, make_callback: MakeCallback = nobody, *, timeout: float = TIMEOUT) -> None:
     """Do a run or a comparison with a Flower node for each client on this machine.
 
     What the sites have, their data and what they keep, is in ``OUT-sites`` beside the folder.
@@ -70,37 +65,64 @@ def rehearse(
         config: Config of the run or comparison.
         out: Folder of the run or comparison.
         make_callback: Function that makes the observer of each run.
-        overwrite: True to replace a run or comparison that the folder holds; it is refused here.
-        timeout: Seconds after which a site that works on a task is given up; None for no limit.
+        timeout: Seconds after which a site that works on a task is given up.
 
     Raises:
         InputError: If the config asks for what sites cannot do, or a folder cannot be used.
         RunFailed: If a run cannot go on, or Flower's processes do not start.
         Stopped: If a signal ends the run.
     """
-    if overwrite:
-        raise InputError("overwrite: is not possible with executor=flower; choose another folder")
     check_room(out, overwrite=False)
     if config.workers:
         raise InputError(f"workers: {config.workers} would do nothing with executor=flower; every client has a node")
     at_server = _at_server(config)
     refuse_impossible(at_server)
-    federation = federation_of(config)
-    sites = out.with_name(f"{out.name}-sites").absolute()
-    if sites.exists():
-        raise InputError(f"out: {str(sites)!r}, for what the sites have, exists; choose another folder")
+    with new_folder(_sites_of(out)):
+        federation = federation_of(config)
+        at_server = at_server.model_copy(update={"public": len(federation.public_rows)})
+        _write_sites(federation, _sites_of(out))
+        _rehearse(at_server, out, make_callback, timeout)
+
+
+def resume_rehearsal(out: Path, make_callback: MakeCallback = nobody, *, timeout: float = TIMEOUT) -> None:
+    """Continue a run or a comparison of `rehearse` where it stopped, with what its sites have.
+
+    Args:
+        out: Folder of the run or comparison.
+        make_callback: Function that makes the observer of each run.
+        timeout: Seconds after which a site that works on a task is given up.
+
+    Raises:
+        InputError: If the folder holds no such run.
+        RunFailed: If a run cannot go on, or Flower's processes do not start.
+        Stopped: If a signal ends the run.
+    """
+    sites = _sites_of(out)
+    if not is_ours(out) or not (sites / NODES).is_file():
+        raise InputError(f"run: {str(out)!r} is no run with executor=flower, whose sites are in {str(sites)!r}")
+    file = out / (COMPARISON if (out / COMPARISON).is_file() else CONFIG)
+    name = str(read_toml(file)["data"])
+    with claimed(sites):
+        _rehearse(Config.read(file, {name: None}), out, make_callback, timeout)
+
+
+def _sites_of(out: Path) -> Path:
+    """Return the folder of what the sites of a rehearsal have."""
+    return out.absolute().with_name(f"{out.name}-sites")
+
+
+def _rehearse(config: Config, out: Path, make_callback: MakeCallback, timeout: float) -> None:
+    sites = _sites_of(out)
+    nodes = {str(name): dict(node) for name, node in read_json_object(sites / NODES).items()}
+    images = sites / IMAGES
     with _temporary() as work:
-        nodes = _nodes(federation, sites)
-        images = federation.public_images
-        if images is not None:
-            save_file({"images": images.inputs.contiguous()}, work / "images.safetensors")
-        (work / "config.toml").write_text(at_server.model_copy(update={"public": len(federation.public_rows)}).toml())
+        (work / "config.toml").write_text(config.toml())
         job: dict[str, str | int | float] = {
             "config": str(work / "config.toml"),
             "out": str(out.absolute()),
             "sites": len(nodes),
-            "timeout": timeout or 0.0,
-            "images": "" if images is None else str(work / "images.safetensors"),
+            "timeout": float(timeout),
+            "images": str(images) if images.is_file() else "",
             "journal": str(work / "journal.jsonl"),
         }
         with _stopping(), _Link(work, nodes) as link:
@@ -116,19 +138,21 @@ def _at_server(config: Config) -> Config:
     return Config.checked(fields, {**config.objects, name: None})
 
 
-def _nodes(federation: Federation, sites: Path) -> dict[str, dict[str, str]]:
-    """Write each client's samples to a folder of its own; return the entries of its node's config, by its name."""
-    nodes = {}
-    width = len(str(len(federation) - 1))
+def _write_sites(federation: Federation, sites: Path) -> None:
+    """Write each client's samples to a folder of its own, the config of its node, and the server's public images."""
+    nodes, width = {}, len(str(len(federation) - 1))
     for id in range(len(federation)):
         name = federation.name(id) if federation.partition.names else f"{id:0{width}d}"
         folder = sites / f"site-{id:0{width}d}"
-        own = replace(
-            federation.dataset, train=federation.train(id), test=federation.test(id), columns={}, skipped=0,
-            skipped_names=(), left_out=(),
+        whole = federation.dataset
+        own = Dataset(
+            name, federation.train(id), federation.test(id), whole.classes, encoding=whole.encoding,
+            remarks=whole.remarks,
         )  # fmt: skip
         nodes[name] = {"name": name, "data": str(keep(own, folder / "data")), "state": str(folder / "state")}
-    return nodes
+    write_whole(sites / NODES, json.dumps(nodes, indent=1) + "\n")
+    if federation.public_images is not None:
+        save_file({"images": federation.public_images.inputs.contiguous()}, sites / IMAGES)
 
 
 @contextlib.contextmanager
