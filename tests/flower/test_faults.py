@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # otherwise the first step of an optimiser imports it, which takes seconds
 
 pytest.importorskip("flwr")
 
@@ -68,22 +69,26 @@ class Garbage(Faulty):
 
 
 class Late(Faulty):
-    """It answers when a later round has begun, and once more."""
+    """The answer comes when a later round has begun; and every other answer comes twice."""
+
+    late: Message | None = None
 
     def fault(self, message: Message) -> Message:
         self.late = super(Faulty, self).answered(message)
         raise TimeoutError
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        given = [*messages]
         try:
-            return super().push_messages(messages)
+            return super().push_messages(given)
         except TimeoutError:
-            return [next(iter(messages)).metadata.message_id]
+            return [given[0].metadata.message_id]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        found = super().pull_messages(message_ids)
-        again = [self.late] if hasattr(self, "late") and found else []
-        return [*found, *found, *again]  # every answer twice, and the late one
+        asked = [*message_ids]
+        found = super().pull_messages(asked)
+        late = self.late is not None and self.late.metadata.reply_to_message_id not in asked
+        return [*found, *found, *([self.late] if late and self.late is not None else [])]
 
 
 class Raising(Faulty):
@@ -110,8 +115,8 @@ REASONS = [
     (WrongShape, "head.bias has the shape (3,), not (10,)"),
     (Garbage, "its answer cannot be read: TypeError"),
     (Raising, "OSError; the file errors.log at the site says more"),
-    (Hanging, "no answer within 3 s"),
-    (Late, "no answer within 3 s"),
+    (Hanging, "no answer within 6 s"),
+    (Late, "no answer within 6 s"),
 ]
 
 
@@ -121,7 +126,7 @@ def test_a_fault_of_a_site_costs_its_work_in_one_round(
 ) -> None:
     monkeypatch.setattr(executor, "GRACE", 0.0)
     config = config_of("fedavg", fed, participation=1.0)
-    folder = run_at_sites(at_sites(fed, tmp_path, kind), config, fed, tmp_path / "out", timeout=3)
+    folder = run_at_sites(at_sites(fed, tmp_path, kind), config, fed, tmp_path / "out", timeout=6)
     first, second, third = folder.lines("metrics.jsonl")
     assert [line["refused"] for line in (first, second, third)] == [{}, {"2": reason}, {}]
     assert second["refused_names"] == {"2": "site-2"}
@@ -166,10 +171,9 @@ def test_a_site_answers_as_often_as_its_policy_allows(tmp_path: Path) -> None:
 
 def test_code_of_others_runs_at_a_site_only_if_its_policy_names_it(fed: Federation, tmp_path: Path) -> None:
     config = config_of("fedavg", fed, model="tests.flower.test_faults:model", rounds=1)
-    grid = at_sites(fed, tmp_path)
-    with pytest.raises(Exception, match="no client sent a usable update in any round"):
-        run_at_sites(grid, config, fed, tmp_path / "no")
-    assert "is named in the server's config" in (tmp_path / "site-0" / "state" / "errors.log").read_text()
+    reason = "tests.flower.test_faults:model is code of others, which is not allowed here"
+    with pytest.raises(InputError, match=reason):
+        run_at_sites(at_sites(fed, tmp_path), config, fed, tmp_path / "no")
     (tmp_path / "policy.toml").write_text('code = ["tests.flower.test_faults:model"]')
     grid = at_sites(fed, tmp_path / "yes", policy=str(tmp_path / "policy.toml"))
     assert run_at_sites(grid, config, fed, tmp_path / "out").lines("metrics.jsonl")[0]["refused"] == {}

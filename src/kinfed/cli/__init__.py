@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import sys
@@ -42,6 +43,8 @@ app = typer.Typer(
 )
 sources = typer.Typer(help="Train or list source models for a vote.")
 app.add_typer(sources, name="sources")
+site = typer.Typer(help="A site of a federation with Flower: see docs/flower.md.")
+app.add_typer(site, name="site")
 
 if TYPE_CHECKING:
     from typer import TyperException as CommandError
@@ -701,6 +704,31 @@ def list_sources(pool: Annotated[Path, typer.Argument(metavar="DIR", help="folde
         for source in open_pool(pool)
     ]
     _columns(rows)
+
+
+@site.command("check")
+def check_site(
+    data: Annotated[str, typer.Option("--data", metavar="TEXT", help="data of the site: a name or a path")],
+    state: Annotated[Path, typer.Option("--state", metavar="DIR", help="folder in which the site keeps its own")],
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="name of the site")] = "this site",
+    policy: Annotated[
+        Path | None, typer.Option("--policy", metavar="FILE", help="policy of the site [DIR/policy.toml, if it exists]")
+    ] = None,
+) -> None:
+    """Say what a site would tell a server, and do for it.
+
+    Nothing is sent or changed. The name, the data and the folder are those of the node's configuration.
+    """
+    if importlib.util.find_spec("flwr") is None:
+        raise InputError("site: flower is not installed: pip install 'kinfed[flower]'")
+    from kinfed.flower.check import about_site
+    from kinfed.flower.site import Site
+
+    entries = {"name": name, "data": data, "state": str(state)} | ({"policy": str(policy)} if policy else {})
+    told = about_site(Site.of_node(entries))
+    width = max(len(heading) for heading, _ in told)
+    for heading, text in told:
+        typer.echo(f"{heading:<{width}}  {plain(text)}")
 
 
 @app.command()

@@ -15,6 +15,8 @@ from kinfed.errors import InputError
 from kinfed.fields import one_line
 from kinfed.files import write_whole
 from kinfed.labels import parse_label
+from kinfed.methods import METHODS
+from kinfed.models import ARCHITECTURES
 
 __all__ = ["Policy"]
 
@@ -24,14 +26,14 @@ HOUR = 3600.0  # seconds
 class Policy(BaseModel):
     """What a site is willing to do and to tell; the default is all methods of kinfed, and nobody else's code.
 
-    >>> Policy(methods=("fedavg",)).refusal(["fedper:"], samples=100)
+    >>> Policy(methods=("fedavg",)).refusal(["fedper"], samples=100)
     'method fedper is not allowed here; allowed: fedavg'
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     methods: tuple[str, ...] | None = Field(None, description="names of the allowed methods; by default all of kinfed")
-    code: tuple[str, ...] = Field((), description="import paths of the code of others that may run here")
+    code: tuple[str, ...] = Field((), description="names of methods and models of others that may run here")
     class_counts: bool = Field(True, description="true if the number of samples of each class may be told")
     least_samples: int = Field(1, ge=1, description="number of training samples below which the site takes no part")
     most_per_hour: int | None = Field(None, ge=1, description="largest number of messages that it answers in an hour")
@@ -52,18 +54,23 @@ class Policy(BaseModel):
         except ValueError as error:
             raise InputError(f"policy: {str(path)!r} is not valid TOML: {error}") from error
 
-    def refusal(self, labels: Sequence[str], samples: int) -> str | None:
-        """Return the reason why the site takes no part in a run of some methods; None if it does.
+    def refusal(self, labels: Sequence[str], samples: int, models: Sequence[str] = ()) -> str | None:
+        """Return the reason why the site takes no part in a run; None if it does.
 
         Args:
             labels: Labels of the methods.
             samples: Number of training samples of the site.
+            models: Names of the architectures.
         """
-        for label in labels:
-            parts = parse_label(label)[0].split("+")
-            for name in parts if self.methods is not None else ():
-                if name not in (self.methods or ()):
-                    return f"method {name} is not allowed here; allowed: {', '.join(self.methods or ())}"
+        names = [name for label in labels for name in parse_label(label)[0].split("+")]
+        for name in names if self.methods is not None else ():
+            if name not in (self.methods or ()):
+                return f"method {name} is not allowed here; allowed: {', '.join(self.methods or ())}"
+        others = [name for name in names if METHODS.origin(name) != "kinfed"]
+        others += [name for name in models if not ARCHITECTURES.installed(name)]
+        for name in others:
+            if name not in self.code:
+                return f"{name} is code of others, which is not allowed here"
         if samples < self.least_samples:
             return f"there are fewer than {self.least_samples} training samples here"
         return None

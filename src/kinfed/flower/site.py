@@ -32,7 +32,7 @@ from kinfed.engine.evaluation import save_own
 from kinfed.engine.executor import Done, Failure, Task
 from kinfed.errors import InputError
 from kinfed.experiment.assemble import runtime_of
-from kinfed.experiment.config import OF_READING, Config, as_tuple
+from kinfed.experiment.config import OF_READING, Config, as_tuple, model_shares
 from kinfed.experiment.config_file import read_toml
 from kinfed.files import write_whole
 from kinfed.flower.grades import grade_told, tested_told
@@ -215,7 +215,9 @@ class Site:
 
     def _refuse_unwanted(self, fields: Mapping[str, Any], samples: int) -> None:
         """Refuse a run in which the site does not take part."""
-        if reason := self.policy.refusal(as_tuple(fields["methods"]), samples):
+        named = [fields.get("model"), *(name for name, _ in model_shares(fields.get("models") or ""))]
+        models = [name for name in named if name is not None]
+        if reason := self.policy.refusal(as_tuple(fields["methods"]), samples, models):
             raise _Refusal(reason)
 
     def _folder(self, run: str) -> RunFolder:
