@@ -24,11 +24,10 @@ POSSIBLE = [name for name, kind in METHODS.items() if kind.trains != "pooled" an
 
 
 def pool(fed: Federation, path: Path) -> str:
+    """A folder of source models with random weights."""
     for source in untrained_sources(fed.dataset):
-        card = source.card
-        about = {"architecture": card.architecture, "shape": card.shape, "classes": card.classes}
-        told = {**about, "normalisation": {"mean": card.normalise.mean, "std": card.normalise.std}}
-        save_model(path / f"{source.name}.safetensors", source.model.tensors(), about, told, durable=False)
+        card = source.card.model_dump(exclude_none=True)
+        save_model(path / f"{source.name}.safetensors", source.model.tensors(), {}, card, durable=False)
     return str(path)
 
 
