@@ -68,6 +68,12 @@ GROUPS = {
     "workers": "Execution",
 }
 
+# Fields without a meaning where every site has data of its own.
+NOT_AT_SITES = (
+    "methods", "settings", "data", "partition", "clients", "client", "new_clients", "hold_out", "shift", "validation",
+    "patience", "classes", "train_images", "workers", "client_timeout",
+)  # fmt: skip
+
 
 class Grouped(TyperCommand):
     """Command whose help shows its options in groups with headings."""
@@ -136,6 +142,7 @@ with_tuning_options = functools.partial(
 with_advice_options = functools.partial(
     with_options, config=Config, but=("methods", "settings", "log"), usual=ADVICE_DEFAULTS
 )
+with_deployed_options = functools.partial(with_options, config=Config, but=NOT_AT_SITES)
 with_training_options = functools.partial(with_options, config=Training, but=("data",))
 
 
@@ -665,6 +672,34 @@ def vote(
         typer.echo(f"\n{plain(folder / 'vote.json')}\n{plain(folder / 'vote.png')}")
 
 
+@app.command(cls=Grouped)
+@with_deployed_options
+def deploy(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder of the app")],
+    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="methods, in the form of kinfed run")],
+    sites: Annotated[int, typer.Option("--sites", metavar="INT", min=1, help="number of sites")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder for the results at the server")],
+    images: Annotated[
+        str | None, typer.Option("--images", metavar="TEXT", help="data with the public images of the server")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="FLOAT", min=1, help="seconds that a site may work on a task [3600]")
+    ] = 3600.0,
+    assignments: Assignments = None,
+    given: Mapping[str, str] = {},
+) -> None:
+    """Write an app for Flower that runs methods at sites, each with data of its own."""
+    _need_flower()
+    from kinfed.experiment.configure import configure
+    from kinfed.flower.deploy import SITES
+    from kinfed.flower.deploy import deploy as write
+
+    of_sites = {"methods": tuple(methods), "data": SITES, "partition": SITES, "clients": sites}
+    config = configure({**_asked(None, assignments, given), **of_sites}, objects={SITES: None})
+    write(folder, config, sites=sites, out=out, timeout=timeout, images=images)
+    typer.echo(f"app      {plain(folder)}\nstart    flwr run {plain(folder)} CONNECTION --stream")
+
+
 @sources.command("train")
 @with_training_options
 def train_sources(
@@ -682,6 +717,12 @@ def train_sources(
     with _resumable("the same command"):
         api.train_sources(data, out=out, overwrite=overwrite, **cast(dict[str, Any], given))
     list_sources(out)
+
+
+def _need_flower() -> None:
+    """Refuse a command that needs Flower if it is not installed."""
+    if importlib.util.find_spec("flwr") is None:
+        raise InputError("flower is not installed: pip install 'kinfed[flower]'")
 
 
 @sources.command("list")
@@ -719,8 +760,7 @@ def check_site(
 
     Nothing is sent or changed. The name, the data and the folder are those of the node's configuration.
     """
-    if importlib.util.find_spec("flwr") is None:
-        raise InputError("site: flower is not installed: pip install 'kinfed[flower]'")
+    _need_flower()
     from kinfed.flower.check import about_site
     from kinfed.flower.site import Site
 

@@ -40,6 +40,7 @@ from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import COMPARISON, CONFIG, check_room, is_ours
 from kinfed.experiment.run import MakeCallback, nobody
 from kinfed.files import NotSaved, claimed, new_folder, read_json_object, write_whole
+from kinfed.flower.bundle import write_app
 from kinfed.flower.federation import refuse_impossible
 from kinfed.flower.journal import Retelling, entries
 
@@ -116,9 +117,8 @@ def _rehearse(config: Config, out: Path, make_callback: MakeCallback, timeout: f
     nodes = {str(name): dict(node) for name, node in read_json_object(sites / NODES).items()}
     images = sites / IMAGES
     with _temporary() as work:
-        (work / "config.toml").write_text(config.toml())
         job: dict[str, str | int | float] = {
-            "config": str(work / "config.toml"),
+            "config": config.toml(),
             "out": str(out.absolute()),
             "sites": len(nodes),
             "timeout": float(timeout),
@@ -269,25 +269,8 @@ class _Link:
 
     def run(self, job: Mapping[str, str | int | float]) -> None:
         """Start a run of kinfed's app."""
-        app = self._work / "app"
-        app.mkdir()
-        described = {
-            "project": {"name": "kinfed-run", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
-            "tool": {
-                "flwr": {
-                    "app": {
-                        "publisher": "kinfed",
-                        "components": {
-                            "serverapp": "kinfed.flower.server_app:app",
-                            "clientapp": "kinfed.flower.client_app:app",
-                        },
-                        "config": dict(job),
-                    }
-                }
-            },
-        }
-        (app / "pyproject.toml").write_text(tomli_w.dumps(described))
-        self._run = str(json.loads(self._flwr("run", str(app), NAME, "--format", "json"))["run-id"])
+        write_app(self._work / "app", job)
+        self._run = str(json.loads(self._flwr("run", str(self._work / "app"), NAME, "--format", "json"))["run-id"])
 
     def check(self) -> None:
         """Raise RunFailed if a process or the run has ended."""
