@@ -183,7 +183,8 @@ class Site:
         found = TaskRunner(runtime, store).test(task.message.tensors, final=task.final)
         if isinstance(found, Failure):
             return self._failed(found)
-        return Letter({"grade": grade_told(found.test[task.id], by_class=self.policy.class_counts)})
+        # The pooled test set of this site's federation is its own, and has all measures.
+        return Letter({"grade": grade_told(found.pooled, by_class=self.policy.class_counts)})
 
     # -- what they need -----------------------------------------------------------------------------------------------
 
