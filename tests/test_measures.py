@@ -114,6 +114,8 @@ def test_a_grade_alone_is_the_one_among_many() -> None:
         for id in range(3)
     ]
     assert together == alone  # all measures, bit for bit
+    accuracies = grades(Answers(owners, labels, logits), clients=3, measured=False)
+    assert [grade.accuracy for grade in accuracies] == [grade.accuracy for grade in together]
 
 
 # -- in a run ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.data import Samples, balanced
-from kinfed.data.partitions.partition import Cut
 from kinfed.data.samples import labels_of
 from kinfed.engine.checks import not_finite
 from kinfed.engine.runtime import ClientRuntime
@@ -383,15 +382,13 @@ class Evaluator:
         method, tested, labels = self.runtime.method, self.runtime.federation.tested, self._labels
         auroc = self.runtime.settings.asks_auroc(final=final)
 
-        def of_clients(cut: Cut) -> Sequence[Grade]:
-            if method.primary != "global" or not cut:
-                return [_grade(labels[rows], logits[rows]) for rows in map(torch.from_numpy, cut)]
-            rows = torch.from_numpy(np.concatenate(cut))
-            owners = torch.arange(len(cut)).repeat_interleave(torch.tensor([*map(len, cut)]))
-            return grades(Answers(owners, labels[rows], logits[rows]), len(cut), auroc=auroc, cells=final)
+        def of_clients(owners: Tensor, rows: Tensor) -> Sequence[Grade]:
+            given, clients = Answers(owners, labels[rows], logits[rows]), len(tested.test)
+            return grades(given, clients, measured=method.primary == "global", auroc=auroc, cells=final)
 
         pooled = self._graded(labels[: tested.size], logits[: tested.size], final=final)
-        return GlobalTest(pooled, of_clients(tested.test), of_clients(tested.validation))
+        parts = [of_clients(*owned) for owned in tested.owned]
+        return GlobalTest(pooled, parts[0], parts[1] if tested.validation else ())
 
     @property
     def _labels(self) -> Tensor:

@@ -26,7 +26,7 @@ METRICS, SECONDS, ERRORS, CONFUSION = "metrics.jsonl", "seconds.jsonl", "errors.
 
 # Paths of the files that a run writes into its folder; no other file there is ever deleted.
 RUN_FILES = re.compile(
-    r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|(?:summary|so_far|confusion)\.json|(?:mlflow|wandb)_run_id"
+    r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|(?:summary|so_far|confusion)\.json|(?:mlflow|wandb)_run_id|sites\.json"
     rf"|(?:checkpoints|pictures)/round-\d+\.safetensors|memories/{CLIENT_STATES.pattern}"
     r"|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)"
     r"|exported/(?:global|client-\d+-\w+)\.(?:onnx|torchscript|safetensors)(?:\.json)?"

@@ -94,18 +94,26 @@ class Grade:
         return self.correct / self.samples if self.samples else None
 
 
-def grades(given: Answers, clients: int, *, auroc: bool = True, cells: bool = False) -> list[Grade]:
-    """Grade the answers to each client's samples, with all measures.
+def grades(
+    given: Answers, clients: int, *, measured: bool = True, auroc: bool = True, cells: bool = False
+) -> list[Grade]:
+    """Grade the answers to each client's samples.
 
     Args:
         given: Answers to the samples of all clients.
         clients: Number N of clients.
+        measured: False for grades with the accuracy alone.
         auroc: False to leave out the AUROC, which takes much longer than the others.
         cells: True for the cells of the confusion matrices.
 
     Returns:
         N grades; that of a client without samples has no samples.
     """
+    if not measured:
+        owners = given.owners.numpy()
+        right = owners[(given.scores.argmax(dim=1) == given.labels).numpy()]
+        numbers = (np.bincount(of, minlength=clients).tolist() for of in (owners, right))
+        return [Grade(samples, correct) for samples, correct in zip(*numbers, strict=True)]
     counts = _counts(given, clients)
     found = measures(given, clients, auroc=auroc)
     matrices = confusion(given, clients) if cells else [()] * clients
