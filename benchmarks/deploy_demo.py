@@ -6,6 +6,7 @@ It needs `kinfed[flower]`, openssl and ssh-keygen. The processes that it starts 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -34,9 +35,10 @@ def main() -> None:
     try:
         code = process.wait()
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        time.sleep(START)
-        os.killpg(process.pid, signal.SIGKILL)
+        for stop in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, stop)
+                time.sleep(START)
     print(f"exit code {code} after {time.monotonic() - began:.0f} s, in {work}")
     sys.exit(code)
 

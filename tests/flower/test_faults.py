@@ -17,6 +17,7 @@ from flwr.app import Error, Message
 
 from kinfed.data import Federation
 from kinfed.errors import InputError
+from kinfed.experiment.provenance import provenance
 from kinfed.flower import executor
 from kinfed.flower.federation import Introduction, agreed, refuse_impossible
 from kinfed.flower.letters import Letter
@@ -157,8 +158,15 @@ def test_a_site_says_no_to_what_its_policy_does_not_allow(fed: Federation, tmp_p
         ("least_samples = 1000", "there are fewer than 1000 training samples here"),
     ):
         policy.write_text(text)
+        assert not Policy.read(policy).refusal(["fedavg"], samples=2000)
         with pytest.raises(InputError, match=rf"sites: node \d+ takes no part: {reason}"):
             run_at_sites(at_sites(fed, tmp_path, policy=str(policy)), config_of("fedper", fed), fed, tmp_path / "out")
+
+
+def test_a_method_that_sends_class_counts_is_refused_where_they_may_not_be_told() -> None:
+    reason = "method fedproto sends class counts, which may not be told here"
+    assert Policy(class_counts=False).refusal(["fedavg", "fedproto"], samples=10) == reason
+    assert Policy().refusal(["fedavg", "fedproto"], samples=10) is None
 
 
 def test_a_site_answers_as_often_as_its_policy_allows(tmp_path: Path) -> None:
@@ -183,9 +191,10 @@ def model(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[1] * shape[2], classes))
 
 
+VERSION = provenance("cpu").get("kinfed", "")
 TOLD = Introduction(
-    name="north", kinfed="0.1.0", torch=torch.__version__, processor=processor(), shape=(1, 8, 8),
-    type="uint8", classes=("0", "1"), train=2, test=1, counts=((1, 1), (1, 0)), mean=(1.0,), std=(1.0,), sums=None,
+    name="north", kinfed=VERSION, torch=torch.__version__, processor=processor(), shape=(1, 8, 8), type="uint8",
+    classes=("0", "1"), train=2, test=1, counts=((1, 1), (1, 0)), mean=(1.0,), std=(1.0,), sums=None,
 )  # fmt: skip
 
 

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-import kinfed
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples
 from kinfed.data.samples import ChannelSums
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
+from kinfed.experiment.provenance import provenance
 from kinfed.fields import one_line
 from kinfed.flower.site import processor
 
@@ -145,7 +145,7 @@ def agreed(
 
 
 def _refuse_misfits(told: Sequence[Introduction]) -> None:
-    first = told[0]
+    first, ours = told[0], provenance("cpu").get("kinfed", "")
     for name, count in Counter(site.name for site in told).items():
         if count > 1:
             raise InputError(f"sites: {count} nodes have the name {name!r}; each must have its own")
@@ -160,15 +160,15 @@ def _refuse_misfits(told: Sequence[Introduction]) -> None:
                 )
         if bool(site.classes) != bool(first.classes):
             raise InputError(f"sites: one of {site.name} and {first.name} has labels, and the other has none")
-        if site.kinfed != kinfed.__version__:
-            raise InputError(f"sites: {site.name} has kinfed {site.kinfed}, but the server {kinfed.__version__}")
+        if site.kinfed != ours:
+            raise InputError(f"sites: {site.name} has kinfed {site.kinfed}, but the server {ours}")
         if not site.train:
             raise InputError(f"sites: {site.name} has no training samples")
-    for what, ours in (("torch", torch.__version__), ("processor", processor())):
-        others = [f"{site.name} ({getattr(site, what)})" for site in told if getattr(site, what) != ours]
+    for what, here in (("torch", torch.__version__), ("processor", processor())):
+        others = [f"{site.name} ({getattr(site, what)})" for site in told if getattr(site, what) != here]
         if others:
             warnings.warn(
-                f"last bits may differ from a run on one machine: {what} of the server is {ours}, not that of "
+                f"last bits may differ from a run on one machine: {what} of the server is {here}, not that of "
                 f"{', '.join(others)}",
                 stacklevel=4,
             )

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-import kinfed
 from kinfed.data import Dataset, Federation, Normalisation, Partition, Samples, load
 from kinfed.data.samples import ChannelSums, labels_of
 from kinfed.engine import ClientRuntime, RunFolder, TaskRunner
@@ -34,6 +33,7 @@ from kinfed.errors import InputError
 from kinfed.experiment.assemble import runtime_of
 from kinfed.experiment.config import OF_READING, Config, as_tuple, model_shares
 from kinfed.experiment.config_file import read_toml
+from kinfed.experiment.provenance import provenance
 from kinfed.files import write_whole
 from kinfed.flower.grades import grade_told, tested_told
 from kinfed.flower.letters import Letter, numbers_of
@@ -123,7 +123,7 @@ class Site:
         inputs, normalise = dataset.train.inputs, dataset.train.normalise
         return {
             "name": self.name,
-            "kinfed": kinfed.__version__,
+            "kinfed": provenance("cpu").get("kinfed", ""),
             "torch": torch.__version__,
             "processor": processor(),
             "shape": dataset.shape,
