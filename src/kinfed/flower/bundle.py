@@ -20,5 +20,11 @@ def write_app(folder: Path, job: Mapping[str, str | int | float]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     components = {"serverapp": "kinfed.flower.server_app:app", "clientapp": "kinfed.flower.client_app:app"}
     app = {"publisher": "kinfed", "components": components, "config": dict(job)}
-    project = {"name": "kinfed-run", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []}
+    project = {
+        "name": "kinfed-run",
+        "version": "1.0.0",
+        "description": "A run of kinfed",
+        "license": "Apache-2.0",
+        "dependencies": [],
+    }
     (folder / "pyproject.toml").write_text(tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}}))

@@ -52,7 +52,10 @@ def grade_of(told: Any) -> Grade:
     Raises:
         ValueError: If it is none.
     """
-    read = _Grade.model_validate(told)
+    return _grade(_Grade.model_validate(told))
+
+
+def _grade(read: _Grade) -> Grade:
     counts = None if read.by_class is None else np.array(read.by_class, dtype=np.int64)
     return Grade(read.samples, read.correct, read.measures, counts, [list(cell) for cell in read.cells])
 
@@ -79,12 +82,6 @@ def tested_of(about: Mapping[str, Any]) -> Tested:
     """
     read = [_Result.model_validate(result) for result in about["results"]]
     results = [
-        TestResult(
-            result.name,
-            grade_of(result.test.model_dump()),
-            grade_of(result.validation.model_dump()),
-            fault=result.fault,
-        )
-        for result in read
+        TestResult(result.name, _grade(result.test), _grade(result.validation), fault=result.fault) for result in read
     ]
     return Tested(results, {str(name): Failure(str(reason)) for name, reason in dict(about["failures"]).items()})

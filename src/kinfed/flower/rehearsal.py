@@ -187,6 +187,7 @@ def _follow(link: _Link, path: Path, make_callback: MakeCallback) -> None:
     """Tell the observers what the journal has, until its run has ended."""
     at, interrupted, asked = 0, 0, time.monotonic()
     process: int | None = None
+    reason: str | None = None
     retelling = Retelling(make_callback)
     while True:
         try:
@@ -202,9 +203,10 @@ def _follow(link: _Link, path: Path, make_callback: MakeCallback) -> None:
                 if what == "failed":
                     kind, text = told
                     raise ERRORS.get(kind, RunFailed)(text if kind in ERRORS else f"{kind}: {text}")
+            if reason and not found:
+                raise RunFailed(reason)
             if time.monotonic() > asked + ASK:
-                link.check()
-                asked = time.monotonic()
+                reason, asked = link.fault(), time.monotonic()  # the journal may have told the end meanwhile
             time.sleep(LOOK)
         except KeyboardInterrupt as interrupt:
             interrupted += 1
@@ -272,16 +274,18 @@ class _Link:
         write_app(self._work / "app", job)
         self._run = str(json.loads(self._flwr("run", str(self._work / "app"), NAME, "--format", "json"))["run-id"])
 
-    def check(self) -> None:
-        """Raise RunFailed if a process or the run has ended."""
+    def fault(self) -> str | None:
+        """Return the reason why the run cannot go on, if a process or the run has ended; else None."""
         for process in self._processes:
             if process.poll() is not None:
-                raise RunFailed(f"{Path(str(process.args[0])).name} has ended; {self._last_words(process)}")  # type: ignore[index]
+                name = "SuperLink" if process is self._processes[0] else "SuperNode"
+                return f"Flower's {name} has ended: {self._last_words(process)}"
         told = json.loads(self._flwr("list", "--run-id", self._run, NAME, "--format", "json"))
         status = told["runs"][0]["status"]
         if status.startswith("finished"):
             log = self._flwr("log", self._run, NAME, "--show").strip().splitlines()
-            raise RunFailed(f"Flower's run is {status}: {log[-1] if log else 'it says nothing'}")
+            return f"Flower's run is {status}: {log[-1] if log else 'it says nothing'}"
+        return None
 
     def _process(self, name: str, *command: str) -> None:
         with (self._work / f"{name}.log").open("wb") as log:
