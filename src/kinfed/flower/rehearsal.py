@@ -17,11 +17,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 
 import tomli_w
 from cryptography import x509
@@ -32,7 +30,7 @@ from safetensors.torch import save_file
 
 from kinfed.data import Dataset, Federation
 from kinfed.data.cache import keep
-from kinfed.engine.interrupt import Stopped
+from kinfed.engine.interrupt import Interrupt, Stopped
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.assemble import federation_of
 from kinfed.experiment.config import OF_READING, Config
@@ -125,9 +123,9 @@ def _rehearse(config: Config, out: Path, make_callback: MakeCallback, timeout: f
             "images": str(images) if images.is_file() else "",
             "journal": str(work / "journal.jsonl"),
         }
-        with _stopping(), _Link(work, nodes) as link:
+        with Interrupt() as interrupt, _Link(work, nodes) as link:
             link.run(job)
-            _follow(link, work / "journal.jsonl", make_callback)
+            _follow(link, work / "journal.jsonl", make_callback, interrupt)
 
 
 def _at_server(config: Config) -> Config:
@@ -156,25 +154,6 @@ def _write_sites(federation: Federation, sites: Path) -> None:
 
 
 @contextlib.contextmanager
-def _stopping() -> Iterator[None]:
-    """Context manager in whose block SIGTERM and SIGHUP raise `Stopped`, as Ctrl-C raises KeyboardInterrupt."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        del frame
-        raise Stopped(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
 def _temporary() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="kinfed-flower-"))
     try:
@@ -183,37 +162,36 @@ def _temporary() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _follow(link: _Link, path: Path, make_callback: MakeCallback) -> None:
-    """Tell the observers what the journal has, until its run has ended."""
-    at, interrupted, asked = 0, 0, time.monotonic()
+def _follow(link: _Link, path: Path, make_callback: MakeCallback, interrupt: Interrupt) -> None:
+    """Tell the observers what the journal has, until its run has ended; pass the first signal on to the run."""
+    at, asked, told_to_stop = 0, time.monotonic(), False
     process: int | None = None
     reason: str | None = None
     retelling = Retelling(make_callback)
     while True:
-        try:
-            found, at = entries(path, at)
-            for what, told in found:
-                retelling.tell(what, told)
-                if what == "process":
-                    process = int(told[0])
-                if what == "done":
-                    return
-                if what == "stopped":
-                    raise Stopped(int(told[0]) - 128)
-                if what == "failed":
-                    kind, text = told
-                    raise ERRORS.get(kind, RunFailed)(text if kind in ERRORS else f"{kind}: {text}")
-            if reason and not found:
-                raise RunFailed(reason)
-            if time.monotonic() > asked + ASK:
-                reason, asked = link.fault(), time.monotonic()  # the journal may have told the end meanwhile
-            time.sleep(LOOK)
-        except KeyboardInterrupt as interrupt:
-            interrupted += 1
-            if isinstance(interrupt, Stopped) or process is None or interrupted > 1:
-                raise
+        found, at = entries(path, at)
+        for what, told in found:
+            retelling.tell(what, told)
+            if what == "process":
+                process = int(told[0])
+            if what == "done":
+                return
+            if what == "stopped":
+                raise Stopped(interrupt.asked or int(told[0]) - 128)
+            if what == "failed":
+                kind, text = told
+                raise ERRORS.get(kind, RunFailed)(text if kind in ERRORS else f"{kind}: {text}")
+        if interrupt.asked and not told_to_stop:
+            if process is None:
+                raise Stopped(interrupt.asked)
+            told_to_stop = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGINT)  # it ends after its round, and its journal tells
+        if reason and not found:
+            raise RunFailed(reason)
+        if time.monotonic() > asked + ASK:
+            reason, asked = link.fault(), time.monotonic()  # the journal may have told the end meanwhile
+        time.sleep(LOOK)
 
 
 class _Link:
