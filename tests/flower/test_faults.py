@@ -14,6 +14,7 @@ import torch._dynamo  # otherwise the first step of an optimiser imports it, whi
 pytest.importorskip("flwr")
 
 from flwr.app import Error, Message
+from safetensors.torch import save_file
 
 from kinfed.data import Federation
 from kinfed.errors import InputError
@@ -23,6 +24,7 @@ from kinfed.flower.federation import Introduction, agreed, refuse_impossible
 from kinfed.flower.letters import Letter
 from kinfed.flower.policy import Policy
 from kinfed.flower.site import processor
+from kinfed.models import build
 from tests.flower.loop_grid import LoopGrid
 from tests.flower.sites import at_sites, config_of, named_federation, run_at_sites
 
@@ -161,6 +163,29 @@ def test_a_site_says_no_to_what_its_policy_does_not_allow(fed: Federation, tmp_p
         assert not Policy.read(policy).refusal(["fedavg"], samples=2000)
         with pytest.raises(InputError, match=rf"sites: node \d+ takes no part: {reason}"):
             run_at_sites(at_sites(fed, tmp_path, policy=str(policy)), config_of("fedper", fed), fed, tmp_path / "out")
+
+
+def test_the_server_cannot_name_a_file_of_a_site(fed: Federation, tmp_path: Path) -> None:
+    private = tmp_path / "private.safetensors"
+    save_file(build("tiny_cnn", (1, 8, 8), 10, 7).tensors(), private)
+
+    class Naming(LoopGrid):
+        def answered(self, message: Message) -> Message:
+            letter = Letter.of_record(message.content)
+            named = letter.about["config"].replace("model = ", f'weights = "{private}"\nmodel = ')
+            assert str(private) in named
+            for name, record in Letter({**letter.about, "config": named}, letter.tensors).record().items():
+                message.content[name] = record
+            return super().answered(message)
+
+    config = config_of("fedper", fed, rounds=1)  # the heads start from the initial weights
+    lines = [
+        run_at_sites(
+            at_sites(fed, tmp_path / kind.__name__, kind), config, fed, tmp_path / f"of-{kind.__name__}"
+        ).lines("metrics.jsonl")
+        for kind in (LoopGrid, Naming)
+    ]
+    assert lines[0] == lines[1]
 
 
 def test_a_method_that_sends_class_counts_is_refused_where_they_may_not_be_told() -> None:

@@ -124,7 +124,7 @@ class Evaluation:
                 for id in range(len(federation))
             )
             served = self._own(tasks, own) or served
-        if self.final and method.primary == "global":
+        if self.final and method.primary == "global" and (method.supervised or self.runtime.adapts):
             self._further(served, own)
         groups: Line = {}
         if self.final and len(federation.new_clients):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from kinfed.errors import InputError
 from kinfed.flower.letters import Letter
 from kinfed.flower.site import Site
 
@@ -14,7 +17,11 @@ app = ClientApp()
 
 
 def _answer(message: Message, context: Context) -> Message:
-    letter = Site.of_node(context.node_config).answer(Letter.of_record(message.content))
+    try:
+        letter = Site.of_node(context.node_config).answer(Letter.of_record(message.content))
+    except (InputError, ValueError) as error:
+        print(f"kinfed: {error}", file=sys.stderr)  # in the log of the node; it may name a file
+        letter = Letter({"failure": "its node is not set up; its log says why"})
     return Message(letter.record(), reply_to=message)
 
 

@@ -199,7 +199,9 @@ class Site:
         files = {what: self._file(checksum) for what, checksum in dict(about["files"]).items()}
         federation = self._federation(fields, about, files.get("public"))
         self._refuse_unwanted(fields, len(federation.partition.train[about["id"]]))
-        given = {name: str(files[name]) for name in ("sources",) if name in files}
+        given: dict[str, str | None] = {"sources": None, "weights": None}  # never files of this machine
+        if "sources" in files:
+            given["sources"] = str(files["sources"])
         if "weights" in files:
             given["weights"] = str(next(files["weights"].glob("*.safetensors")))
         here = {"workers": 0, "client_timeout": None, "log": None, "device": "cpu", "labelled": None}
