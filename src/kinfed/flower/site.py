@@ -34,7 +34,7 @@ from kinfed.experiment.assemble import runtime_of
 from kinfed.experiment.config import OF_READING, Config, as_tuple, model_shares
 from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.provenance import provenance
-from kinfed.files import write_whole
+from kinfed.files import sync, write_whole
 from kinfed.flower.grades import grade_told, tested_told
 from kinfed.flower.letters import Letter, numbers_of
 from kinfed.flower.policy import Policy
@@ -50,6 +50,10 @@ RUN = re.compile(r"[0-9a-f]{32}")
 FILE = re.compile(r"\w[\w .+-]*\.(safetensors|json)")
 INTRODUCED = "introduced"  # folder of the config with which a site was introduced
 SLACK = 5.0  # seconds after its deadline after which a process that still works ends itself
+
+
+class Overdue(TimeoutError):
+    """Error for a task that takes longer than the server waits."""
 
 
 class _Refusal(Exception):
@@ -100,7 +104,8 @@ class Site:
             self.state.mkdir(parents=True, exist_ok=True)
             if reason := self.policy.asked_too_often(self.state / "asked.json"):
                 return _refused(reason)
-            with own_settings(), _deadline(letter.about.get("seconds")):
+            unasked = nothing_from_files(self.policy.code, "the server's config")
+            with own_settings(), _deadline(letter.about.get("seconds")), unasked:
                 return kinds[str(letter.about.get("kind"))](letter)
         except _Refusal as refusal:
             return _refused(str(refusal))
@@ -208,10 +213,8 @@ class Site:
         if not federation.dataset.labelled:  # what is tested with labels is tested at the server
             here |= {"linear_probe": None, "linear_probe_images": None, "target_acc": None, "stop_acc": None}
             here |= {"measure": "accuracy", "knn_every": 0}
-        path = folder.path / "config.toml"
-        with nothing_from_files(self.policy.code, "the server's config"):
-            config = Config.read(path, {fields["data"]: federation}, **here, **given)
-            runtime = runtime_of(config)
+        config = Config.read(folder.path / "config.toml", {fields["data"]: federation}, **here, **given)
+        runtime = runtime_of(config)
         store = ClientStore(folder.path / "memories")
         store.forget_all_but([{about["id"]: int(round)} for round in about["needed"]])
         return runtime, store, folder
@@ -298,6 +301,7 @@ def checksum_of(files: Mapping[str, bytes]) -> str:
 def _write_whole(path: Path, content: bytes) -> None:
     unfinished = path.with_name(f".{path.name}.unfinished")
     unfinished.write_bytes(content)
+    sync(unfinished)
     unfinished.replace(path)
 
 
@@ -318,7 +322,7 @@ def _refuse_missing(store: ClientStore, task: Task) -> None:
 def _told(failure: Failure) -> str:
     """Return what may be told of a failure: the kind of an error, not its text; or what is not finite."""
     kind, _, text = failure.reason.partition(": ")
-    if kind == TimeoutError.__name__ or not failure.details:
+    if kind == Overdue.__name__ or not failure.details:
         return text if failure.details else failure.reason
     return f"{kind}; the file errors.log at the site says more"
 
@@ -329,14 +333,14 @@ def _refused(reason: str) -> Letter:
 
 @contextlib.contextmanager
 def _deadline(seconds: float | None) -> Iterator[None]:
-    """Context manager that raises TimeoutError after some seconds, and ends the process if that does not help."""
+    """Context manager that raises Overdue after some seconds, and ends the process if that does not help."""
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
-        raise TimeoutError(f"no answer within {seconds:g} s")
+        raise Overdue(f"no answer within {seconds:g} s")
 
     last = threading.Timer(seconds + SLACK, os._exit, (1,))
     last.daemon = True
