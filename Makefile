@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-fast test-slow test-instructions lint
+.PHONY: demo deploy-demo test test-fast test-slow test-instructions lint
 
 demo: $(VENV)/installed
 	$(BIN)/kinfed compare fedavg fedper fedshibu fedkin local --data digits --train-images 600 --public 64 \
@@ -31,6 +31,11 @@ test-instructions: $(VENV)/installed
 	for limit in ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2; do \
 	    echo "with $$limit"; env $$limit $(BIN)/pytest -n 2 -m "not slow" $(NUMBERS) || exit 1; \
 	done
+
+# The commands of docs/deploy.md as they are written: a server and two sites on this machine.
+deploy-demo: $(VENV)/installed
+	$(BIN)/pip install --quiet -e ".[flower]"
+	$(BIN)/python benchmarks/deploy_demo.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
