@@ -6,12 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("flwr")
 
-from kinfed.data import Federation, Normalisation
+from kinfed.data import Federation, Normalisation, Partition
 from kinfed.data.samples import ChannelSums
 from kinfed.engine.folder import save_model
 from kinfed.experiment.run import folder_of, run
@@ -125,3 +126,21 @@ def test_class_counts_that_a_site_does_not_tell_do_not_travel(fed: Federation, t
     assert line["global_acc"] is not None
     assert line.get("global_macro_f1") is None
     assert not any(b'"by_class": [' in part for part in grid.travelled)
+
+
+def test_sites_without_labels_are_tested_with_labelled_data_of_the_server(fed: Federation, tmp_path: Path) -> None:
+    whole, test = fed.dataset, fed.dataset.test
+    assert test.labels is not None
+    np.savez(tmp_path / "labelled.npz", x_train=whole.train.inputs, y_train=whole.train.labels,
+             x_test=test.inputs, y_test=test.labels)  # fmt: skip
+    nothing = replace(test, inputs=test.inputs[:0], labels=None)
+    unlabelled = replace(whole, train=whole.train.without_labels(), test=nothing, classes=())
+    cut = Partition(fed.partition.train, [np.arange(0)] * len(fed), names=fed.partition.names)
+    own = Federation(unlabelled, cut, fed.public_rows)
+    told = {"labelled": str(tmp_path / "labelled.npz"), "linear_probe": None, "knn_every": 1}
+    config = config_of("fedbyol", own, rounds=1, **told)
+    run(config, tmp_path / "here")
+    sites = run_at_sites(at_sites(own, tmp_path), config, own, tmp_path / "there")
+    (line,) = folder_of(config, tmp_path / "here").lines("metrics.jsonl")
+    assert line["global_acc"] is not None
+    assert sites.lines("metrics.jsonl") == [line]

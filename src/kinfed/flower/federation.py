@@ -104,15 +104,12 @@ def refuse_impossible(config: Config) -> None:
             )
 
 
-def agreed(
-    told: Sequence[Introduction], *, images: Samples | None = None, labelled: Dataset | None = None, name: str = "sites"
-) -> SitesFederation:
+def agreed(told: Sequence[Introduction], *, images: Samples | None = None, name: str = "sites") -> SitesFederation:
     """Make the federation on which the sites agree: common classes, and one normalisation.
 
     Args:
         told: Introductions of the N sites, in the order of the clients' numbers.
         images: Public images of the server; None for none.
-        labelled: Other data with labels, on which representations are tested; None for none.
         name: Name of the data.
 
     Raises:
@@ -141,7 +138,7 @@ def agreed(
     rows = np.arange(sum(sizes), sum(sizes) + public)
     if images is not None:
         images = Samples(images.inputs, None, normalise)
-    return SitesFederation(dataset, partition, rows, labelled=labelled, images=images)
+    return SitesFederation(dataset, partition, rows, images=images)
 
 
 def _refuse_misfits(told: Sequence[Introduction]) -> None:
