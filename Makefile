@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-fast test-slow test-instructions lint docs wheel matrix
+.PHONY: demo deploy-demo test test-fast test-slow test-instructions lint docs wheel matrix
 
 demo: $(VENV)/installed
 	$(BIN)/kinfed compare fedavg fedper fedshibu fedkin local --data digits --train-images 600 --public 64 \
@@ -32,6 +32,10 @@ test-instructions: $(VENV)/installed
 	for limit in ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2; do \
 	    echo "with $$limit"; env $$limit $(BIN)/pytest -n 2 -m "not slow" $(NUMBERS) || exit 1; \
 	done
+
+# The commands of docs/deploy.md as they are written: a server and two sites on this machine.
+deploy-demo: $(VENV)/installed
+	$(BIN)/python benchmarks/deploy_demo.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

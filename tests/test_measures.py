@@ -19,7 +19,7 @@ from kinfed.engine import ProcessExecutor
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config, Measure
 from kinfed.experiment.run import nobody
-from kinfed.learning import MEASURES, Answers, confusion, measures, scores, unnormalised
+from kinfed.learning import MEASURES, Answers, Grade, confusion, grades, measures, scores, unnormalised
 from kinfed.models import build
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.measures import WORDS
@@ -90,6 +90,32 @@ def test_the_cells_of_a_confusion_matrix_are_scikit_learns() -> None:
         for truth, answer, count in cells[client]:
             matrix[truth, answer] = count
         assert (matrix == metrics.confusion_matrix(labels[own], logits[own].argmax(1), labels=range(4))).all()
+
+
+def test_grades_of_clients_add_up_to_that_of_all_their_samples() -> None:
+    draw = np.random.default_rng(2)
+    owners, labels = torch.from_numpy(draw.integers(3, size=90)), torch.from_numpy(draw.integers(4, size=90))
+    logits = torch.from_numpy(draw.normal(size=(90, 4)))
+    parts = grades(Answers(owners, labels, logits), clients=4)
+    (whole,) = grades(Answers.of_one(0, labels, logits), clients=1, auroc=False)
+    pooled = Grade.pooled(parts)
+    assert (pooled.accuracy, pooled.samples, pooled.measures.pop("auroc")) == (whole.accuracy, 90, None)
+    assert pooled.measures == whole.measures
+    assert parts[3].accuracy is None
+
+
+def test_a_grade_alone_is_the_one_among_many() -> None:
+    draw = np.random.default_rng(3)
+    owners, labels = torch.from_numpy(draw.integers(3, size=90)), torch.from_numpy(draw.integers(4, size=90))
+    logits = torch.from_numpy(draw.normal(size=(90, 4)).astype(np.float32))
+    together = grades(Answers(owners, labels, logits), clients=3, cells=True)
+    alone = [
+        grades(Answers.of_one(0, labels[owners == id], logits[owners == id]), clients=1, cells=True)[0]
+        for id in range(3)
+    ]
+    assert together == alone  # all measures, bit for bit
+    accuracies = grades(Answers(owners, labels, logits), clients=3, measured=False)
+    assert [grade.accuracy for grade in accuracies] == [grade.accuracy for grade in together]
 
 
 # -- in a run ---------------------------------------------------------------------------------------------------------

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import importlib
+import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from kinfed.display import Display
-from kinfed.errors import InputError
+from kinfed.errors import InputError, check_choice
 from kinfed.experiment.config import Config, Measure
 from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS, Fields, JudgedFields, with_fields
@@ -169,7 +172,7 @@ def run(
     overwrite: bool = False,
     quiet: bool = False,
     allow_code: bool = False,
-    executor: Executor | None = None,
+    executor: Executor | Literal["flower"] | None = None,
     **fields: Unpack[JudgedFields],
 ) -> Result:
     """Run one method with one seed, and write a run folder.
@@ -182,7 +185,7 @@ def run(
         quiet: Show no progress.
         allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
         executor: Executor that does the clients' work, such as ``ProcessExecutor(2)``, which stays open for other runs;
-            ``workers=2`` is its short form.
+            ``workers=2`` is its short form. ``"flower"`` is a rehearsal: a Flower node for each client on this machine.
         **fields: Fields of the experiment, as in `compare`.
 
     Returns:
@@ -203,7 +206,10 @@ def run(
         raise InputError("methods: run takes one method, the first argument; compare takes several")
     config = _config({**fields, "methods": method}, allow_code=allow_code)
     with result_folder(out, config.methods[0]) as path, _display(quiet) as make_callback:
-        run_config(config, path, make_callback, overwrite=overwrite, executor=executor)
+        if isinstance(executor, str):
+            _rehearsal(executor, overwrite=overwrite).rehearse(config, path, make_callback)
+        else:
+            run_config(config, path, make_callback, overwrite=overwrite, executor=executor)
     return Result(path)
 
 
@@ -216,7 +222,7 @@ def compare(
     overwrite: bool = False,
     quiet: bool = False,
     allow_code: bool = False,
-    executor: Executor | None = None,
+    executor: Executor | Literal["flower"] | None = None,
     **fields: Unpack[JudgedFields],
 ) -> Result:
     """Run several methods, with one or more seeds, on the same clients, and write a comparison folder.
@@ -231,7 +237,7 @@ def compare(
         quiet: Show no progress.
         allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
         executor: Executor that does the clients' work, such as ``ProcessExecutor(2)``, which stays open for other runs;
-            ``workers=2`` is its short form.
+            ``workers=2`` is its short form. ``"flower"`` is a rehearsal: a Flower node for each client on this machine.
         **fields: Fields of the experiment. The signature lists them with their defaults, and ``kinfed compare --help``
             describes them. ``data`` may be a name, a path, arrays ``(x_train, y_train, x_test, y_test)``, or a pandas
             DataFrame; these are stored in the cache folder, where a resumed run finds them. ``training`` is a
@@ -255,7 +261,10 @@ def compare(
     asked = {**fields} if methods is None else {**fields, "methods": methods}
     config = _config(asked, alone=True, allow_code=allow_code)
     with result_folder(out, "compare") as path, _display(quiet) as make_callback:
-        compare_config(config, path, make_callback, overwrite=overwrite, executor=executor)
+        if isinstance(executor, str):
+            _rehearsal(executor, overwrite=overwrite).rehearse(config, path, make_callback)
+        else:
+            compare_config(config, path, make_callback, overwrite=overwrite, executor=executor)
     return Result(path)
 
 
@@ -271,7 +280,7 @@ def resume(
     device: str | None = None,
     quiet: bool = False,
     allow_code: bool = False,
-    executor: Executor | None = None,
+    executor: Executor | Literal["flower"] | None = None,
 ) -> Result:
     """Continue a run or a comparison where it stopped, with the same result as without the interruption.
 
@@ -289,7 +298,7 @@ def resume(
         quiet: Show no progress.
         allow_code: Let the run's files name code (``package.module:Name``), which is then imported and run.
         executor: Executor that does the clients' work, such as ``ProcessExecutor(2)``, which stays open for other runs;
-            ``workers=2`` is its short form.
+            ``workers=2`` is its short form. ``"flower"`` is a rehearsal: a Flower node for each client on this machine.
 
     Returns:
         The results of the run or the comparison.
@@ -310,6 +319,13 @@ def resume(
 
     _truths(quiet=quiet, allow_code=allow_code)
     folder = _path("run", path)
+    if isinstance(executor, str):
+        for name, value in {"rounds": rounds, "device": device}.items():
+            if value is not None:
+                raise InputError(f"{name}: is not possible with executor={executor}")
+        with _display(quiet) as make_callback:
+            _rehearsal(executor).resume_rehearsal(folder, make_callback)
+        return Result(folder)
     objects, names = of_folder(folder, methods=methods, data=data, partition=partition, model=model)
     with nothing_from_files(names, folder, allow=allow_code):
         if rounds is not None:
@@ -768,6 +784,24 @@ def result_folder(out: str | Path | None, name: str) -> Iterator[Path]:
     stem = Path("runs") / f"{dt.datetime.now():%Y%m%d-%H%M%S}-{slug(name)}"
     with own_folder(stem) as path:
         yield path
+
+
+def _rehearsal(executor: str, *, overwrite: bool = False) -> ModuleType:
+    """Import the rehearsal of a federation.
+
+    Args:
+        executor: Name of the executor, ``flower``.
+        overwrite: True if a run may be replaced, which is refused: what its sites keep would not fit the new one.
+
+    Raises:
+        InputError: If there is no executor of this name, a run may be replaced, or Flower is not installed.
+    """
+    check_choice("executor", executor, ["flower"])
+    if overwrite:
+        raise InputError("overwrite: is not possible with executor=flower; choose another folder")
+    if importlib.util.find_spec("flwr") is None:
+        raise InputError("executor: flower is not installed: pip install 'kinfed[flower]'")
+    return importlib.import_module("kinfed.flower.rehearsal")
 
 
 @contextlib.contextmanager

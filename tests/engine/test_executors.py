@@ -252,12 +252,12 @@ class Measuring:
         self.processes: list[int] = []
         self.resident: list[float] = []  # megabytes
 
-    def test(self, tensors: dict[str, torch.Tensor]):  # type: ignore[no-untyped-def]
+    def test(self, tensors: dict[str, torch.Tensor], *, final: bool):  # type: ignore[no-untyped-def]
         working = multiprocessing.active_children()
         self.processes.append(len(working))
         told = [Path(f"/proc/{pid}/statm").read_text() for pid in (os.getpid(), *(child.pid for child in working))]
         self.resident.append(sum(int(pages.split()[1]) for pages in told) * os.sysconf("SC_PAGE_SIZE") / 1e6)
-        return self.workers.test(tensors)
+        return self.workers.test(tensors, final=final)
 
 
 @pytest.mark.slow

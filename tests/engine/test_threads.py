@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from kinfed.engine import SerialExecutor
-from kinfed.engine.evaluator import TestResult
-from kinfed.engine.executor import Done, Failure, Task
+from kinfed.engine.executor import Done, Failure, Task, Tested
 from kinfed.methods import METHODS, Client, ClientId, ClientState, Message
 from kinfed.methods.fedavg import FedAvg
 from kinfed.models import Model, build, may_draw
@@ -38,7 +37,7 @@ class ThreadExecutor(SerialExecutor):
     def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
         return self._answers(self._here.update, iter(tasks))
 
-    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, list[TestResult] | Failure]]:
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Tested | Failure]]:
         return self._answers(self._here.evaluate, iter(tasks))
 
     def _answers(self, work: Callable[[Task], Answer], tasks: Iterator[Task]) -> Iterator[tuple[ClientId, Answer]]:

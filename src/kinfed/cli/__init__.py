@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import sys
@@ -42,6 +43,8 @@ app = typer.Typer(
 )
 sources = typer.Typer(help="Train or list source models for a vote.")
 app.add_typer(sources, name="sources")
+site = typer.Typer(help="A site of a federation with Flower: see docs/flower.md.")
+app.add_typer(site, name="site")
 
 if TYPE_CHECKING:
     from typer import TyperException as CommandError
@@ -64,6 +67,12 @@ GROUPS = {
     "evaluate_every": "Rounds that are tested or saved",
     "workers": "Execution",
 }
+
+# Fields without a meaning where every site has data of its own.
+NOT_AT_SITES = (
+    "methods", "settings", "data", "partition", "clients", "client", "new_clients", "hold_out", "shift", "validation",
+    "patience", "classes", "train_images", "workers", "client_timeout",
+)  # fmt: skip
 
 
 class Grouped(TyperCommand):
@@ -133,6 +142,7 @@ with_tuning_options = functools.partial(
 with_advice_options = functools.partial(
     with_options, config=Config, but=("methods", "settings", "log"), usual=ADVICE_DEFAULTS
 )
+with_deployed_options = functools.partial(with_options, config=Config, but=NOT_AT_SITES)
 with_training_options = functools.partial(with_options, config=Training, but=("data",))
 
 
@@ -188,6 +198,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="show no progress")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="print the summaries of the runs as JSON instead of the table, and no progress")
 ]
+ExecutorName = Annotated[
+    Literal["flower"] | None,
+    typer.Option(
+        "--executor", help="where the clients work: flower is a rehearsal, with a Flower node for each on this machine"
+    ),
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or comparison")]
 ModelPath = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, or a file in its folder models")]
 ModelClient = Annotated[
@@ -216,6 +232,7 @@ def run(
     config: ConfigFile = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    executor: ExecutorName = None,
     assignments: Assignments = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
@@ -229,9 +246,9 @@ def run(
     from kinfed import api
 
     asked = _asked(config, assignments, given)
-    with api.result_folder(out, method) as folder, _resumable(f"kinfed resume {folder}"):
-        still = quiet or as_json
-        _show(api.run(method, out=folder, overwrite=overwrite, allow_code=allow_code, quiet=still, **asked), as_json)
+    with api.result_folder(out, method) as folder, _resumable(f"kinfed resume {folder}{_with(executor)}"):
+        how: dict[str, Any] = {"overwrite": overwrite, "allow_code": allow_code, "executor": executor}
+        _show(api.run(method, out=folder, quiet=quiet or as_json, **how, **asked), as_json)
 
 
 @app.command(cls=Grouped)
@@ -243,6 +260,7 @@ def compare(
     config: ConfigFile = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    executor: ExecutorName = None,
     assignments: Assignments = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
@@ -256,10 +274,9 @@ def compare(
     from kinfed import api
 
     asked = _asked(config, assignments, given)
-    with api.result_folder(out, "compare") as folder, _resumable(f"kinfed resume {folder}"):
-        still = quiet or as_json
-        held = api.compare(methods, out=folder, overwrite=overwrite, allow_code=allow_code, quiet=still, **asked)
-        _show(held, as_json)
+    with api.result_folder(out, "compare") as folder, _resumable(f"kinfed resume {folder}{_with(executor)}"):
+        how: dict[str, Any] = {"overwrite": overwrite, "allow_code": allow_code, "executor": executor}
+        _show(api.compare(methods, out=folder, quiet=quiet or as_json, **how, **asked), as_json)
 
 
 @app.command()
@@ -272,6 +289,7 @@ def resume(
         str | None,
         typer.Option("--device", metavar="TEXT", help="device to go on with; on another one the last bits differ"),
     ] = None,
+    executor: ExecutorName = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -279,9 +297,10 @@ def resume(
     """Continue a run or a comparison that was stopped."""
     from kinfed import api
 
-    with _resumable(f"kinfed resume {path}"):
+    with _resumable(f"kinfed resume {path}{_with(executor)}"):
         still = quiet or as_json
-        _show(api.resume(path, rounds=rounds, device=device, allow_code=allow_code, quiet=still), as_json)
+        held = api.resume(path, rounds=rounds, device=device, allow_code=allow_code, quiet=still, executor=executor)
+        _show(held, as_json)
 
 
 @app.command(cls=Grouped)
@@ -653,6 +672,34 @@ def vote(
         typer.echo(f"\n{plain(folder / 'vote.json')}\n{plain(folder / 'vote.png')}")
 
 
+@app.command(cls=Grouped)
+@with_deployed_options
+def deploy(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="new folder of the app")],
+    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="methods, in the form of kinfed run")],
+    sites: Annotated[int, typer.Option("--sites", metavar="INT", min=1, help="number of sites")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder for the results at the server")],
+    images: Annotated[
+        str | None, typer.Option("--images", metavar="TEXT", help="data with the public images of the server")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="FLOAT", min=1, help="seconds that a site may work on a task [3600]")
+    ] = 3600.0,
+    assignments: Assignments = None,
+    given: Mapping[str, str] = {},
+) -> None:
+    """Write an app for Flower that runs methods at sites, each with data of its own."""
+    _need_flower()
+    from kinfed.experiment.configure import configure
+    from kinfed.flower.deploy import SITES
+    from kinfed.flower.deploy import deploy as write
+
+    of_sites = {"methods": tuple(methods), "data": SITES, "partition": SITES, "clients": sites}
+    config = configure({**_asked(None, assignments, given), **of_sites}, objects={SITES: None})
+    write(folder, config, sites=sites, out=out, timeout=timeout, images=images)
+    typer.echo(f"app      {plain(folder)}\nstart    flwr run {plain(folder)} CONNECTION --stream")
+
+
 @sources.command("train")
 @with_training_options
 def train_sources(
@@ -670,6 +717,12 @@ def train_sources(
     with _resumable("the same command"):
         api.train_sources(data, out=out, overwrite=overwrite, **cast(dict[str, Any], given))
     list_sources(out)
+
+
+def _need_flower() -> None:
+    """Refuse a command that needs Flower if it is not installed."""
+    if importlib.util.find_spec("flwr") is None:
+        raise InputError("flower is not installed: pip install 'kinfed[flower]'")
 
 
 @sources.command("list")
@@ -692,6 +745,30 @@ def list_sources(pool: Annotated[Path, typer.Argument(metavar="DIR", help="folde
         for source in open_pool(pool)
     ]
     _columns(rows)
+
+
+@site.command("check")
+def check_site(
+    data: Annotated[str, typer.Option("--data", metavar="TEXT", help="data of the site: a name or a path")],
+    state: Annotated[Path, typer.Option("--state", metavar="DIR", help="folder in which the site keeps its own")],
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="name of the site")] = "this site",
+    policy: Annotated[
+        Path | None, typer.Option("--policy", metavar="FILE", help="policy of the site [DIR/policy.toml, if it exists]")
+    ] = None,
+) -> None:
+    """Say what a site would tell a server, and do for it.
+
+    Nothing is sent or changed. The name, the data and the folder are those of the node's configuration.
+    """
+    _need_flower()
+    from kinfed.flower.check import about_site
+    from kinfed.flower.site import Site
+
+    entries = {"name": name, "data": data, "state": str(state)} | ({"policy": str(policy)} if policy else {})
+    told = about_site(Site.of_node(entries))
+    width = max(len(heading) for heading, _ in told)
+    for heading, text in told:
+        typer.echo(f"{heading:<{width}}  {plain(text)}")
 
 
 @app.command()
@@ -788,6 +865,11 @@ def _documented(registry: Registry[Any], name: str) -> str:
 def _origin(registry: Registry[Any], name: str) -> str:
     origin = registry.origin(name)
     return "" if origin == "kinfed" else f" [{origin}]"
+
+
+def _with(executor: str | None) -> str:
+    """Return the option of an executor, for the command that continues a run."""
+    return "" if executor is None else f" --executor {executor}"
 
 
 @contextlib.contextmanager

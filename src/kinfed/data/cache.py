@@ -85,8 +85,12 @@ def cached(stat_key: str | None, content: Callable[[], str], make: Callable[[], 
     return dataset
 
 
-def keep(dataset: Dataset) -> Path:
-    """Store a data set from memory in the cache, unless it is there, and return the path of its entry.
+def keep(dataset: Dataset, folder: Path | None = None) -> Path:
+    """Store a data set from memory, unless it is there, and return the path of its entry.
+
+    Args:
+        dataset: The data set.
+        folder: Folder that gets the entry; None for the cache.
 
     Raises:
         InputError: If some samples have labels and others none, the splits are normalised differently, or the cache
@@ -107,7 +111,7 @@ def keep(dataset: Dataset) -> Path:
     how: list[object] = [train.normalise, (dataset.skipped, dataset.skipped_names)]
     if dataset.encoding is not None:
         how += [dataset.encoding, dataset.remarks]
-    entry = cache_folder() / digest("kept", content, dataset.classes, [*dataset.columns], *how)
+    entry = (folder or cache_folder()) / digest("kept", content, dataset.classes, [*dataset.columns], *how)
     if _open(entry) is None:
         _store(entry, dataset)
     return entry

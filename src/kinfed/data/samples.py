@@ -13,7 +13,10 @@ from torch import Tensor
 
 from kinfed.data.tables import Encoding
 
-__all__ = ["AS_THEY_ARE", "CLIENT", "GROUP", "Dataset", "Normalisation", "Samples", "joined", "labels_of", "strata"]
+__all__ = [
+    "AS_THEY_ARE", "CLIENT", "GROUP", "ChannelSums", "Dataset", "Normalisation", "Samples", "joined", "labels_of",
+    "strata",
+]  # fmt: skip
 
 GROUP = "group"  # column with the group of each sample, such as its patient; groups are not divided
 CLIENT = "client"  # column with the client of each sample, in data with one folder per client
@@ -43,16 +46,7 @@ class Normalisation:
         Returns:
             Mean and standard deviation of each channel; a constant channel gets the standard deviation 1.
         """
-        count, total, squares = 0, 0.0, 0.0
-        for part in inputs.split(chunk):
-            flat = part.double().flatten(2) if part.dim() > 2 else part.double()[:, :, None]
-            count += flat.shape[0] * flat.shape[2]
-            total = total + flat.sum(dim=(0, 2))
-            squares = squares + flat.square().sum(dim=(0, 2))
-        mean = torch.as_tensor(total) / count
-        std = (torch.as_tensor(squares) / count - mean.square()).clamp(min=0).sqrt()
-        std[std < 1e-12] = 1.0
-        return cls(tuple(mean.tolist()), tuple(std.tolist()))
+        return ChannelSums.of(inputs, chunk).normalisation()
 
     @classmethod
     def of_features(cls, inputs: Tensor, chunk: int = 4096) -> Normalisation:
@@ -88,6 +82,51 @@ class Normalisation:
 
 
 AS_THEY_ARE = Normalisation((), ())
+
+
+@dataclass(frozen=True)
+class ChannelSums:
+    """Sums over the training inputs of each of c channels, from which their normalisation follows.
+
+    Those of integers, such as pixels, are exact; so sites that add theirs get the bits of all inputs at one place.
+
+    >>> parts = [ChannelSums.of(torch.tensor([[value]], dtype=torch.uint8)) for value in (1, 3)]
+    >>> (parts[0] + parts[1]).normalisation()
+    Normalisation(mean=(2.0,), std=(1.0,))
+
+    Attributes:
+        count: Number of values in each channel.
+        total: Sum of the values of each channel, c.
+        squares: Sum of their squares, c.
+    """
+
+    count: int
+    total: tuple[float, ...]
+    squares: tuple[float, ...]
+
+    @classmethod
+    def of(cls, inputs: Tensor, chunk: int = 4096) -> ChannelSums:
+        """Sum over samples and positions of inputs n×c×h×w or n×c, ``chunk`` samples at a time."""
+        count, total, squares = 0, torch.zeros(inputs.shape[1]).double(), torch.zeros(inputs.shape[1]).double()
+        for part in inputs.split(chunk):
+            flat = part.double().flatten(2) if part.dim() > 2 else part.double()[:, :, None]
+            count += flat.shape[0] * flat.shape[2]
+            total = total + flat.sum(dim=(0, 2))
+            squares = squares + flat.square().sum(dim=(0, 2))
+        return cls(count, tuple(total.tolist()), tuple(squares.tolist()))
+
+    def __add__(self, other: ChannelSums) -> ChannelSums:
+        both = ((self.total, other.total), (self.squares, other.squares))
+        total, squares = (tuple(a + b for a, b in zip(*pair, strict=True)) for pair in both)
+        return ChannelSums(self.count + other.count, total, squares)
+
+    def normalisation(self) -> Normalisation:
+        """Return the mean and standard deviation of each channel; a constant channel gets the deviation 1."""
+        mean = torch.tensor(self.total, dtype=torch.float64) / self.count
+        squares = torch.tensor(self.squares, dtype=torch.float64)
+        std = (squares / self.count - mean.square()).clamp(min=0).sqrt()
+        std[std < 1e-12] = 1.0
+        return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Callback(Protocol):
         """Report that ``done`` of ``total`` clients have finished a step of the round.
 
         Args:
-            what: Name of the step: ``training``, ``evaluation``, ``fine-tuning`` or ``new client``.
+            what: Name of the step: ``training``, ``evaluation``, ``primary model`` or ``new client``.
             done: Number of clients that have finished.
             total: Number of clients that take part in the step.
         """

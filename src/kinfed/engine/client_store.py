@@ -6,17 +6,37 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from kinfed.files import delete, saving, sync, written
 from kinfed.methods import ClientId, ClientState
 from kinfed.models import read_tensors, save_tensors
 
-__all__ = ["ClientStore", "StateLedger", "StoredRounds"]
+__all__ = ["ClientStates", "ClientStore", "StateLedger", "StoredRounds"]
 
 SHARD = 1000  # clients per folder
 FILES = re.compile(r"\d+/client-\d+-round-\d+\.safetensors")
 
 StoredRounds = dict[ClientId, int]  # round in which the state of each client that has one was written
+
+
+class ClientStates(Protocol):
+    """Client states, wherever they are: in files here (`ClientStore`), or where the clients are."""
+
+    def read(self, id: ClientId, round: int | None) -> ClientState:
+        """Read the state that a client kept in a round; an empty state if ``round`` is None."""
+
+    def write(self, id: ClientId, round: int, state: ClientState) -> bool:
+        """Write the state of a client after a round; return False if it is empty and was not written."""
+
+    def forget(self, id: ClientId, round: int) -> None:
+        """Delete the state of a client after a round."""
+
+    def sync(self, stored: Mapping[ClientId, int]) -> None:
+        """Flush the given states to disk."""
+
+    def forget_all_but(self, needed: Sequence[StoredRounds]) -> None:
+        """Delete all states to which none of the given mappings refers."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +104,7 @@ class StateLedger:
         checkpoints: States to which each checkpoint on disk refers, by the checkpoint's round.
     """
 
-    def __init__(self, client_states: ClientStore, now: StoredRounds, checkpoints: Mapping[int, StoredRounds]) -> None:
+    def __init__(self, client_states: ClientStates, now: StoredRounds, checkpoints: Mapping[int, StoredRounds]) -> None:
         self._client_states, self.now = client_states, dict(now)
         self._checkpoints = dict(checkpoints)
         self._unsynced: StoredRounds = {}

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
-import torch
-from torch import Tensor
-
-from kinfed.data.samples import labels_of
 from kinfed.engine.checks import not_finite
 from kinfed.engine.client_store import StoredRounds
-from kinfed.engine.evaluator import PROBED, TestResult
-from kinfed.engine.executor import Executor, Failure, Task, Test
+from kinfed.engine.evaluator import PROBED, UNTESTED, TestResult
+from kinfed.engine.executor import Executor, Failure, Task
 from kinfed.engine.folder import RunFolder
 from kinfed.engine.lines import Line
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.engine.stopping import VALIDATION
-from kinfed.learning import Answers, confusion, measures, over_clients
+from kinfed.learning import Grade, over_clients
 from kinfed.methods import ClientId, Message, ServerState
 from kinfed.methods.aggregation import mean_of
 from kinfed.models import BODY, Tensors, select
 
-__all__ = ["Evaluation"]
+__all__ = ["Evaluation", "save_own"]
 
 OWN = ("personal", f"{VALIDATION}personal")  # names of what is measured at the clients, on test and validation samples
 Served = Mapping[ClientId, Callable[[], Tensors]]  # functions, so that only one model is in memory at a time
@@ -48,13 +45,11 @@ class _Accuracies:
     of: dict[str, list[float | None]] = field(default_factory=dict)
     measure: str = "acc"
 
-    def note(self, result: TestResult, at: int) -> float | None:
-        """Record the accuracies of a result for the client at an index; return the one on test samples."""
-        accuracy = _share(result.correct)
-        self.leave_out(result.name)[at] = accuracy
+    def note(self, result: TestResult, at: int) -> None:
+        """Record the accuracies of a result for the client at an index."""
+        self.leave_out(result.name)[at] = result.test.accuracy
         if self.validation_sizes:
-            self.leave_out(f"{VALIDATION}{result.name}")[at] = _share(result.validation)
-        return accuracy
+            self.leave_out(f"{VALIDATION}{result.name}")[at] = result.validation.accuracy
 
     def leave_out(self, name: str) -> list[float | None]:
         """Return the accuracies of a name, None for each client without one."""
@@ -84,8 +79,8 @@ class Evaluation:
         told: Function that reports progress: the name of the step, the clients that have finished, and all clients.
         final: True after the last round of the run.
         untested: Reasons for missing accuracies, by the client or model that lacks one.
-        answers: Answers of the clients' primary models to their test samples (``personal``) and to their validation
-            samples, in parts.
+        grades: Grades of the clients' primary models, by client, on their test samples (``personal``) and on their
+            validation samples.
         probed: Measures of each client's linear probe on the pooled test set, by name of the measure.
     """
 
@@ -96,14 +91,14 @@ class Evaluation:
     told: Callable[[str, int, int], None]
     final: bool = False
     untested: dict[str, str] = field(default_factory=dict)
-    answers: dict[str, list[Answers]] = field(default_factory=dict)
+    grades: dict[str, dict[ClientId, Grade]] = field(default_factory=dict)
     probed: dict[str, list[float | None]] = field(default_factory=dict)
 
     def line(self, state: ServerState, stored: StoredRounds) -> Line:
         """Test the models, and return the accuracies for the round's line of ``metrics.jsonl``.
 
         A client without a model of its own uses the global model. After the last round the models are saved, each
-        client's primary model is tested in further ways (`_again`), and the new clients are tested. Without labels, a
+        client's primary model is tested in further ways, and the new clients are tested. Without labels, a
         model has no accuracy before the last round; then it is a body with the linear probe fitted to it as its head.
 
         Args:
@@ -129,8 +124,8 @@ class Evaluation:
                 for id in range(len(federation))
             )
             served = self._own(tasks, own) or served
-        for test in self._further() if self.final else ():
-            self._again(test, served, own)
+        if self.final and method.primary == "global" and (method.supervised or self.runtime.adapts):
+            self._further(served, own)
         groups: Line = {}
         if self.final and len(federation.new_clients):
             found = self._groups_of_new(state, len(new.sizes))
@@ -156,51 +151,45 @@ class Evaluation:
         linear probes are due.
         """
         federation, method = self.runtime.federation, self.runtime.method
-        tested = federation.tested
         if fault := not_finite(model):
             self.untested["global"] = fault
             return None, {"global_acc": None}, {}
+        pooled: Grade | None = None
         probed = self._represented(model, own)
-        scores: Tensor | Failure | None = None
         if method.supervised:
-            scores = self.executor.test(model)
+            pooled = self._on_all(model, own)
         elif probed is not None:
-            model, scores = probed.tensors, torch.cat([probed.scores, probed.validation_scores])
+            model, pooled = probed.tensors, probed.test
         told: Line = {"global_acc": None}
-        if isinstance(scores, Failure):
-            self.untested["global"] = self._noted(scores, "test of the global model")
-        elif scores is not None:
-            right = scores.argmax(dim=1) == self._labels
-            told = {"global_acc": _share(right[: tested.size])}
-            told |= {f"global_{measure}": of for measure, of in self._on_pooled(scores[: tested.size]).items()}
-            for id in range(len(federation)):
-                own.note(TestResult("global", *tested.own(right, id)), id)
-            if method.primary == "global":
-                self._keep_all(scores)
+        if pooled is not None:
+            told = {"global_acc": pooled.accuracy}
+            told |= {f"global_{measure}": of for measure, of in pooled.measures.items()}
         there = method.supervised or probed is not None
         saved = model if there else select(model, BODY)
         where = "the pooled test set" if federation.labelled is None else f"the test set of {federation.labelled.name}"
-        self._save("global", saved, None, told["global_acc"], f"{where}, {tested.size} samples")
+        if self.final:
+            told_on = {
+                "client": None,
+                "accuracy": told["global_acc"],
+                "measured_on": f"{where}, {federation.tested.size} samples",
+            }
+            card = self.runtime.about_run(self.round) | told_on
+            self.folder.save_model("global", saved, self.runtime.about_model(), card)
         if not there:
             return None, told, {}
         serves = method.primary == "global"
         return model, told, dict.fromkeys(range(len(federation)), lambda: model) if serves else {}
 
-    def _on_pooled(self, scores: Tensor) -> dict[str, float | None]:
-        """Return the measures of a model by name, from its logits for the pooled test set."""
-        labels = self._labels[: len(scores)]
-        found = measures(Answers.of_one(0, labels, scores), 1, auroc=self._asks_auroc)
-        return {measure: value for measure, (value,) in found.items()}
-
-    @property
-    def _labels(self) -> Tensor:
-        """Labels of the pooled test set, followed by those of the clients' validation samples."""
-        return torch.from_numpy(labels_of(self.runtime.federation.tested.samples))
-
-    @property
-    def _asks_auroc(self) -> bool:
-        """True if the AUROC is computed, which takes much longer than the other measures."""
-        return self.final or self.runtime.settings.measure == "auroc"
+    def _on_all(self, model: Tensors, own: _Accuracies) -> Grade | None:
+        """Record the accuracies of the global model at the clients; return its grade on the pooled test set."""
+        found = self.executor.test(model, final=self.final)
+        if isinstance(found, Failure):
+            self.untested["global"] = self._noted(found, "test of the global model")
+            return None
+        for id, (test, validation) in enumerate(zip_longest(found.test, found.validation, fillvalue=UNTESTED)):
+            self._note(TestResult("global", test, validation), id, own)
+        self.untested.update({f"{id}, global": reason for id, reason in found.failures.items()})
+        return found.pooled
 
     def _represented(self, model: Tensors, own: _Accuracies) -> TestResult | None:
         """Record the tests of a global model's representation; return that of the linear probe, if one is due."""
@@ -213,44 +202,38 @@ class Evaluation:
         if isinstance(answer, Failure):
             self.untested["global"] = self._noted(answer, "test of the global representation")
             return None
-        for result in answer:
+        for result in answer.results:
             clients = range(len(own.sizes)) if result.client is None else [result.client]  # None: all clients
             for at in clients:
-                own.note(result, at)
+                self._note(result, at, own)
             self._note_probe(result, clients)
-        return next((result for result in answer if result.name == PROBED), None)
+        return next((result for result in answer.results if result.name == PROBED), None)
 
     def _own(self, tasks: Iterator[Task], own: _Accuracies) -> Served:
         """Test the clients' own models; return the primary ones, which are saved after the last round."""
         primary, served = self.runtime.method.primary, {}
         for id, results in self._results(tasks, own, len(own.sizes), "evaluation"):
             for result in results:
-                called = f"client-{id:05d}-{'personal' if result.name == primary else result.name}"
-                self._save_own(called, result, id, self._note(result, id, own))
+                self._note(result, id, own)
                 self._note_probe(result, [id])
-                if result.name == primary and result.tensors:
+                called = save_own(self.folder, self.runtime, self.round, id, result)
+                if result.name == primary and called:
                     served[id] = lambda called=called: self.folder.model(called)
         return dict(sorted(served.items()))
 
-    def _note(self, result: TestResult, id: ClientId, own: _Accuracies) -> float | None:
-        """Record a result of a client's model, and the answers of its primary one; return the accuracy."""
-        if result.name == self.runtime.method.primary and result.scores.shape[1]:
-            labels = self.runtime.federation.tested.own(self._labels, id)
-            for name, known, scores in zip(OWN, labels, (result.scores, result.validation_scores), strict=True):
+    def _note(self, result: TestResult, id: ClientId, own: _Accuracies) -> None:
+        """Record a result at a client, and the grades of its primary model."""
+        if result.name == self.runtime.method.primary and result.test.measures:
+            for name, grade in zip(OWN, (result.test, result.validation), strict=True):
                 if name == "personal" or own.validation_sizes:
-                    self.answers.setdefault(name, []).append(Answers.of_one(id, known, scores))
-        return own.note(result, id)
-
-    def _keep_all(self, scores: Tensor) -> None:
-        """Record the answers of a global model that is the clients' primary one, from its logits for a test set."""
-        for name, (owners, rows) in zip(OWN, self.runtime.federation.tested.owned, strict=False):
-            self.answers[name] = [Answers(owners, self._labels[rows], scores[rows])]
+                    self.grades.setdefault(name, {})[id] = grade
+        own.note(result, id)
 
     def _note_probe(self, result: TestResult, clients: Iterable[ClientId]) -> None:
         """Record the measures of a linear probe that was fitted to the body of these clients; ignore other results."""
         if result.name != PROBED:
             return
-        for measure, value in self._on_pooled(result.scores).items():
+        for measure, value in result.test.measures.items():
             of_clients = self.probed.setdefault(measure, [None] * len(self.runtime.federation))
             for id in clients:
                 of_clients[id] = value
@@ -262,35 +245,25 @@ class Evaluation:
         means over the clients, and the values of each one. Empty without models that were tested.
         """
         clients, found = len(own.sizes), {measure: {PROBED: values} for measure, values in self.probed.items()}
-        for name, parts in self.answers.items():
-            given = Answers.joined(parts)
-            for measure, values in measures(given, clients, auroc=self._asks_auroc).items():
-                found.setdefault(measure, {})[name] = values
+        for name, of_clients in self.grades.items():
+            grades = [of_clients.get(id, UNTESTED) for id in range(clients)]
+            for measure in next(iter(of_clients.values())).measures:
+                found.setdefault(measure, {})[name] = [grade.measures.get(measure) for grade in grades]
             if self.final and name == "personal":
-                self.folder.save_confusion(confusion(given, clients))
+                self.folder.save_confusion([grade.cells for grade in grades])
         line: Line = {}
         for measure, of in found.items():
             line |= _Accuracies(own.sizes, own.validation_sizes, of, measure).spreads()
-        of_clients = {f"{name}_{measure}": values for measure, of in found.items() for name, values in of.items()}
-        return line | ({"client_measures": dict(sorted(of_clients.items()))} if of_clients else {})
+        told = {f"{name}_{measure}": values for measure, of in found.items() for name, values in of.items()}
+        return line | ({"client_measures": dict(sorted(told.items()))} if told else {})
 
-    def _further(self) -> Sequence[Test]:
-        """Return the further tests of the clients' primary models after the last round."""
-        method, tuning = self.runtime.method, self.runtime.settings.fine_tuning
-        adapts = method.adapts and method.trains != "pooled"
-        due: dict[Test, bool] = {
-            "own classes": method.supervised,
-            "re-fitting": adapts,
-            "fine-tuning": adapts and tuning is not None,
-        }
-        return [test for test, wanted in due.items() if wanted]
-
-    def _again(self, test: Test, served: Served, own: _Accuracies) -> None:
-        """Test a copy of each client's primary model in another way."""
-        tasks = (Task(id, self.round, Message(of()), test=test) for id, of in served.items())
-        for id, results in self._results(tasks, own, len(served), test):
+    def _further(self, served: Served, own: _Accuracies) -> None:
+        """Test the global model as each client's primary one in further ways."""
+        tasks = (Task(id, self.round, Message(of()), test="primary model") for id, of in served.items())
+        for id, results in self._results(tasks, own, len(served), "primary model"):
             for result in results:
-                self._save_own(f"client-{id:05d}-{result.name}", result, id, own.note(result, id))
+                own.note(result, id)
+                save_own(self.folder, self.runtime, self.round, id, result)
 
     def _groups_of_new(self, state: ServerState, count: int) -> list[int | None]:
         """Let every new client train once, and return the group that the method finds for it.
@@ -357,7 +330,7 @@ class Evaluation:
 
     def _results(
         self, tasks: Iterable[Task], accuracies: _Accuracies, total: int, what: str
-    ) -> Iterator[tuple[ClientId, list[TestResult]]]:
+    ) -> Iterator[tuple[ClientId, Sequence[TestResult]]]:
         """Yield the valid results of each client, in order of completion; record the reasons for missing ones.
 
         Args:
@@ -372,24 +345,16 @@ class Evaluation:
                 name = self.runtime.federation.name(id)
                 self.untested[whose] = self._noted(answer, f"test of client {name}{whose.removeprefix(str(id))}")
             else:
-                for result in answer:
+                for test, failure in answer.failures.items():
+                    where = f"test of client {self.runtime.federation.name(id)}, {test}"
+                    self.untested[f"{id}, {test}"] = self._noted(failure, where)
+                for result in answer.results:
                     if result.fault:
                         accuracies.leave_out(result.name)
                         whose = str(id) if result.name == self.runtime.method.primary else f"{id}, {result.name}"
                         self.untested[whose] = result.fault
-                yield id, [result for result in answer if not result.fault]
+                yield id, [result for result in answer.results if not result.fault]
             self.told(what, done, total)
-
-    def _save_own(self, name: str, result: TestResult, id: ClientId, accuracy: float | None) -> None:
-        if result.tensors:
-            self._save(name, result.tensors, id, accuracy, f"the client's own test samples, {len(result.correct)}")
-
-    def _save(self, name: str, model: Tensors, id: ClientId | None, accuracy: float | None, measured_on: str) -> None:
-        """Save a model if the round is the last one."""
-        if self.final:
-            told = {"client": id, "accuracy": accuracy, "measured_on": measured_on}
-            card = self.runtime.about_run(self.round) | told
-            self.folder.save_model(name, model, self.runtime.about_model(id or 0), card)
 
     def _noted(self, failure: Failure, where: str) -> str:
         """Return the reason of a failure, and write its traceback to the log of errors."""
@@ -397,6 +362,22 @@ class Evaluation:
         return failure.reason
 
 
-def _share(right: Tensor) -> float | None:
-    """Return the fraction of correct predictions; None without predictions."""
-    return right.double().mean().item() if len(right) else None
+def save_own(folder: RunFolder, runtime: ClientRuntime, round: int, id: ClientId, result: TestResult) -> str:
+    """Save the model of a client in a result, if it has one, and return its name in the folder; else empty.
+
+    It is done by whoever may hold the model: the process that runs the rounds, or the site of the client.
+
+    Args:
+        folder: Folder that gets the model.
+        runtime: Runtime of the run.
+        round: Number of the round.
+        id: Number of the client.
+        result: Result of a test.
+    """
+    if not result.tensors:
+        return ""
+    name = f"client-{id:05d}-{'personal' if result.name == runtime.method.primary else result.name}"
+    measured_on = f"the client's own test samples, {result.test.samples}"
+    told = {"client": id, "accuracy": result.test.accuracy, "measured_on": measured_on}
+    folder.save_model(name, result.tensors, runtime.about_model(id), runtime.about_run(round) | told)
+    return name

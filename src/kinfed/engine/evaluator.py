@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kinfed.data import Samples, balanced
-from kinfed.data.federation import TestSet
 from kinfed.data.samples import labels_of
 from kinfed.engine.checks import not_finite
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning import (
+    Answers,
+    Grade,
     NotFinite,
     Phase,
     features,
     finite,
+    grades,
     knn,
     linear_probe,
     one_view,
@@ -32,11 +35,10 @@ from kinfed.methods import Client, ClientId, ClientState, Message
 from kinfed.models import BODY, HEAD, Model, Tensors, select
 from kinfed.streams import numpy_stream, torch_stream
 
-__all__ = ["KNN", "LOCAL", "PROBED", "VIEWS", "Evaluator", "TestResult"]
+__all__ = ["KNN", "LOCAL", "PROBED", "UNTESTED", "VIEWS", "Evaluator", "GlobalTest", "TestResult"]
 
 PROBED, LOCAL, KNN, VIEWS = "linear_global", "linear_local", "knn", "views"
-NOTHING_TESTED = torch.zeros(0, dtype=torch.bool)
-NO_SCORES = torch.zeros(0, 0)
+UNTESTED = Grade()
 VIEWED = 1000  # largest number of images whose views are compared
 REFIT_EPOCHS = 10  # epochs of a head alone after the last round in the code of Collins et al. (specification C.2)
 
@@ -47,13 +49,11 @@ class TestResult:
 
     Attributes:
         name: Name of the tested model, as in the metrics.
-        correct: Mask of the test samples that the model classifies correctly, bool; or, without labels, a fraction in
-            [0, 1] for each image.
-        validation: Mask of the validation samples that the model classifies correctly, bool; empty without validation.
-        scores: Logits for the n test samples, n×K; 0×0 where a classifier has none, or not for all classes.
-        validation_scores: Logits for the validation samples, likewise.
+        test: Grade of its answers to the test samples; without labels, that of the share of images for which the other
+            view of an image is the nearest.
+        validation: Grade of its answers to the validation samples.
         tensors: Tensors of the model, if it is to be saved; otherwise empty.
-        fault: Reason why the model cannot be tested, with ``correct`` and ``tensors`` empty; otherwise empty.
+        fault: Reason why the model cannot be tested, with ``tensors`` empty; otherwise empty.
         client: Client to which a result of a global model refers; None if it refers to all clients, or to the client
             of the task.
     """
@@ -61,26 +61,28 @@ class TestResult:
     __test__ = False  # pytest collects classes named Test…
 
     name: str
-    correct: Tensor = NOTHING_TESTED
-    validation: Tensor = NOTHING_TESTED
-    scores: Tensor = NO_SCORES
-    validation_scores: Tensor = NO_SCORES
+    test: Grade = UNTESTED
+    validation: Grade = UNTESTED
     tensors: Tensors = field(default_factory=dict)
     fault: str = ""
     client: ClientId | None = None
 
-    @classmethod
-    def of_scores(cls, name: str, labels: Sequence[Tensor], logits: Sequence[Tensor], **more: Any) -> Self:
-        """Make a result of two tensors of labels and two of logits, for the test and for the validation samples."""
-        correct, validation = (of.argmax(dim=1) == known for known, of in zip(labels, logits, strict=True))
-        scores, validation_scores = logits
-        return cls(name, correct, validation, scores, validation_scores, **more)
 
-    @classmethod
-    def at_client(cls, name: str, tested: TestSet, logits: Tensor, id: ClientId, **more: Any) -> Self:
-        """Make the result at a client of a model whose logits for all samples of a test set are known."""
-        assert tested.samples.labels is not None
-        return cls.of_scores(name, tested.own(tested.samples.labels, id), tested.own(logits, id), **more)
+@dataclass(frozen=True)
+class GlobalTest:
+    """Result of the test of the global model.
+
+    Attributes:
+        pooled: Grade of its answers to the pooled test set.
+        test: Grades of its answers to the test samples of each client, N.
+        validation: Grades of its answers to the validation samples of each client, N; empty without validation.
+        failures: Reasons why a client could not test it, by client.
+    """
+
+    pooled: Grade
+    test: Sequence[Grade]
+    validation: Sequence[Grade] = ()
+    failures: Mapping[ClientId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,26 +117,42 @@ class Evaluator:
                 results[name] = TestResult(name, fault=fault)
                 continue
             client.model.load(tensors)
+            logits: Tensor | None = None
             if name == method.primary:
-                results |= {found.name: found for found in self._represented(client.model, round, [id], final=final)}
+                found, logits = self._represented(client.model, round, [id], final=final)
+                results |= {result.name: result for result in found}
             if method.supervised:
-                results[name] = self._tested(name, client, tensors if final else {})
-            elif PROBED in results:  # without labels, the linear probe is the head
-                probed = results[PROBED]
-                logits = torch.cat([probed.scores, probed.validation_scores])
-                own = TestResult.at_client(name, self.runtime.federation.tested, logits, id, tensors=probed.tensors)
-                results |= {name: own, PROBED: replace(probed, tensors={})}
+                results[name] = self._tested(
+                    name, client, tensors if final else {}, measured=name == method.primary, final=final
+                )
+            elif logits is not None:  # without labels, the linear probe is the head
+                tested, probed = self.runtime.federation.tested, results[PROBED]
+                cuts = zip(tested.own(self._labels, id), tested.own(logits, id), strict=True)
+                test, validation = (self._graded(*cut, final=final) for cut in cuts)
+                results[name] = TestResult(name, test, validation, probed.tensors)
+                results[PROBED] = replace(probed, tensors={})
             elif final:
                 results[name] = TestResult(name, tensors=select(tensors, BODY))
         return [*results.values()]
 
     def evaluate_representation(self, round: int, tensors: Tensors, *, final: bool) -> list[TestResult]:
-        """Test the representation of a global model, given by its tensors; for the results see `_represented`."""
+        """Test the representation of a global model, given by its tensors.
+
+        For the results see `_represented`. For a method without labels, those of a linear probe are followed by the
+        results ``global`` of the body under this probe, one for each client.
+        """
         model = self.runtime.fresh_model()
         model.load(tensors)
-        return self._represented(model, round, range(len(self.runtime.federation)), final=final)
+        results, logits = self._represented(model, round, range(len(self.runtime.federation)), final=final)
+        if logits is not None and not self.runtime.method.supervised:
+            found = self.graded(logits, final=final)
+            of_clients = itertools.zip_longest(found.test, found.validation, fillvalue=UNTESTED)
+            results += [TestResult("global", test, of, client=id) for id, (test, of) in enumerate(of_clients)]
+        return results
 
-    def _represented(self, model: Model, round: int, ids: Sequence[ClientId], *, final: bool) -> list[TestResult]:
+    def _represented(
+        self, model: Model, round: int, ids: Sequence[ClientId], *, final: bool
+    ) -> tuple[list[TestResult], Tensor | None]:
         """Test classifiers on a model's frozen body (specification D.7, G.3); its features are computed once.
 
         Args:
@@ -148,15 +166,16 @@ class Evaluator:
             set; this result has the model with the classifier as its head. ``linear_local``, one result for each client
             with at least two classes: the same with only the images of the client's classes, from all clients.
             ``knn``: nearest neighbours, tested on the pooled test set. Empty if that set is empty or nothing is due.
-            Without any labels, only ``views``: see `own_view_nearer`.
+            Without any labels, only ``views``: see `own_view_nearer`. Then the logits of ``linear_global`` for all
+            samples of `Federation.tested`; None without it.
         """
         federation, method, settings = self.runtime.federation, self.runtime.method, self.runtime.settings
         tested = federation.tested
         linear, neighbours = final and settings.fits_probes(method), settings.asks_neighbours(round, method)
         if not federation.classes:
-            return [TestResult(VIEWS, self._compared_views(model))] if neighbours else []
+            return [TestResult(VIEWS, Grade.of(self._compared_views(model)))] if neighbours else [], None
         if not (linear or neighbours) or not len(tested.samples):
-            return []
+            return [], None
         device = self.runtime.device
         known, asked = self._probed.to(device), self.runtime.seen(tested.samples).to(device)
         assert known.labels is not None and asked.labels is not None  # noqa: PT018
@@ -165,13 +184,15 @@ class Evaluator:
         classes = len(federation.classes)
         results: list[TestResult] = []
         if neighbours:
-            results.append(TestResult(KNN, *tested.parts(knn(x, y, x_test, y_test, classes=classes).cpu())))
+            right = knn(x, y, x_test, y_test, classes=classes).cpu()
+            test, validation = map(Grade.of, tested.parts(right))
+            results.append(TestResult(KNN, test, validation))
         if not linear:
-            return results
+            return results, None
         bias, counts = model.head.bias is not None, federation.class_counts()
 
-        def fitted(own: tuple[int, ...]) -> tuple[nn.Linear, list[tuple[Tensor, Tensor]]]:
-            """Fit a classifier for some of the classes; return it with its labels and logits, both in two parts."""
+        def fitted(own: tuple[int, ...]) -> tuple[nn.Linear, Tensor, list[tuple[Tensor, Tensor]]]:
+            """Fit a classifier for some of the classes; return it, its logits, and labels and logits of both parts."""
             order = torch.tensor(own, device=device)
             rows, rows_test = (torch.isin(labels, order).nonzero().squeeze(1) for labels in (y, y_test))
             places, places_test = (torch.searchsorted(order, labels) for labels in (y[rows], y_test[rows_test]))
@@ -180,21 +201,23 @@ class Evaluator:
             with torch.no_grad():
                 logits = finite(head(x_test[rows_test]), "linear probe's outputs").cpu()
             size = int((rows_test < tested.size).sum())
-            return head, [(of[:size], of[size:]) for of in (places_test.cpu(), logits)]
+            known, of = places_test.cpu(), logits
+            return head, logits, [(known[:size], of[:size]), (known[size:], of[size:])]
 
         everything = tuple(range(classes))
-        head, found = fitted(everything)
+        head, logits, found = fitted(everything)
         under = {f"head.{name}": tensor.cpu() for name, tensor in head.state_dict().items()}
-        results.append(TestResult.of_scores(PROBED, *found, tensors=model.tensors(BODY) | under))
+        test, validation = (self._graded(*part, final=final) for part in found)
+        results.append(TestResult(PROBED, test, validation, model.tensors(BODY) | under))
         found_of = {everything: found}  # clients with the same classes share a classifier
         for id in ids:
             own = tuple(counts[id].nonzero()[0].tolist())
             if len(own) > 1:
                 if own not in found_of:
-                    _, found_of[own] = fitted(own)
-                local = TestResult.of_scores(LOCAL, *found_of[own], client=id)
-                results.append(replace(local, scores=NO_SCORES, validation_scores=NO_SCORES))
-        return results
+                    _, _, found_of[own] = fitted(own)
+                test, validation = itertools.starmap(_grade, found_of[own])
+                results.append(TestResult(LOCAL, test, validation, client=id))
+        return results, logits
 
     def _compared_views(self, model: Model) -> Tensor:
         """Return how often the other view of an image is nearer than views of other images, for each image."""
@@ -316,11 +339,18 @@ class Evaluator:
         train(client.model, client.train, tuning, training, client.stream("fine-tuning"))
 
     def _tested(
-        self, name: str, client: Client, saved: Tensors | None = None, among: Tensor | None = None
+        self,
+        name: str,
+        client: Client,
+        saved: Tensors | None = None,
+        among: Tensor | None = None,
+        *,
+        measured: bool = False,
+        final: bool = False,
     ) -> TestResult:
         """Test the client's present model on its test samples, with answers among some classes or all of them.
 
-        The result contains the tensors to be saved.
+        The result contains the tensors to be saved, and all measures if ``measured``.
         """
         if fault := not_finite(client.model.state_dict()):
             return TestResult(name, fault=fault)
@@ -331,13 +361,45 @@ class Evaluator:
         except NotFinite as error:
             return TestResult(name, fault=str(error))
         labels = [torch.from_numpy(labels_of(samples)) for samples in parts]
-        return TestResult.of_scores(name, labels, logits, tensors=saved or {})
+        grade = functools.partial(self._graded, final=final) if measured else _grade
+        test, validation = map(grade, labels, logits)
+        return TestResult(name, test, validation, saved or {})
+
+    def _graded(self, labels: Tensor, logits: Tensor, *, final: bool) -> Grade:
+        """Grade the answers to the samples of one client, or of the pooled test set, with all measures."""
+        auroc = self.runtime.settings.asks_auroc(final=final)
+        return grades(Answers.of_one(0, labels, logits), 1, auroc=auroc, cells=final)[0]
+
+    def graded(self, logits: Tensor, *, final: bool) -> GlobalTest:
+        """Grade the answers of a global model, from its logits for the n samples of `Federation.tested`, n×K.
+
+        Only a model that is the clients' primary one has all measures at the clients.
+
+        Args:
+            logits: Logits.
+            final: True after the last round.
+        """
+        method, tested, labels = self.runtime.method, self.runtime.federation.tested, self._labels
+        auroc = self.runtime.settings.asks_auroc(final=final)
+
+        def of_clients(owners: Tensor, rows: Tensor) -> Sequence[Grade]:
+            given, clients = Answers(owners, labels[rows], logits[rows]), len(tested.test)
+            return grades(given, clients, measured=method.primary == "global", auroc=auroc, cells=final)
+
+        pooled = self._graded(labels[: tested.size], logits[: tested.size], final=final)
+        parts = [of_clients(*owned) for owned in tested.owned]
+        return GlobalTest(pooled, parts[0], parts[1] if tested.validation else ())
+
+    @property
+    def _labels(self) -> Tensor:
+        """Labels of the pooled test set, followed by those of the clients' validation samples."""
+        return torch.from_numpy(labels_of(self.runtime.federation.tested.samples))
 
     def _scores(self, model: Model, samples: Samples, among: Tensor | None = None) -> Tensor:
         return scores(model, self.runtime.seen(samples).to(self.runtime.device), among).cpu()
 
-    def test(self, tensors: Tensors, start: int, stop: int) -> Tensor:
-        """Test the global model on rows of `Federation.tested`; return its logits, a row of K for each.
+    def logits(self, tensors: Tensors, start: int, stop: int) -> Tensor:
+        """Compute the logits of the global model for rows of `Federation.tested`, a row of K for each.
 
         Args:
             tensors: Tensors of the global model.
@@ -349,3 +411,8 @@ class Evaluator:
         assert tested.labels is not None
         part = replace(tested, inputs=tested.inputs[start:stop], labels=tested.labels[start:stop])
         return self._scores(model, part)
+
+
+def _grade(labels: Tensor, logits: Tensor) -> Grade:
+    """Grade answers without any measure but the accuracy."""
+    return Grade.of(logits.argmax(dim=1) == labels)

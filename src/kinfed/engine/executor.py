@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from kinfed.engine.checks import bounded, not_finite, unsound
-from kinfed.engine.client_store import ClientStore
-from kinfed.engine.evaluator import Evaluator, TestResult
+from kinfed.engine.client_store import ClientStates, ClientStore
+from kinfed.engine.evaluator import Evaluator, GlobalTest, TestResult
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.learning import NotFinite
 from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
 from kinfed.streams import seeded_globals, torch_stream, without_draws
 
-__all__ = ["Done", "Executor", "Failure", "SerialExecutor", "Task", "Test"]
+__all__ = ["Done", "Executor", "Failure", "SerialExecutor", "Task", "Test", "Tested"]
 
-Test = Literal[
-    "own models", "own classes", "re-fitting", "fine-tuning", "first training", "new client", "global representation",
-]  # fmt: skip
+Test = Literal["own models", "primary model", "first training", "new client", "global representation"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,8 @@ class Task:
         message: Message to the client; in all tests except ``own models`` and ``first training``, the tensors of a
             whole model.
         stored: Round in which the client's state was written; None if it has none.
-        test: Kind of test, if the task is one.
+        test: Kind of test, if the task is one. ``own models`` tests those that the client makes of a message, after the
+            last round the primary one also in further ways; ``primary model`` tests a given one only in further ways.
         final: True for the tests after the last round of a run.
     """
 
@@ -84,15 +84,30 @@ class Failure:
         return cls(bounded(f"{type(error).__name__}: {error}"), "".join(traceback.format_exception(error)))
 
 
+@dataclass(frozen=True)
+class Tested:
+    """Results of the tests at a client.
+
+    Attributes:
+        results: Results of the tests that could be done.
+        failures: Errors of further tests after the last round, by name of the test.
+    """
+
+    __test__ = False  # pytest collects classes named Test…
+
+    results: Sequence[TestResult]
+    failures: Mapping[str, Failure] = field(default_factory=dict)
+
+
 class TaskRunner:
     """Runner of single tasks, in any thread of a process; an error in a task is returned as a `Failure`.
 
     Args:
         runtime: Runtime with method, data and models.
-        client_states: Files of the client states.
+        client_states: Client states.
     """
 
-    def __init__(self, runtime: ClientRuntime, client_states: ClientStore) -> None:
+    def __init__(self, runtime: ClientRuntime, client_states: ClientStates) -> None:
         self.runtime, self.client_states = runtime, client_states
         self.evaluator = Evaluator(runtime)
 
@@ -110,39 +125,72 @@ class TaskRunner:
         except Exception as error:  # no error of one client may end the run of the others
             return Failure.of(error)
 
-    def evaluate(self, task: Task) -> list[TestResult] | Failure:
+    def evaluate(self, task: Task) -> Tested | Failure:
         """Run the test of a task."""
         evaluator, tensors = self.evaluator, task.message.tensors
-        of_one_model = {
-            "own classes": evaluator.test_own_classes,
-            "re-fitting": evaluator.refit,
-            "fine-tuning": evaluator.fine_tune,
-            "new client": evaluator.evaluate_new_client,
-        }
+        if task.test == "primary model":
+            return self._further(task, tensors)
         try:
             with self._drawing(task.test, task.id, task.round):
-                if task.test in of_one_model:
-                    return of_one_model[task.test](task.id, task.round, tensors)
+                if task.test == "new client":
+                    return Tested(evaluator.evaluate_new_client(task.id, task.round, tensors))
                 if task.test == "first training":
-                    return evaluator.train_new_client(task.id, task.round, task.message)
+                    return Tested(evaluator.train_new_client(task.id, task.round, task.message))
                 if task.test == "global representation":
-                    return evaluator.evaluate_representation(task.round, tensors, final=task.final)
+                    return Tested(evaluator.evaluate_representation(task.round, tensors, final=task.final))
                 state = self.client_states.read(task.id, task.stored)
-                return evaluator.evaluate(task.id, task.round, task.message, state, final=task.final)
+                results = evaluator.evaluate(task.id, task.round, task.message, state, final=task.final)
         except Exception as error:
             return Failure.of(error)
+        primary = next((found.tensors for found in results if found.name == self.runtime.method.primary), {})
+        further = self._further(task, primary) if primary else Tested([])
+        return Tested([*results, *further.results], further.failures)
 
-    def test(self, tensors: Tensors, rows: range | None = None) -> Tensor | Failure:
-        """Test the global model on the pooled test set; return its logits for the n samples, n×K.
+    def _further(self, task: Task, primary: Tensors) -> Tested:
+        """Test a client's primary model after the last round in further ways; an error in one stops no other.
+
+        Args:
+            task: Task of the client.
+            primary: Tensors of the model.
+        """
+        evaluator, runtime = self.evaluator, self.runtime
+        due = {
+            "own classes": (evaluator.test_own_classes, runtime.method.supervised),
+            "re-fitting": (evaluator.refit, runtime.adapts),
+            "fine-tuning": (evaluator.fine_tune, runtime.adapts and runtime.settings.fine_tuning is not None),
+        }
+        results: list[TestResult] = []
+        failures: dict[str, Failure] = {}
+        for name, (test, wanted) in due.items():
+            if wanted:
+                try:
+                    with self._drawing(name, task.id, task.round):
+                        results += test(task.id, task.round, primary)
+                except Exception as error:
+                    failures[name] = Failure.of(error)
+        return Tested(results, failures)
+
+    def test(self, tensors: Tensors, *, final: bool) -> GlobalTest | Failure:
+        """Test the global model on the pooled test set, and on the clients' samples.
 
         Args:
             tensors: Tensors of the global model.
-            rows: Rows of the pooled test set; None for all.
+            final: True after the last round.
+        """
+        logits = self.logits(tensors)
+        return logits if isinstance(logits, Failure) else self.evaluator.graded(logits, final=final)
+
+    def logits(self, tensors: Tensors, rows: range | None = None) -> Tensor | Failure:
+        """Compute the logits of the global model for n samples of `Federation.tested`, n×K.
+
+        Args:
+            tensors: Tensors of the global model.
+            rows: Rows of the samples; None for all.
         """
         rows = range(len(self.runtime.federation.tested.samples)) if rows is None else rows
         try:
             with self._drawing("test", rows.start):
-                return self.evaluator.test(tensors, rows.start, rows.stop)
+                return self.evaluator.logits(tensors, rows.start, rows.stop)
         except Exception as error:
             return Failure.of(error)
 
@@ -160,8 +208,12 @@ class Executor(Protocol):
     """Executor of clients' tasks; results come in order of completion, and tasks are taken when they are needed.
 
     Any number of threads and processes may run the tasks. Each process has a `TaskRunner` on a runtime that it builds.
-    Client states (`Task.stored`) are in files that all processes must be able to read and write.
+    Client states (`Task.stored`) are where the clients are, by default in files that all processes can read and write.
     """
+
+    def client_states(self, run: Path) -> ClientStates:
+        """Return the client states of a run in a folder: by default in files of this folder."""
+        return ClientStore(run / "memories")
 
     def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
         """Prepare for a run; an executor can serve several runs, one after the other.
@@ -175,17 +227,22 @@ class Executor(Protocol):
     def update(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Done | Failure]]:
         """Run local training at several clients, write their states, and yield the results."""
 
-    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, list[TestResult] | Failure]]:
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Tested | Failure]]:
         """Run tests at several clients, and yield the results."""
 
-    def test(self, tensors: Tensors) -> Tensor | Failure:
-        """Test the global model on the pooled test set; return its logits for the n samples, n×K."""
+    def test(self, tensors: Tensors, *, final: bool) -> GlobalTest | Failure:
+        """Test the global model on the pooled test set, and on the clients' samples.
+
+        Args:
+            tensors: Tensors of the global model.
+            final: True after the last round, when all measures are due.
+        """
 
     def close(self) -> None:
         """Release all resources, even if tasks are still running."""
 
 
-class SerialExecutor:
+class SerialExecutor(Executor):
     """Executor that runs clients' tasks in this process, one after the other."""
 
     def start(self, build: Callable[[], ClientRuntime], here: TaskRunner) -> None:
@@ -197,13 +254,13 @@ class SerialExecutor:
         """Run local training at several clients, and yield the results."""
         return ((task.id, self._here.update(task)) for task in tasks)
 
-    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, list[TestResult] | Failure]]:
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Tested | Failure]]:
         """Run tests at several clients, and yield the results."""
         return ((task.id, self._here.evaluate(task)) for task in tasks)
 
-    def test(self, tensors: Tensors) -> Tensor | Failure:
-        """Test the global model on the pooled test set; return its logits for the n samples, n×K."""
-        return self._here.test(tensors)
+    def test(self, tensors: Tensors, *, final: bool) -> GlobalTest | Failure:
+        """Test the global model on the pooled test set, and on the clients' samples."""
+        return self._here.test(tensors, final=final)
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""

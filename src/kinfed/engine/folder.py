@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.engine.client_store import FILES as CLIENT_STATES
-from kinfed.engine.client_store import ClientStore, StoredRounds
+from kinfed.engine.client_store import ClientStates, ClientStore, StoredRounds
 from kinfed.engine.executor import Failure
 from kinfed.errors import InputError, plain
 from kinfed.files import delete, read_json_lines, saving, sync, write_whole
@@ -26,7 +26,7 @@ METRICS, SECONDS, ERRORS, CONFUSION = "metrics.jsonl", "seconds.jsonl", "errors.
 
 # Paths of the files that a run writes into its folder; no other file there is ever deleted.
 RUN_FILES = re.compile(
-    r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|(?:summary|so_far|confusion)\.json|(?:mlflow|wandb)_run_id"
+    r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|(?:summary|so_far|confusion)\.json|(?:mlflow|wandb)_run_id|sites\.json"
     rf"|(?:checkpoints|pictures)/round-\d+\.safetensors|memories/{CLIENT_STATES.pattern}"
     r"|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)"
     r"|exported/(?:global|client-\d+-\w+)\.(?:onnx|torchscript|safetensors)(?:\.json)?"
@@ -71,16 +71,18 @@ class RunFolder:
         path: Path of the folder, which must exist.
         identity: Description of the run, such as its config; a checkpoint with another identity is refused.
         about: Entries about the run, such as method and data, that the card of every saved model gets.
+        states: Client states of the run; None for those in this folder.
     """
 
     path: Path
     identity: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+    states: ClientStates | None = None
 
     @property
-    def client_states(self) -> ClientStore:
-        """Files of the client states."""
-        return ClientStore(self.path / "memories")
+    def client_states(self) -> ClientStates:
+        """Client states of the run."""
+        return self.states or ClientStore(self.path / "memories")
 
     # -- history ------------------------------------------------------------------------------------------------------
 

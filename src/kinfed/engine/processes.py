@@ -20,7 +20,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
 from pathlib import Path
@@ -30,10 +30,10 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from kinfed.engine.client_store import ClientStore
-from kinfed.engine.evaluator import TestResult
+from kinfed.engine.client_store import ClientStates
+from kinfed.engine.evaluator import GlobalTest
 from kinfed.engine.exchange import Exchange, Parcel, clear, post, take
-from kinfed.engine.executor import Done, Failure, Task, TaskRunner, Test
+from kinfed.engine.executor import Done, Executor, Failure, Task, TaskRunner, Test, Tested
 from kinfed.engine.interrupt import out_of_reach
 from kinfed.engine.malloc import keep_freed_memory
 from kinfed.engine.runtime import ClientRuntime
@@ -44,8 +44,7 @@ from kinfed.settings import own_settings
 
 __all__ = ["ProcessExecutor", "WorkersFailed"]
 
-TESTED = ("correct", "validation", "scores", "validation_scores")  # fields of a `TestResult` with tensors
-SCORES = "scores"
+LOGITS = "logits"
 NO_SETUP = -1  # number of the setup in the message of a worker that has just started
 
 
@@ -74,12 +73,12 @@ class _Setup:
     Attributes:
         number: Number of the setup.
         build: Pickled function that builds the runtime.
-        client_states: Files of the client states.
+        client_states: Client states.
     """
 
     number: int
     build: bytes
-    client_states: ClientStore
+    client_states: ClientStates
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class _Ready:
     failure: Failure | None = None
 
 
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """Executor with worker processes, which take seconds to start and can then serve any number of runs.
 
     Args:
@@ -142,28 +141,26 @@ class ProcessExecutor:
                 parcel, keeps = answer
                 yield job.id, Done(take(parcel), keeps)
 
-    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, list[TestResult] | Failure]]:
+    def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Tested | Failure]]:
         """Run tests at several clients, and yield the results."""
         for job, answer in self._answers(self._job("evaluate", task) for task in tasks):
             yield job.id, answer if isinstance(answer, Failure) else _unpacked(*answer)
 
-    def test(self, tensors: Tensors) -> Tensor | Failure:
-        """Evaluate the global model on the pooled test set, in parallel: each worker tests a part of the n samples.
-
-        Returns:
-            Logits, n×K; or the first `Failure`.
-        """
+    def test(self, tensors: Tensors, *, final: bool) -> GlobalTest | Failure:
+        """Test the global model on the pooled test set, and on the clients' samples; each worker tests a part."""
         size = len(self._here.runtime.federation.tested.samples)
         share = max(math.ceil(size / CHUNK / len(self._workers)), 1) * CHUNK
         chunks = [range(start, min(start + share, size)) for start in range(0, max(size, 1), share)]
         jobs = (_Job("test", self._exchange.post(Message(tensors)), rows=rows) for rows in chunks)
-        scores: dict[range, Tensor | Failure] = {}
+        logits: dict[range, Tensor | Failure] = {}
         for job, answer in self._answers(jobs):
             # If a worker is lost, this process does its part.
             lost = isinstance(answer, Failure)
-            scores[job.rows] = self._here.test(tensors, job.rows) if lost else take(answer).tensors[SCORES]
-        failure = next((part for part in scores.values() if isinstance(part, Failure)), None)
-        return failure or torch.cat([scores[rows] for rows in chunks])  # type: ignore[misc]
+            logits[job.rows] = self._here.logits(tensors, job.rows) if lost else take(answer).tensors[LOGITS]
+        if failure := next((part for part in logits.values() if isinstance(part, Failure)), None):
+            return failure
+        together = torch.cat([logits[rows] for rows in chunks])  # type: ignore[misc]
+        return self._here.evaluator.graded(together, final=final)
 
     def close(self) -> None:
         """End the processes, even if they are busy, and remove the exchange folder."""
@@ -343,27 +340,21 @@ def _tensors(path: str) -> Tensors:
     return take(Parcel(path, {})).tensors
 
 
-_Words = list[tuple[str, str, ClientId | None]]  # name, fault and client of each result
-
-
-def _unpacked(parcel: Parcel, words: _Words) -> list[TestResult]:
-    """Restore results that `_packed` has packed."""
-    of_results: list[Tensors] = [{} for _ in words]
+def _unpacked(parcel: Parcel, tested: Tested) -> Tested:
+    """Restore the results that `_packed` has packed."""
+    of_results: list[Tensors] = [{} for _ in tested.results]
     for path, tensor in take(parcel).tensors.items():
         at, _, name = path.partition("/")
         of_results[int(at)][name] = tensor
-    return [
-        TestResult(name, **{field: own.pop(field) for field in TESTED}, tensors=own, fault=fault, client=client)
-        for (name, fault, client), own in zip(words, of_results, strict=True)
-    ]
+    results = [replace(result, tensors=own) for result, own in zip(tested.results, of_results, strict=True)]
+    return replace(tested, results=results)
 
 
-def _packed(results: list[TestResult], path: Path) -> tuple[Parcel, _Words]:
-    """Pack results: their tensors in a parcel, and their other fields."""
-    tensors = {f"{at}/{name}": t for at, result in enumerate(results) for name, t in result.tensors.items()}
-    tested = {f"{at}/{field}": getattr(result, field) for at, result in enumerate(results) for field in TESTED}
-    words = [(result.name, result.fault, result.client) for result in results]
-    return post(Message(tensors | tested), path), words
+def _packed(tested: Tested, path: Path) -> tuple[Parcel, Tested]:
+    """Pack results: their tensors in a parcel, and the results without them."""
+    tensors = {f"{at}/{name}": t for at, result in enumerate(tested.results) for name, t in result.tensors.items()}
+    without = [replace(result, tensors={}) for result in tested.results]
+    return post(Message(tensors), path), replace(tested, results=without)
 
 
 # -- in a worker process ----------------------------------------------------------------------------------------------
@@ -406,12 +397,12 @@ def _do(here: TaskRunner, job: _Job, answer: Path) -> Any:
     try:
         message = Message(_tensors(job.parcel.path), job.parcel.numbers)
         if job.kind == "test":
-            scores = here.test(message.tensors, job.rows)
-            return scores if isinstance(scores, Failure) else post(Message({SCORES: scores}), answer)
+            logits = here.logits(message.tensors, job.rows)
+            return logits if isinstance(logits, Failure) else post(Message({LOGITS: logits}), answer)
         task = Task(job.id, job.round, message, job.stored, job.test, job.final)
         if job.kind == "evaluate":
-            results = here.evaluate(task)
-            return results if isinstance(results, Failure) else _packed(results, answer)
+            tested = here.evaluate(task)
+            return tested if isinstance(tested, Failure) else _packed(tested, answer)
         done = here.update(task)
         return done if isinstance(done, Failure) else (post(done.upload, answer), done.keeps)
     except Exception as error:  # a message that cannot be read or written

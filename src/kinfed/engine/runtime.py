@@ -104,6 +104,11 @@ class ClientRuntime:
         return not all(own) or any(map(may_draw, [*self.models, *(source.model for source in self.sources)]))
 
     @property
+    def adapts(self) -> bool:
+        """True if each client adapts its primary model after the last round: it re-fits the head, and fine-tunes."""
+        return self.method.adapts and self.method.trains != "pooled"
+
+    @property
     def true_groups(self) -> tuple[int, ...]:
         """Group of each client that trains, under a planted shift; empty without one."""
         return self.trained.groups[: len(self.trained)]

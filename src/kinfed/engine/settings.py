@@ -78,6 +78,10 @@ class RoundSettings:
         """Return True if linear probes are fitted after the last round."""
         return not method.supervised if self.linear_probe is None else self.linear_probe
 
+    def asks_auroc(self, *, final: bool) -> bool:
+        """Return True if the AUROC is computed, which takes much longer than the other measures."""
+        return final or self.measure == "auroc"
+
     def asks_neighbours(self, round: int, method: Method) -> bool:
         """Return True if representations are tested by nearest neighbours after a round."""
         return not method.supervised and self.knn_every > 0 and self.evaluates(round, method)

@@ -327,7 +327,7 @@ def _run(
         write_whole(out / FEDERATION, about_clients(runtime))
     check_unchanged(runtime, out)
     (method,) = config.methods
-    folder = folder_of(config, out)
+    folder = dataclasses.replace(folder_of(config, out), states=executor.client_states(out))
     executor.start(functools.partial(runtime_of, config), TaskRunner(runtime, folder.client_states))
     so_far = SoFar(folder, config.rounds, functools.partial(summarise, config, runtime))
     trackers = {"so_far.json": so_far, **{name: TRACKERS[name]() for name in config.trackers}} if until is None else {}

@@ -13,7 +13,7 @@ from kinfed.learning.evaluation import (
     scores,
 )
 from kinfed.learning.frozen import activations, features, frozen_copy, frozen_grams, frozen_rows, with_frozen_body
-from kinfed.learning.measures import MEASURES, Answers, confusion, measures
+from kinfed.learning.measures import MEASURES, Answers, Grade, confusion, grades, measures
 from kinfed.learning.phases import Batch, LocalTraining, Optimizer, Phase
 from kinfed.learning.representation import knn, linear_probe, own_view_nearer
 from kinfed.learning.selfsupervised import COLLAPSED, byol_loss, simsiam_loss, spread, train_siamese
@@ -27,6 +27,7 @@ __all__ = [
     "Answers",
     "Batch",
     "BeforeStep",
+    "Grade",
     "LocalTraining",
     "Loss",
     "NotFinite",
@@ -47,6 +48,7 @@ __all__ = [
     "frozen_copy",
     "frozen_grams",
     "frozen_rows",
+    "grades",
     "knn",
     "linear_probe",
     "losses",

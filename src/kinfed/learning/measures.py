@@ -7,14 +7,14 @@ them. Letters: ``n`` samples, ``N`` clients, ``K`` classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["MEASURES", "Answers", "confusion", "measures"]
+__all__ = ["MEASURES", "Answers", "Grade", "confusion", "grades", "measures"]
 
 MEASURES = ("balanced_accuracy", "macro_f1", "auroc")
 
@@ -44,6 +44,86 @@ class Answers:
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in ("owners", "labels", "scores")))
 
 
+@dataclass(frozen=True)
+class Grade:
+    """Sums of a classifier's answers to one client's n samples, which may be told where the answers may not.
+
+    >>> Grade.of(torch.tensor([True, False, True, True])).accuracy
+    0.75
+
+    Attributes:
+        samples: Number n of samples.
+        correct: Number of correct answers; if an answer is right in part, the sum of the shares.
+        measures: Measures by name (`measures`), where they were asked for; None where one is not defined.
+        by_class: Samples of each class, answers with each class, and correct answers of each class, 3×K; None if no
+            measures were asked for.
+        cells: True class, answer and number of samples of each cell of the confusion matrix that is not zero; empty
+            unless asked for.
+    """
+
+    samples: int = 0
+    correct: float = 0
+    measures: dict[str, float | None] = field(default_factory=dict)
+    by_class: NDArray[np.int64] | None = field(default=None, compare=False)
+    cells: Sequence[Sequence[int]] = ()
+
+    @classmethod
+    def of(cls, right: Tensor) -> Grade:
+        """Grade n answers, of each of which is known whether it is right, or to which share in [0, 1]."""
+        return cls(len(right), right.double().sum().item())
+
+    @classmethod
+    def pooled(cls, parts: Sequence[Grade]) -> Grade:
+        """Add the grades of one or more clients; there is no AUROC, for which all scores must be at one place.
+
+        >>> parts = grades(Answers(torch.tensor([0, 1]), torch.tensor([0, 1]), torch.eye(2)), clients=2)
+        >>> Grade.pooled(parts).measures
+        {'balanced_accuracy': 1.0, 'macro_f1': 1.0, 'auroc': None}
+        """
+        samples, correct = sum(part.samples for part in parts), sum(part.correct for part in parts)
+        known = [part.by_class for part in parts if part.by_class is not None]
+        if len(known) < len(parts):
+            return cls(samples, correct)
+        counts = np.sum(known, axis=0)
+        found = {name: value for name, (value,) in _of_counts(counts[None]).items()}
+        return cls(samples, correct, {**found, "auroc": None}, counts)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the correct answers; None without samples."""
+        return self.correct / self.samples if self.samples else None
+
+
+def grades(
+    given: Answers, clients: int, *, measured: bool = True, auroc: bool = True, cells: bool = False
+) -> list[Grade]:
+    """Grade the answers to each client's samples.
+
+    Args:
+        given: Answers to the samples of all clients.
+        clients: Number N of clients.
+        measured: False for grades with the accuracy alone.
+        auroc: False to leave out the AUROC, which takes much longer than the others.
+        cells: True for the cells of the confusion matrices.
+
+    Returns:
+        N grades; that of a client without samples has no samples.
+    """
+    if not measured:
+        owners = given.owners.numpy()
+        right = owners[(given.scores.argmax(dim=1) == given.labels).numpy()]
+        numbers = (np.bincount(of, minlength=clients).tolist() for of in (owners, right))
+        return [Grade(samples, correct) for samples, correct in zip(*numbers, strict=True)]
+    counts = _counts(given, clients)
+    found = measures(given, clients, auroc=auroc)
+    matrices = confusion(given, clients) if cells else [()] * clients
+    sizes, correct = counts[:, 0].sum(axis=1).tolist(), counts[:, 2].sum(axis=1).tolist()
+    return [
+        Grade(sizes[at], correct[at], {name: of[at] for name, of in found.items()}, counts[at], matrices[at])
+        for at in range(clients)
+    ]
+
+
 def measures(given: Answers, clients: int, *, auroc: bool = True) -> dict[str, list[float | None]]:
     """Compute the measures of the answers to each client's samples.
 
@@ -67,19 +147,26 @@ def measures(given: Answers, clients: int, *, auroc: bool = True) -> dict[str, l
     >>> found["balanced_accuracy"], found["auroc"]
     ([0.75, 1.0, None], [0.5, None, None])
     """
+    counts = _counts(given, clients)
+    return _of_counts(counts) | ({"auroc": _auroc(given, counts[:, 0].astype(np.float64))} if auroc else {})
+
+
+def _counts(given: Answers, clients: int) -> NDArray[np.int64]:
+    """Count each client's samples of each class, answers with each class, and correct answers of each, N×3×K."""
     classes = given.scores.shape[1]
     owner, truth, answers = given.owners.numpy(), given.labels.numpy(), given.scores.argmax(dim=1).numpy()
-
-    def counted(kept: NDArray[np.int64]) -> NDArray[np.float64]:
-        counts = np.bincount(kept, minlength=clients * classes)
-        return counts.reshape(clients, classes).astype(np.float64)
-
     own = owner * classes + truth
-    present, answered, hits = counted(own), counted(owner * classes + answers), counted(own[truth == answers])
+    kept = (own, owner * classes + answers, own[truth == answers])
+    counts = [np.bincount(cells, minlength=clients * classes).reshape(clients, classes) for cells in kept]
+    return np.stack(counts, axis=1)
+
+
+def _of_counts(counts: NDArray[np.int64]) -> dict[str, list[float | None]]:
+    """Return the measures that follow from the counts of N clients, N×3×K."""
+    present, answered, hits = np.moveaxis(counts.astype(np.float64), 1, 0)
     return {
         "balanced_accuracy": _mean_over_classes(hits, present),
         "macro_f1": _mean_over_classes(2 * hits, present + answered),
-        **({"auroc": _auroc(given, present)} if auroc else {}),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import nn
-from torchvision.models.resnet import BasicBlock, Bottleneck
 
 __all__ = ["may_draw"]
 
@@ -13,8 +12,9 @@ KNOWN: tuple[type[nn.Module], ...] = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Tanh, nn.Sigmoid, nn.Softmax,
     nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
-    nn.Flatten, nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict, BasicBlock, Bottleneck,
+    nn.Flatten, nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict,
 )  # fmt: skip
+BLOCKS = {("torchvision.models.resnet", name) for name in ("BasicBlock", "Bottleneck")}  # by name: slow to import
 
 
 def may_draw(model: nn.Module) -> bool:
@@ -29,4 +29,6 @@ def may_draw(model: nn.Module) -> bool:
 def _is_known(module: nn.Module) -> bool:
     if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
         return False
-    return type(module) in KNOWN or type(module).__module__.startswith("kinfed.models.")
+    kind = type(module)
+    known = kind in KNOWN or (kind.__module__, kind.__qualname__) in BLOCKS
+    return known or kind.__module__.startswith("kinfed.models.")

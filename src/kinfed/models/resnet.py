@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torchvision import models as torchvision_models
 
 __all__ = ["SMALL_IMAGE", "resnet18", "resnet34", "resnet50"]
 
@@ -18,26 +16,28 @@ Shape = tuple[int, ...]
 
 def resnet18(shape: Shape) -> Stages:
     """ResNet-18; 11,173,962 parameters for CIFAR-10."""
-    return _stages(torchvision_models.resnet18, shape)
+    return _stages("resnet18", shape)
 
 
 def resnet34(shape: Shape) -> Stages:
     """ResNet-34; 21,282,122 parameters for CIFAR-10."""
-    return _stages(torchvision_models.resnet34, shape)
+    return _stages("resnet34", shape)
 
 
 def resnet50(shape: Shape) -> Stages:
     """ResNet-50; 23,520,842 parameters for CIFAR-10."""
-    return _stages(torchvision_models.resnet50, shape)
+    return _stages("resnet50", shape)
 
 
-def _stages(make: Callable[[], Any], shape: Shape) -> Stages:
+def _stages(name: str, shape: Shape) -> Stages:
     """Stages of a ResNet: for images up to 64×64 with a 3×3 stem of stride 1 and no max pooling, else the original.
 
     The tap point of a block is its output after the addition and the ReLU.
     """
+    from torchvision import models
+
     channels, *sides = shape
-    net = make()
+    net: Any = getattr(models, name)()
     small = max(sides) <= SMALL_IMAGE
     if small or channels != 3:
         kernel, stride, padding = (3, 1, 1) if small else (7, 2, 3)

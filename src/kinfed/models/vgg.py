@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torchvision import models as torchvision_models
 
 from kinfed.models.model import BeforeReLU
 from kinfed.models.resnet import SMALL_IMAGE
@@ -19,21 +17,23 @@ Shape = tuple[int, ...]
 
 def vgg16(shape: Shape) -> Stages:
     """VGG-16 without BatchNorm; 14,719,818 parameters for CIFAR-10."""
-    return _stages(torchvision_models.vgg16, shape)
+    return _stages("vgg16", shape)
 
 
 def vgg16_bn(shape: Shape) -> Stages:
     """VGG-16 with BatchNorm; 14,728,266 parameters for CIFAR-10."""
-    return _stages(torchvision_models.vgg16_bn, shape)
+    return _stages("vgg16_bn", shape)
 
 
-def _stages(make: Callable[[], Any], shape: Shape) -> Stages:
+def _stages(name: str, shape: Shape) -> Stages:
     """Stages of a VGG: for images up to 64×64 without the two layers of 4096 between pooling and head, else with them.
 
     The tap point of a convolution is after its ReLU.
     """
+    from torchvision import models
+
     channels, *sides = shape
-    net = make()
+    net: Any = getattr(models, name)()
     if channels != 3:
         net.features[0] = nn.Conv2d(channels, 64, 3, padding=1)
         nn.init.kaiming_normal_(net.features[0].weight, mode="fan_out", nonlinearity="relu")  # as in torchvision

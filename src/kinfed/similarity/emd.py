@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import scipy.optimize
 import torch
 from torch import Tensor
 
@@ -52,11 +51,13 @@ def emd_distance(x: Tensor, y: Tensor, *, seed: int = 0) -> Tensor:
 
 
 def _matched_distance(x: Tensor, y: Tensor, seed: int) -> Tensor:
+    from scipy.optimize import linear_sum_assignment
+
     if len(x) > MOST_ROWS:
         drawn = torch.from_numpy(numpy_stream(seed, "emd rows").choice(len(x), MOST_ROWS, replace=False)).to(x.device)
         x, y = x[drawn], y[drawn]
     with torch.no_grad():
-        _, match = scipy.optimize.linear_sum_assignment(torch.cdist(x, y).cpu().numpy())
+        _, match = linear_sum_assignment(torch.cdist(x, y).cpu().numpy())
     # Compute the distances again from differences: cdist uses products, which are imprecise for small distances.
     matched: Tensor = torch.linalg.vector_norm(x - y[torch.from_numpy(match).to(y.device)], dim=1)
     return matched.mean()

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import scipy.stats
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -137,8 +136,10 @@ def spearman(u: Array, v: Array) -> float:
 
 def _ranks(w: NDArray[Any]) -> NDArray[np.float64]:
     """Ranks, starting at 1; the mean rank for ties."""
+    from scipy.stats import rankdata
+
     order = np.argsort(w)
     groups = np.empty(len(w), np.int64)
     groups[order] = np.cumsum(np.diff(w[order].astype(np.float64), prepend=w[order[0]]) > TIED)
-    ranks: NDArray[np.float64] = scipy.stats.rankdata(groups)
+    ranks: NDArray[np.float64] = rankdata(groups)
     return ranks

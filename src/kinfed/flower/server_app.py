@@ -1,0 +1,114 @@
+"""Flower's app at the server: it asks the sites who they are, and does the run or comparison of a config at them."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from safetensors.torch import load_file
+
+from kinfed.data import Samples, load
+from kinfed.data.samples import AS_THEY_ARE
+from kinfed.engine import Callback, NoCallback
+from kinfed.engine.interrupt import Stopped
+from kinfed.errors import InputError, RunFailed
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import read_toml
+from kinfed.experiment.folders import is_ours
+from kinfed.experiment.run import MakeCallback, compare, resume, run
+from kinfed.files import NotSaved
+from kinfed.flower.executor import FlowerExecutor, introduced, nodes_of
+from kinfed.flower.federation import agreed, refuse_impossible
+from kinfed.flower.journal import Journal
+from kinfed.settings import own_settings
+
+__all__ = ["app"]
+
+WAIT = 300.0  # seconds in which all nodes must be there, and then introduce themselves
+
+app = ServerApp()
+
+
+def main(grid: Grid, context: Context) -> None:
+    """Do the job that ``run_config`` describes.
+
+    Its entries are ``config``, the text of a config whose ``data`` is a name in angle brackets; ``out``, the folder of
+    the run, which is resumed if it has begun; ``sites``, their number; ``timeout``, the seconds that a site may work on
+    a task; ``images``, the public images, as data or as a safetensors file, empty for none; and ``journal``, the path
+    of a journal, empty for none.
+    """
+    job = context.run_config
+    journal = Journal(Path(str(job["journal"]))) if job["journal"] else None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # so that the first one ends the run after its round
+    note = _told if journal is None else journal.note
+    try:
+        with own_settings():
+            _do(grid, job, _printed if journal is None else journal.observer)
+    except (InputError, RunFailed, NotSaved) as error:
+        note("failed", type(error).__name__, str(error))
+        if journal is None:
+            raise
+    except Stopped as stopped:
+        note("stopped", stopped.exit_code)
+    except Exception as error:
+        note("failed", type(error).__name__, str(error))
+        raise
+    else:
+        note("done")
+
+
+def _do(grid: Grid, job: Mapping[str, Any], observer: MakeCallback) -> None:
+    """Do the run or comparison of a job, or the rest of it."""
+    out, sites = Path(str(job["out"])), int(job["sites"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.toml"
+        path.write_text(str(job["config"]))
+        name = str(read_toml(path)["data"])
+        config = Config.read(path, {name: None})
+        refuse_impossible(config)
+        nodes = introduced(grid, nodes_of(grid, sites, WAIT), config, WAIT)
+        objects = {name: agreed([*nodes.values()], images=_public(str(job["images"]), config), name=name)}
+        config = Config.read(path, objects)
+    executor = FlowerExecutor(grid, [*nodes], float(job["timeout"]))
+    if is_ours(out):
+        resume(out, observer, objects=objects, executor=executor)
+    elif len(config.methods) > 1 or config.seeds > 1:
+        compare(config, out, observer, executor=executor)
+    else:
+        run(config, out, observer, executor=executor)
+
+
+def _public(images: str, config: Config) -> Samples | None:
+    """Return the public images of the server; None if it has none."""
+    if not images:
+        return None
+    if Path(images).suffix == ".safetensors":
+        return Samples(load_file(images)["images"], None, AS_THEY_ARE)
+    own = load(images, channels=config.channels, image_size=config.image_size).train.without_labels()
+    return own if config.public is None else own.take(range(min(config.public, len(own))))
+
+
+def _printed(method: str, seed: int, rounds: int) -> Callback:
+    """Return an observer that prints a line for each round, which Flower shows and keeps."""
+    _told("run", method, f"seed {seed}", f"{rounds} rounds")
+    return _Printed()
+
+
+class _Printed(NoCallback):
+    def round(self, line: dict[str, Any]) -> None:
+        refused = ", ".join(f"{line['refused_names'][id]}: {reason}" for id, reason in line["refused"].items())
+        _told(f"round {line['round']}", f"loss {line['train_loss']}", f"accuracy {line['global_acc']}", refused)
+
+
+def _told(*words: object) -> None:
+    print("kinfed:", *words, flush=True)
+
+
+app.main()(main)
