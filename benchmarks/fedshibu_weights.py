@@ -9,7 +9,8 @@ FedSHIBU whose accuracy lies above this curve at its own weight gains by similar
 one (the others' weights change places).
 
 All forms and baselines are tuned over the learning rate on validation samples, and compared on R fresh seeds; controls
-run with the settings of their form. The results of a study go to a JSON file in the folder of ``--out``. What is
+run with the settings of their form. "Overlap" is the rank correlation of the similarity with the clients' common
+classes after the last round. The results of a study go to a JSON file in the folder of ``--out``. What is
 finished is not repeated, and what was stopped continues. The last lines are the tables.
 """
 
@@ -66,6 +67,19 @@ def own_weight(run: Run) -> float:
     return float(run.pictures["weights"].matrix.diagonal().nanmean())
 
 
+def of_similarity(group: list[Run]) -> dict[str, Any]:
+    """Return the own weights after the last round, and what the similarity knows of common classes, by seed.
+
+    The latter is the rank correlation of similarity and class overlap over the pairs of clients, after the first and
+    the last round; it is not known of forms without similarity.
+    """
+    known = [run.series("crsm_overlap_correlation")[1] for run in group]
+    told: dict[str, Any] = {"own_weight": [round(own_weight(run), 4) for run in group]}
+    if all(known):
+        told["overlap_correlation"] = [[round(of[0], 3), round(of[-1], 3)] for of in known]
+    return told
+
+
 def measured(study: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]:
     """Tune and compare all forms of a study, run their controls, and return the results as JSON values."""
     fields = {**STUDIES[study], "seed": asked.seed}
@@ -100,11 +114,7 @@ def measured(study: str, work: Path, asked: argparse.Namespace) -> dict[str, Any
                 "accuracy": round(row.mean, 4),
                 "by_seed": {str(seed): round(value, 4) for seed, value in row.by_seed.items()},
                 "lr": settings_of(group[0])["lr"],
-                **(
-                    {"own_weight": [round(own_weight(run), 4) for run in group]}
-                    if "weights" in group[0].pictures
-                    else {}
-                ),
+                **(of_similarity(group) if "weights" in group[0].pictures else {}),
                 "less": {
                     other: difference_of(row, of[other][0])
                     for other in (f"{name}, erased", f"{name}, permuted", *BASELINES)
@@ -150,7 +160,10 @@ def sizes(work: Path, asked: argparse.Namespace) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """Return a study as a Markdown table: every form beside its controls."""
     lines = [f"**{result['study']}**, seeds {', '.join(map(str, result['seeds']))}", ""]
-    lines += ["| form | own weight | accuracy | erased | permuted | less erased (95 % interval) |", "| --- " * 6 + "|"]
+    lines += [
+        "| form | own weight | accuracy | erased | permuted | less erased (95 % interval) | overlap |",
+        "| --- " * 7 + "|",
+    ]
     rows = result["rows"]
     for name, row in rows.items():
         if name.endswith(CONTROLS):
@@ -161,7 +174,9 @@ def table(result: dict[str, Any]) -> str:
         less = row["less"].get(f"{name}, erased")
         told = "–" if less is None else "{:+.3f} ({:+.3f} to {:+.3f})".format(*less)
         weight = "–" if own is None else f"{sum(own) / len(own):.2f}"
-        lines.append(f"| {name} | {weight} | {row['accuracy']:.3f} | {' | '.join(cells)} | {told} |")
+        overlap = [of[-1] for of in row.get("overlap_correlation", [])]
+        known = f"{sum(overlap) / len(overlap):.2f}" if overlap else "–"
+        lines.append(f"| {name} | {weight} | {row['accuracy']:.3f} | {' | '.join(cells)} | {told} | {known} |")
     return "\n".join(lines)
 
 

@@ -158,15 +158,15 @@ OPTIONS = dict(options_of(typer.main.get_command(cli.app)))
 
 def wrong_options(text: str) -> Iterator[str]:
     """Spans of code in a text with an option that no command has, or with a command that lacks it."""
-    others = {*re.findall(r'"(--[a-z-]+)"', "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py")))}
+    others = {"--help", *re.findall(r'"(--[a-z-]+)"', "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py")))}
     for span in INLINE.findall(text):
         named = {*re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
         command = next((name for name in OPTIONS if re.match(rf"kinfed {name}\b", span)), None)
-        if span.startswith("kinfed ") and named and command is None:
+        if span.startswith("kinfed ") and not span.startswith("kinfed COMMAND ") and named and command is None:
             yield span
         elif span.startswith(("--", "kinfed ")):
             has = {*others, *(option for options in OPTIONS.values() for option in options)}
-            if named - (has if command is None else OPTIONS[command]):
+            if named - (has if command is None else {"--help", *OPTIONS[command]}):
                 yield span
 
 

@@ -46,10 +46,8 @@ app.add_typer(sources, name="sources")
 site = typer.Typer(help="A site of a federation with Flower: see docs/flower.md.")
 app.add_typer(site, name="site")
 
-if TYPE_CHECKING:
-    from typer import TyperException as CommandError
-else:  # errors of older versions, which Flower needs, are click's
-    CommandError = getattr(typer, "TyperException", None) or importlib.import_module("click").ClickException
+# Errors of typer's older versions, which Flower needs, are click's.
+CommandError: Any = getattr(typer, "TyperException", None) or importlib.import_module("click").ClickException
 
 FAILED = 1
 WRONG_INPUT = 2
