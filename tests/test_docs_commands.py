@@ -158,7 +158,10 @@ OPTIONS = dict(options_of(typer.main.get_command(cli.app)))
 
 def wrong_options(text: str) -> Iterator[str]:
     """Spans of code in a text with an option that no command has, or with a command that lacks it."""
-    others = {"--help", *re.findall(r'"(--[a-z-]+)"', "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py")))}
+    others = {
+        "--help",
+        *re.findall(r'"(--[a-z-]+)"', "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))),
+    }
     for span in INLINE.findall(text):
         named = {*re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
         command = next((name for name in OPTIONS if re.match(rf"kinfed {name}\b", span)), None)

@@ -342,7 +342,7 @@ def test_a_run_and_its_page_tell_the_groups(tmp_path: Path) -> None:
     (told, *_) = read_runs([result.path])
     assert "over 4 clients (IID, shift invert:3:1,1,2), 2 new clients held out" in setting([told])
     samples, groups = partition_figure(told).data
-    assert [row[0] for row in groups.z] == about["groups"]
+    assert [row[0] for row in groups.z] == [about["groups"][int(client)] for client in groups.y]
     assert list(groups.y) == list(samples.y)
     assert "the group of each client under the planted shift invert:3:1,1,2 (seed 0)" in result.report().read_text()
     (path / "federation.json").write_text(json.dumps(about | {"groups": about["groups"][:3]}))

@@ -66,7 +66,7 @@ def config(**fields: Any) -> Config:
         ({"augment": "mixup"}, "augment: 'mixup' is not allowed; must be 'none' or 'crop_flip'"),
         ({"lr_schedule": "linear"}, "lr_schedule: 'linear' is not allowed; must be 'constant', 'cosine' or 'step:'"),
         ({"device": "tpu"}, "device: 'tpu' is not available here"),
-        ({"log": "tensorboard,wandb"}, "log: 'wandb' is not known; allowed: tensorboard, mlflow"),
+        ({"log": "tensorboard,neptune"}, "log: 'neptune' is not known; allowed: tensorboard, mlflow, wandb"),
         ({"log": "tensorbord"}, "log: 'tensorbord' is not known; .*; did you mean tensorboard?"),
         ({"channels": "2"}, "channels: 2 is not allowed; must be 1, 3"),
         ({"image_size": 0}, "image_size: 0 is not allowed; must be greater than or equal to 1"),

@@ -112,10 +112,10 @@ def test_set_is_for_all_variants_that_do_not_say_otherwise() -> None:
         (("fedprox:mu=1", "fedprox:mu=1"), "methods: 'fedprox:mu=1' is named twice"),
         (
             ("fedprox:nu=1",),
-            "set: fedprox:nu=1: 'nu' is not known; allowed: mu, lr, optimizer, momentum, weight_decay, local_epochs, "
+            "set: fedprox: 'nu' is not known; allowed: mu, lr, optimizer, momentum, weight_decay, local_epochs, "
             "batch_size",
         ),
-        (("fedprox:mu=x",), "fedprox:mu=x.mu: 'x' is not allowed; must be a valid number"),
+        (("fedprox:mu=x",), "fedprox.mu: 'x' is not allowed; must be a valid number"),
         (("<Cell>",), "methods: <Cell> was given in Python, and no import path leads to it"),
     ],
 )

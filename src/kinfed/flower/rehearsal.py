@@ -11,14 +11,13 @@ import datetime as dt
 import ipaddress
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import tomli_w
@@ -114,7 +113,8 @@ def _rehearse(config: Config, out: Path, make_callback: MakeCallback, timeout: f
     sites = _sites_of(out)
     nodes = {str(name): dict(node) for name, node in read_json_object(sites / NODES).items()}
     images = sites / IMAGES
-    with _temporary() as work:
+    with tempfile.TemporaryDirectory(prefix="kinfed-flower-", ignore_cleanup_errors=True) as private:
+        work = Path(private)
         job: dict[str, str | int | float] = {
             "config": config.toml(),
             "out": str(out.absolute()),
@@ -151,15 +151,6 @@ def _write_sites(federation: Federation, sites: Path) -> None:
     write_whole(sites / NODES, json.dumps(nodes, indent=1) + "\n")
     if federation.public_images is not None:
         save_file({"images": federation.public_images.inputs.contiguous()}, sites / IMAGES)
-
-
-@contextlib.contextmanager
-def _temporary() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="kinfed-flower-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _follow(link: _Link, path: Path, make_callback: MakeCallback, interrupt: Interrupt) -> None:
