@@ -118,8 +118,8 @@ REASONS = [
     (WrongShape, "head.bias has the shape (3,), not (10,)"),
     (Garbage, "its answer cannot be read: TypeError"),
     (Raising, "OSError; the file errors.log at the site says more"),
-    (Hanging, "no answer within 6 s"),
-    (Late, "no answer within 6 s"),
+    pytest.param(Hanging, "no answer within 6 s", marks=pytest.mark.slow),
+    pytest.param(Late, "no answer within 6 s", marks=pytest.mark.slow),
 ]
 
 

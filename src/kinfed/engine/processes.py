@@ -366,6 +366,7 @@ def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it; not every system can block it at the start
     threading.Thread(target=_end_with_parent, args=(exchange,), daemon=True).start()
     keep_freed_memory()
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first one imports for seconds: not in a client's time
     here: TaskRunner | None = None
     with contextlib.suppress(EOFError, OSError):  # the parent has closed the pipe or ended
         pipe.send(_Ready(NO_SETUP))
