@@ -36,6 +36,7 @@ def test_each_client_starts_from_its_own_file(tmp_path: Path) -> None:
     assert not torch.equal(load_file(folder / "0.safetensors")["head.weight"], begun["head.weight"])
 
 
+@pytest.mark.slow
 def test_workers_and_resumed_runs_start_from_the_same_files(tmp_path: Path) -> None:
     folder = written(tmp_path / "w", "0", "1", "2")
     kinfed.run("local", out=tmp_path / "whole", weights=folder, **{**SMALL, "rounds": 2, "lr_schedule": "constant"})
