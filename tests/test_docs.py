@@ -77,3 +77,14 @@ def test_the_specification_has_the_sections_that_docstrings_name() -> None:
     for letter, end in last.items():
         own = [n for n in told if n.startswith(f"{letter}.")]
         assert own == [f"{letter}.{i}" for i in range(first[letter], end + 1)]
+
+
+VERDICTS = {"holds", "does not", "holds for another reason", "not decided at this scale"}
+
+
+def test_every_claim_of_the_papers_has_a_verdict() -> None:
+    lines = (ROOT / "docs" / "claims.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if re.match(r"\| \d+ \|", line)]
+    assert [int(row[0]) for row in rows] == [*range(1, 25)]
+    assert {row[2] for row in rows} <= VERDICTS
+    assert all(len(row) == 5 and all(row) for row in rows)

@@ -45,6 +45,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def assert_refused(kinfed: Command, *arguments: str, message: str) -> None:  # noqa: F811
+    code, out, err = kinfed(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
 # -- predict ----------------------------------------------------------------------------------------------------------
 
 
@@ -132,9 +138,7 @@ def test_what_cannot_be_predicted_is_told_in_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(demo)
-    code, out, err = kinfed("predict", *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
+    assert_refused(kinfed, "predict", *arguments, message=message)
 
 
 # -- evaluate ---------------------------------------------------------------------------------------------------------
@@ -214,9 +218,7 @@ def test_what_cannot_be_evaluated_is_told_in_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(demo)
-    code, out, err = kinfed("evaluate", *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
+    assert_refused(kinfed, "evaluate", *arguments, message=message)
 
 
 # -- export -----------------------------------------------------------------------------------------------------------

@@ -240,9 +240,8 @@ class Evaluator:
         """Labelled samples to which classifiers of representations are fitted, the same for every client.
 
         They are all training images of clients and server, or those of `Federation.labelled` without its validation
-        samples; or a class-balanced
-        subset (specification G.3). Those of new clients are left out, so that new clients do not change the other
-        results.
+        samples; or a class-balanced subset (specification G.3). Those of new clients are left out, so that new clients
+        do not change the other results.
         """
         federation, settings = self.runtime.federation, self.runtime.settings
         rows = np.sort(np.concatenate([*federation.partition.train, federation.public_rows]))

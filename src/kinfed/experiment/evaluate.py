@@ -19,7 +19,7 @@ from kinfed.errors import InputError, check_choice
 from kinfed.experiment.config import Measure
 from kinfed.experiment.predictor import Predictor, load, saved_clients
 from kinfed.experiment.preparation import Preparation
-from kinfed.learning.measures import Answers, measures
+from kinfed.learning.measures import Answers, grades
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -128,7 +128,6 @@ def _known(tested: Labelled, model: Predictor) -> tuple[Tensor, Tensor]:
 
 def _measured(model: Predictor, inputs: Tensor, labels: Tensor, wanted: Sequence[str]) -> dict[str, float | None]:
     """Return the measures of one model."""
-    answers = Answers.of_one(0, labels, model.logits(inputs))
-    accuracy = (answers.scores.argmax(dim=1) == labels).double().mean().item()
-    found = {name: own for name, (own,) in measures(answers, 1, auroc="auroc" in wanted).items()}
-    return {name: accuracy if name == "accuracy" else found[name] for name in wanted}
+    (grade,) = grades(Answers.of_one(0, labels, model.logits(inputs)), 1, auroc="auroc" in wanted)
+    found = {"accuracy": grade.accuracy, **grade.measures}
+    return {name: found[name] for name in wanted}

@@ -174,8 +174,10 @@ def _refuse_misfits(told: Sequence[Introduction]) -> None:
 def _common_classes(told: Sequence[Introduction]) -> tuple[str, ...]:
     """Return the classes of all sites together, in their order: numbers by value, and text alphabetically."""
     names = {name for site in told for name in site.classes}
-    numbers = all(name.lstrip("-").isdigit() for name in names)
-    return tuple(sorted(names, key=int) if numbers else sorted(names))
+    try:
+        return tuple(sorted(names, key=int))
+    except ValueError:
+        return tuple(sorted(names))
 
 
 def _normalisation(told: Sequence[Introduction]) -> Normalisation:

@@ -21,7 +21,6 @@ from kinfed.models import ARCHITECTURES
 __all__ = ["Policy"]
 
 HOUR = 3600.0  # seconds
-TELL_COUNTS = ("fedproto",)  # methods whose messages have the number of samples of each class
 
 
 class Policy(BaseModel):
@@ -73,7 +72,7 @@ class Policy(BaseModel):
             if name not in self.code:
                 return f"{name} is code of others, which is not allowed here"
         for name in names if not self.class_counts else ():
-            if name in TELL_COUNTS:
+            if METHODS.find(name).tells_class_counts:
                 return f"method {name} sends class counts, which may not be told here"
         if samples < self.least_samples:
             return f"there are fewer than {self.least_samples} training samples here"

@@ -34,7 +34,7 @@ from kinfed.experiment.assemble import runtime_of
 from kinfed.experiment.config import OF_READING, Config, as_tuple, model_shares
 from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.provenance import provenance
-from kinfed.files import sync, write_whole
+from kinfed.files import write_whole
 from kinfed.flower.grades import grade_told, tested_told
 from kinfed.flower.letters import Letter, numbers_of
 from kinfed.flower.policy import Policy
@@ -152,7 +152,7 @@ class Site:
         folder = self.state / "files" / checksum
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            _write_whole(folder / name, content)
+            write_whole(folder / name, content)
         (folder / "whole").touch()
         return Letter({})
 
@@ -296,13 +296,6 @@ def checksum_of(files: Mapping[str, bytes]) -> str:
         digest.update(f"{name}\n{len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_bytes(content)
-    sync(unfinished)
-    unfinished.replace(path)
 
 
 def _task(letter: Letter) -> Task:

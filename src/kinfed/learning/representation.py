@@ -11,7 +11,9 @@ from torch.nn import functional
 
 from kinfed.streams import seeded_globals
 
-__all__ = ["knn", "linear_probe", "own_view_nearer"]
+__all__ = ["NEIGHBOURS", "TEMPERATURE", "knn", "linear_probe", "own_view_nearer"]
+
+NEIGHBOURS, TEMPERATURE = 200, 0.1  # of votes of nearest neighbours
 
 CHUNK = 256  # samples for which neighbours are searched at once
 
@@ -109,8 +111,8 @@ def knn(
     test_labels: Tensor,
     *,
     classes: int,
-    k: int = 200,
-    temperature: float = 0.1,
+    k: int = NEIGHBOURS,
+    temperature: float = TEMPERATURE,
     top: int = 1,
 ) -> Tensor:
     """Classify m test samples by a vote of the k training samples with the largest cosine.

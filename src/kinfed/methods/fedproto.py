@@ -47,6 +47,7 @@ class FedProto(FedAvg):
     primary: ClassVar[str] = "own"
     primary_label: ClassVar[str] = "own model"
     mixes_architectures: ClassVar[bool] = True
+    tells_class_counts: ClassVar[bool] = True
     unknown: ClassVar[tuple[str, ...]] = (PROTOTYPES,)
 
     lam: Annotated[float, Ge(0)] = 1.0

@@ -202,6 +202,7 @@ class Method(ABC):
         adapts: True if clients fine-tune a model in the last evaluation, for which they need labels.
         mixes_architectures: True if clients may have models of different architectures.
         optimizers: Optimisers of the clients with which the method is defined.
+        tells_class_counts: True if what clients send has the number of their samples of each class.
         trains_head_alone: True if heads are trained on a frozen body, so that one sample is enough even with BatchNorm.
         trial: Field values for short test runs (a few rounds on a few small images), if the defaults do not suit them;
             `kinfed.testing` joins those of all base classes.
@@ -222,6 +223,7 @@ class Method(ABC):
     optimizers: ClassVar[tuple[Optimizer, ...]] = ("sgd", "adam", "adamw")
     ceiling: ClassVar[str] = ""
     unknown: ClassVar[tuple[str, ...]] = ()
+    tells_class_counts: ClassVar[bool] = False
     trains_head_alone: ClassVar[bool] = False
     trial: ClassVar[Mapping[str, Any]] = {}
     space: ClassVar[Mapping[str, str]] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import functools
 import html
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -94,7 +93,7 @@ def section(heading: str, caption: str, panels: Sequence[Panel]) -> str:
 def _panel(panel: Panel) -> str:
     told = f" <small>{escaped(panel.told)}</small>" if panel.told else ""
     head = f"<h3>{escaped(panel.heading)}{told}</h3>" if panel.heading else ""
-    numbers = json.dumps(json.loads(panel.figure.to_json()), separators=(",", ":")).replace("<", "\\u003c")
+    numbers = panel.figure.to_json().replace("<", "\\u003c")
     return f'<div>{head}<div class="figure"><script type="application/json">{numbers}</script></div></div>'
 
 

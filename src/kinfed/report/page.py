@@ -12,6 +12,7 @@ import tomli_w
 
 from kinfed.experiment.targets import targets
 from kinfed.files import output, write_whole
+from kinfed.learning.representation import NEIGHBOURS, TEMPERATURE
 from kinfed.report import figures
 from kinfed.report.advice import Advised, read_advice
 from kinfed.report.ballots import ballot_figure, outcomes, save_ballots, vote_table, voted, votes
@@ -212,8 +213,8 @@ def _neighbours(runs: Sequence[Run]) -> str:
         return " Methods without labels are measured after the last round only, with a linear probe."
     return (
         " Methods without labels have no accuracy before a linear probe is fitted after the last round; until then, "
-        "the curve shows that of the 200 nearest neighbours by cosine of the representation, whose votes weigh "
-        "e^(cosine / 0.1), on the whole test set."
+        f"the curve shows that of the {NEIGHBOURS} nearest neighbours by cosine of the representation, whose votes "
+        f"weigh e^(cosine / {TEMPERATURE}), on the whole test set."
     )
 
 

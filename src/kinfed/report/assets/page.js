@@ -25,7 +25,8 @@ function together(figure) {
   const others = [...figure.closest(".panels").querySelectorAll(".figure")].filter((other) => other !== figure);
   figure.on("plotly_restyle", ([change, traces]) => {
     if (!("visible" in change) || figure.silent) return;
-    const shown = new Map(traces.map((at, i) => [figure.data[at].legendgroup, [change.visible].flat()[i] ?? change.visible[0]]));
+    const values = [change.visible].flat();
+    const shown = new Map(traces.map((at, i) => [figure.data[at].legendgroup, values[i % values.length]]));
     for (const other of others) {
       for (const [group, visible] of shown) {
         const own = other.data.flatMap((trace, at) => (group && trace.legendgroup === group ? [at] : []));
