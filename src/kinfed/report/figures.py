@@ -337,19 +337,16 @@ def _draw_clients(grouped: Mapping[str, Sequence[Run]], axes: Axes) -> None:
 
 
 def _draw_held(run: Run, figure: Figure, axes: Axes) -> None:
-    """Draw the number of training samples of each client, by class if there are labels."""
-    from matplotlib.ticker import MaxNLocator
-
-    if run.federation.get("names") and len(run.client_labels) <= LABELLED:
-        axes.set_yticks(range(len(run.client_labels)), run.client_labels, fontsize=8)
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    """Draw the training samples of each client, by class if there are labels, in the order of all matrices."""
+    order = client_order(run)
+    shown = order if len(order) <= LABELLED else []
+    axes.set_yticks(range(len(shown)), [run.client_labels[i] for i in shown], fontsize=8)
     if run.unlabelled:
-        axes.barh(range(len(run.samples)), run.samples, color="#0072B2")
+        axes.barh(range(len(order)), [run.samples[i] for i in order], color="#0072B2")
         axes.set(title="Training images of each client", xlabel="images", ylabel="client")
         axes.invert_yaxis()
         return
-    counts = np.array(run.federation["train"])
+    counts = np.array(run.federation["train"])[order]
     image = axes.imshow(counts, aspect="auto", cmap="Blues", interpolation="nearest")
     axes.set(title="Training samples of each client and class", xlabel="class", ylabel="client")
     if counts.shape[1] <= LABELLED:
