@@ -30,7 +30,7 @@ __all__ = ["Wrapper"]
 # Declarations that a wrapper takes over from its base, unless it has its own.
 DECLARED = (
     "trains", "serves", "primary", "primary_label", "supervised", "adapts", "mixes_architectures", "unknown", "ceiling",
-    "trains_head_alone", "optimizers",
+    "trains_head_alone", "optimizers", "tells_class_counts",
 )  # fmt: skip
 
 
