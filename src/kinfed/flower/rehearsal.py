@@ -7,24 +7,13 @@ encrypted connection. All processes that were started end with the rehearsal.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import ipaddress
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
-import tomli_w
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from safetensors.torch import save_file
 
 from kinfed.data import Dataset, Federation
@@ -37,20 +26,16 @@ from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import COMPARISON, CONFIG, check_room, is_ours
 from kinfed.experiment.run import MakeCallback, nobody
 from kinfed.files import NotSaved, claimed, new_folder, read_json_object, write_whole
-from kinfed.flower.bundle import write_app
 from kinfed.flower.federation import refuse_impossible
 from kinfed.flower.journal import Retelling, entries
+from kinfed.flower.link import Link
 
-__all__ = ["rehearse", "resume_rehearsal"]
+__all__ = ["job", "nodes_of", "prepared", "rehearse", "resume_rehearsal"]
 
-HOST = "127.0.0.1"
 NODES, IMAGES = "nodes.json", "public.safetensors"  # files of the sites' folder
 TIMEOUT = 3600.0
-START = 60.0  # seconds in which the SuperLink must answer
-END = 15.0  # seconds in which processes must end after SIGTERM
 LOOK = 0.2  # seconds between two looks into the journal
 ASK = 15.0  # seconds between two questions whether the run still works
-NAME = "kinfed"  # of the connection in Flower's config
 ERRORS = {"InputError": InputError, "RunFailed": RunFailed, "NotSaved": NotSaved}
 
 
@@ -73,13 +58,9 @@ def rehearse(config: Config, out: Path, make_callback: MakeCallback = nobody, *,
     check_room(out, overwrite=False)
     if config.workers:
         raise InputError(f"workers: {config.workers} would do nothing with executor=flower; every client has a node")
-    at_server = _at_server(config)
-    refuse_impossible(at_server)
+    refuse_impossible(_at_server(config))
     with new_folder(_sites_of(out)):
-        federation = federation_of(config)
-        at_server = at_server.model_copy(update={"public": len(federation.public_rows)})
-        _write_sites(federation, _sites_of(out))
-        _rehearse(at_server, out, make_callback, timeout)
+        _rehearse(prepared(config, _sites_of(out)), out, make_callback, timeout)
 
 
 def resume_rehearsal(out: Path, make_callback: MakeCallback = nobody, *, timeout: float = TIMEOUT) -> None:
@@ -104,6 +85,44 @@ def resume_rehearsal(out: Path, make_callback: MakeCallback = nobody, *, timeout
         _rehearse(Config.read(file, {name: None}), out, make_callback, timeout)
 
 
+def prepared(config: Config, sites: Path) -> Config:
+    """Write what each site has into a folder of its own, and return the config as the server has it.
+
+    Args:
+        config: Config of the run or comparison, with all data at one place.
+        sites: Folder of the sites.
+    """
+    federation = federation_of(config)
+    _write_sites(federation, sites)
+    return _at_server(config).model_copy(update={"public": len(federation.public_rows)})
+
+
+def job(config: Config, out: Path, sites: Path, journal: Path, timeout: float) -> dict[str, str | int | float]:
+    """Return the job for `kinfed.flower.server_app.main`.
+
+    Args:
+        config: Config as the server has it.
+        out: Folder of the run or comparison.
+        sites: Folder of the sites.
+        journal: New file for the journal of the server.
+        timeout: Seconds after which a site that works on a task is given up.
+    """
+    images = sites / IMAGES
+    return {
+        "config": config.toml(),
+        "out": str(out.absolute()),
+        "sites": len(read_json_object(sites / NODES)),
+        "timeout": float(timeout),
+        "images": str(images) if images.is_file() else "",
+        "journal": str(journal),
+    }
+
+
+def nodes_of(sites: Path) -> dict[str, dict[str, str]]:
+    """Return the entries of the config of each site's node, by its name."""
+    return {str(name): dict(node) for name, node in read_json_object(sites / NODES).items()}
+
+
 def _sites_of(out: Path) -> Path:
     """Return the folder of what the sites of a rehearsal have."""
     return out.absolute().with_name(f"{out.name}-sites")
@@ -111,21 +130,12 @@ def _sites_of(out: Path) -> Path:
 
 def _rehearse(config: Config, out: Path, make_callback: MakeCallback, timeout: float) -> None:
     sites = _sites_of(out)
-    nodes = {str(name): dict(node) for name, node in read_json_object(sites / NODES).items()}
-    images = sites / IMAGES
     with tempfile.TemporaryDirectory(prefix="kinfed-flower-", ignore_cleanup_errors=True) as private:
         work = Path(private)
-        job: dict[str, str | int | float] = {
-            "config": config.toml(),
-            "out": str(out.absolute()),
-            "sites": len(nodes),
-            "timeout": float(timeout),
-            "images": str(images) if images.is_file() else "",
-            "journal": str(work / "journal.jsonl"),
-        }
-        with Interrupt() as interrupt, _Link(work, nodes) as link:
-            link.run(job)
-            _follow(link, work / "journal.jsonl", make_callback, interrupt)
+        journal = work / "journal.jsonl"
+        with Interrupt() as interrupt, Link(work, nodes_of(sites)) as link:
+            link.run(job(config, out, sites, journal, timeout))
+            _follow(link, journal, make_callback, interrupt)
 
 
 def _at_server(config: Config) -> Config:
@@ -153,7 +163,7 @@ def _write_sites(federation: Federation, sites: Path) -> None:
         save_file({"images": federation.public_images.inputs.contiguous()}, sites / IMAGES)
 
 
-def _follow(link: _Link, path: Path, make_callback: MakeCallback, interrupt: Interrupt) -> None:
+def _follow(link: Link, path: Path, make_callback: MakeCallback, interrupt: Interrupt) -> None:
     """Tell the observers what the journal has, until its run has ended; pass the first signal on to the run."""
     at, asked, told_to_stop = 0, time.monotonic(), False
     process: int | None = None
@@ -183,193 +193,3 @@ def _follow(link: _Link, path: Path, make_callback: MakeCallback, interrupt: Int
         if time.monotonic() > asked + ASK:
             reason, asked = link.fault(), time.monotonic()  # the journal may have told the end meanwhile
         time.sleep(LOOK)
-
-
-class _Link:
-    """A SuperLink with nodes, as processes of this machine, which end with the block.
-
-    Args:
-        work: Temporary folder.
-        nodes: Entries of the config of each node, by its name.
-    """
-
-    def __init__(self, work: Path, nodes: Mapping[str, Mapping[str, str]]) -> None:
-        self._work, self._nodes, self._processes = work, nodes, list[subprocess.Popen[bytes]]()
-        commands = Path(sys.executable).parent  # Flower starts its processes by name
-        self._environment = {
-            **os.environ,
-            "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', '')}",
-            "FLWR_HOME": str(work / "home"),
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-            "OMP_NUM_THREADS": "1",
-        }
-        self._run = ""
-
-    def __enter__(self) -> _Link:
-        try:
-            self._start()
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _start(self) -> None:
-        (self._work / "home").mkdir()
-        port, *ports = _free_ports(1 + len(self._nodes))
-        _write_certificates(self._work)
-        self._process(
-            "superlink", "flower-superlink", "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem",
-            "--ssl-keyfile", "server.key", "--enable-supernode-auth", "--host", HOST, "--port", str(port),
-            "--disable-runtime-dependency-installation",
-        )  # fmt: skip
-        connection = {"address": f"{HOST}:{port}", "root-certificates": str(self._work / "ca.crt")}
-        (self._work / "home" / "config.toml").write_text(tomli_w.dumps({"superlink": {NAME: connection}}))
-        self._wait(port)
-        for at, (own, (name, config)) in enumerate(zip(ports, self._nodes.items(), strict=True)):
-            key = self._work / f"node-{at}"
-            _write_key(key)
-            self._flwr("supernode", "register", f"{key}.pub", NAME, "--name", f"site-{at}")
-            told = " ".join(f"{entry}={json.dumps(value)}" for entry, value in {**config, "name": name}.items())
-            self._process(
-                f"node-{at}", "flower-supernode", "--root-certificates", "ca.crt", "--superlink", f"{HOST}:{port}",
-                "--auth-supernode-private-key", str(key), "--host", HOST, "--port", str(own), "--node-config", told,
-            )  # fmt: skip
-
-    def run(self, job: Mapping[str, str | int | float]) -> None:
-        """Start a run of kinfed's app."""
-        write_app(self._work / "app", job)
-        self._run = str(json.loads(self._flwr("run", str(self._work / "app"), NAME, "--format", "json"))["run-id"])
-
-    def fault(self) -> str | None:
-        """Return the reason why the run cannot go on, if a process or the run has ended; else None."""
-        for process in self._processes:
-            if process.poll() is not None:
-                name = "SuperLink" if process is self._processes[0] else "SuperNode"
-                return f"Flower's {name} has ended: {self._last_words(process)}"
-        told = json.loads(self._flwr("list", "--run-id", self._run, NAME, "--format", "json"))
-        status = told["runs"][0]["status"]
-        if status.startswith("finished"):
-            log = self._flwr("log", self._run, NAME, "--show").strip().splitlines()
-            return f"Flower's run is {status}: {log[-1] if log else 'it says nothing'}"
-        return None
-
-    def _process(self, name: str, *command: str) -> None:
-        with (self._work / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                command, cwd=self._work, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-        self._processes.append(process)
-
-    def _flwr(self, *command: str) -> str:
-        done = subprocess.run(
-            ("flwr", *command), cwd=self._work, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, check=False, start_new_session=True,
-        )  # fmt: skip
-        if done.returncode:
-            said = (done.stdout + done.stderr).strip().splitlines()
-            raise RunFailed(f"flwr {command[0]}: {said[-1] if said else f'exit code {done.returncode}'}")
-        return done.stdout
-
-    def _wait(self, port: int) -> None:
-        end = time.monotonic() + START
-        while time.monotonic() < end:
-            if self._processes[0].poll() is not None:
-                break
-            with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
-                return
-            time.sleep(LOOK)
-        raise RunFailed(f"Flower's SuperLink does not start: {self._last_words(self._processes[0])}")
-
-    def _last_words(self, process: subprocess.Popen[bytes]) -> str:
-        at = self._processes.index(process)
-        log = self._work / ("superlink.log" if at == 0 else f"node-{at - 1}.log")
-        lines = log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
-
-    def _end(self) -> None:
-        """End all processes that were started, with the ones that they started."""
-        started = {pid for process in self._processes for pid in (process.pid, *_descendants(process.pid))}
-        for process in reversed(self._processes):
-            process.terminate()
-        end = time.monotonic() + END
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(end - time.monotonic(), 0.1))
-        for pid in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
-
-
-def _descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have started."""
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            parents.setdefault(parent, []).append(int(stat.parent.name))
-    found = [pid]
-    for one in found:
-        found += parents.get(one, [])
-    return found[1:]
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports of this host that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-
-
-def _write_certificates(folder: Path) -> None:
-    """Write a certificate authority of a few days, and a certificate of the server by it."""
-    now = dt.datetime.now(dt.UTC)
-    keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(2)]
-    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("kinfed rehearsal", HOST)]
-
-    def made(which: int, *extensions: tuple[x509.ExtensionType, bool]) -> x509.Certificate:
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(names[which])
-            .issuer_name(names[0])
-            .public_key(keys[which].public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(hours=1))
-            .not_valid_after(now + dt.timedelta(days=30))
-        )
-        for extension, critical in extensions:
-            builder = builder.add_extension(extension, critical)
-        return builder.sign(keys[0], hashes.SHA384())
-
-    usage = x509.KeyUsage(
-        digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
-    identifier = x509.SubjectKeyIdentifier.from_public_key(keys[0].public_key())
-    authority = made(0, (x509.BasicConstraints(ca=True, path_length=None), True), (usage, True), (identifier, False))
-    addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))])
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
-    server = made(1, (addresses, False), (issuer, False), (x509.BasicConstraints(ca=False, path_length=None), True))
-    for name, certificate in (("ca.crt", authority), ("server.pem", server)):
-        (folder / name).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    _write_private(folder / "server.key", keys[1], serialization.PrivateFormat.PKCS8)
-
-
-def _write_key(path: Path) -> None:
-    """Write the key of a node in the format of OpenSSH, and its public part beside it."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    _write_private(path, key, serialization.PrivateFormat.OpenSSH)
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
-
-
-def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
-    path.touch(mode=0o600)
-    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))

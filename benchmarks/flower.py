@@ -1,0 +1,398 @@
+"""A federation on a real SuperLink with nodes on loopback: the same bits, faults, refusals, and what a round costs.
+
+``python benchmarks/flower.py same|faults|refusals|cost [--work DIR] [--only METHOD]... [--nodes N]...``
+
+* ``same``: every method that sites can do, two nodes, two rounds: the server's state, metrics, and what clients keep
+  beside a run in one process, bit for bit. Ports and connections of all processes are looked at meanwhile.
+* ``faults``: one run of FedPer in which something happens to the second site in each round, and a run whose server is
+  killed and resumed. The bits of the first site are those of a run in which nothing happens to anyone else.
+* ``refusals``: nodes without a key, with an unknown key, and with another certificate authority; a site whose policy
+  says no, and a node that trusts nobody.
+* ``cost``: seconds of a round with 2 and 8 nodes, beside one process and two workers. Nothing else may run meanwhile.
+
+Each prints a table for docs/flower.md. The processes that are started end with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+import kinfed
+from kinfed.engine import RunFolder
+from kinfed.experiment.config import Config
+from kinfed.flower import rehearsal
+from kinfed.flower.journal import entries
+from kinfed.flower.link import NAME, Link, descendants, free_port, write_certificates, write_key
+from kinfed.methods import METHODS, Client, ClientState, Message, make_method
+from kinfed.methods.fedper import FedPer
+from kinfed.models import read_tensors
+from kinfed.testing import same, trial_fields
+
+FIELDS: dict[str, Any] = {
+    "data": "digits", "model": "tiny_cnn", "train_images": 240, "clients": 2, "partition": "shards", "shards": 5,
+    "rounds": 2, "evaluate_every": 2, "lr": 0.05, "batch_size": 16, "ft_epochs": 0, "checkpoint_every": 1,
+}  # fmt: skip
+JOINED = ["fedkin+fedper", "fedvote+fedprox", "fedavg_crsm"]
+DEADLINE = 15.0  # seconds that a site may work on a task in the run with faults
+
+
+# -- the same bits ----------------------------------------------------------------------------------------------------
+
+
+def possible(name: str) -> bool:
+    """Return True if sites can do a method: nobody trains on all samples, and nobody is told true groups."""
+    kind = METHODS.find(name)
+    return kind.trains != "pooled" and not kind().requires.true_groups
+
+
+def same_bits(work: Path, only: list[str]) -> None:
+    """Compare every method at two sites with the same run in one process, and print a row for each."""
+    names = only or [*(name for name in METHODS if possible(name)), *JOINED]
+    print(
+        "| method | server's state | metrics | client states | models of clients | seconds a round |\n"
+        + "|---" * 6
+        + "|"
+    )
+    seen = Sockets()
+    for name in names:
+        made = make_method(name)
+        method = make_method(name, trial_fields(type(made.unwrapped)) | trial_fields(type(made)))
+        fields = dict(FIELDS)
+        if method.requires.public_images:
+            fields["public"] = 16
+        if method.requires.source_models:
+            fields["sources"] = str(sources(work / "pool"))
+            del fields["model"]
+        if not method.supervised:
+            fields |= {"linear_probe": False, "knn_every": 0}
+        there, here = work / f"{name}-sites", work / f"{name}-here"
+        began = time.monotonic()
+        with seen.watching():
+            kinfed.run(method, out=there, quiet=True, executor="flower", **fields)
+        took = time.monotonic() - began
+        kinfed.run(method, out=here, quiet=True, **fields)
+        told = " | ".join("same" if equal else "**differ**" for equal in agreement(there, here))
+        print(f"| `{name}` | {told} | {took:.0f} |", flush=True)
+    print(f"\n{seen.told()}; processes left: {len(left())}")
+
+
+def sources(pool: Path) -> Path:
+    """Train two small source models, unless they are there."""
+    for classes in ("0,1,2,3,4", "5,6,7,8,9") if not pool.is_dir() else ():
+        out = pool.with_name(f"pool-{classes[0]}")
+        command = (sys.executable, "-m", "kinfed", "sources", "train", "--data", "digits", "--classes", classes)
+        subprocess.run([*command, "--model", "tiny_cnn", "--epochs", "1", "--out", str(out)], check=True)
+        pool.mkdir(exist_ok=True)
+        for file in out.iterdir():
+            file.rename(pool / file.name.replace("digits", f"digits-{classes[0]}"))
+    return pool
+
+
+def agreement(there: Path, here: Path) -> list[bool]:
+    """Return whether state, metrics, client states and models of clients of two runs are the same bits."""
+    one, other = (read_tensors(max((of / "checkpoints").glob("*.safetensors")))[0] for of in (there, here))
+    lines = zip(RunFolder(here).lines("metrics.jsonl"), RunFolder(there).lines("metrics.jsonl"), strict=True)
+    pooled = {"global_auroc"}  # needs the scores of all sites at one place
+    metrics = all(own.get(key) == value for line, own in lines for key, value in line.items() if key not in pooled)
+    run = json.loads((there / "sites.json").read_text())["run"]
+    sites = there.with_name(f"{there.name}-sites")
+
+    def files(paths: Iterator[Path]) -> dict[str, dict[str, torch.Tensor]]:
+        return {path.name: read_tensors(path)[0] for path in paths}
+
+    kept = files((here / "memories").rglob("*.safetensors"))
+    at_sites = files(sites.glob(f"site-*/state/runs/{run}/memories/*/*.safetensors"))
+    models, own = (
+        files((here / "models").glob("client-*.safetensors")),
+        files(sites.glob(f"site-*/state/runs/{run}/models/client-*.safetensors")),
+    )
+    return [
+        same(one, other),
+        metrics,
+        all(name in at_sites and same(of, at_sites[name]) for name, of in kept.items()),
+        models.keys() == own.keys() and all(same(of, own[name]) for name, of in models.items()),
+    ]
+
+
+def left() -> list[str]:
+    """Return the command lines of processes of this machine that belong to a rehearsal."""
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    return [line.replace(b"\0", b" ").decode() for line in lines if b"kinfed-flower-" in line]
+
+
+class Sockets:
+    """Addresses at which the processes that this one has started listen, and to which they are connected."""
+
+    def __init__(self) -> None:
+        self.listening: set[str] = set()
+        self.connected: set[str] = set()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Context manager during which a process looks at the sockets twice a second."""
+        with tempfile.NamedTemporaryFile("r") as file:
+            command = f"while true; do ss -tnapH; sleep 0.5; done > {file.name}"
+            watch = subprocess.Popen(["bash", "-c", command], start_new_session=True)
+            try:
+                yield
+            finally:
+                os.killpg(watch.pid, signal.SIGTERM)
+                watch.wait()
+            for line in file.read().splitlines():
+                state, _, _, local, peer, *process = line.split(maxsplit=5)
+                if "python" in "".join(process) or "flwr" in "".join(process) or "flower" in "".join(process):
+                    (self.listening if state == "LISTEN" else self.connected).add(
+                        (local if state == "LISTEN" else peer).rpartition(":")[0]
+                    )
+
+    def told(self) -> str:
+        """Say at which addresses they listened, and to which they were connected."""
+        return f"listening at {sorted(self.listening)}, connected to {sorted(self.connected)}"
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(FedPer):
+    """FedPer whose client 1 does something wrong in some rounds."""
+
+    primary_label: ClassVar[str] = "personal"
+
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        """Train like all, but for the faults of client 1."""
+        upload, state = super().update(client, message, state)
+        fault = FAULTS.get(client.round, "") if client.id == 1 else ""
+        if fault == "an error":
+            raise OSError("patient-0815.png is broken")
+        if fault == "it works longer than the time limit":
+            time.sleep(1000)
+        if fault == "its process ends":
+            os._exit(1)
+        name = next(iter(upload.tensors))
+        wrong = {"NaN": upload.tensors[name] * torch.nan, "a wrong shape": torch.zeros(3)}
+        return Message({**upload.tensors, name: wrong.get(fault, upload.tensors[name])}, upload.numbers), state
+
+
+FAULTS = {
+    2: "an error", 3: "NaN", 4: "a wrong shape", 5: "it works longer than the time limit", 6: "its process ends",
+    7: "its machine sleeps, and the answer comes late", 8: "nothing: it comes back",
+    9: "its node is ended by SIGKILL", 10: "nothing: its node was started again", 11: "it loses its state",
+}  # fmt: skip
+
+
+def faults(work: Path) -> None:
+    """Let all faults happen in one run, one in each round, and print what the server tells of them."""
+    fields = {**FIELDS, "rounds": max(FAULTS), "evaluate_every": max(FAULTS)}
+    config = Config.checked({**fields, "methods": ("flower:Faulty",)}, {})
+    sites, out = work / "faults-sites", work / "faults"
+    at_server = rehearsal.prepared(config, sites)
+    nodes = rehearsal.nodes_of(sites)
+    for node in nodes.values():
+        Path(node["state"]).mkdir(parents=True)
+        (Path(node["state"]) / "policy.toml").write_text('code = ["flower:Faulty"]\n')
+    with tempfile.TemporaryDirectory(prefix="kinfed-flower-") as folder, Link(Path(folder), nodes) as link:
+        journal = Path(folder) / "journal.jsonl"
+        link.run(rehearsal.job(at_server, out, sites, journal, DEADLINE))
+        second = [*nodes][1]
+        for line in rounds(journal):
+            told = ", ".join(line["refused"].values()) or "–"
+            print(f"| {line['round']} | {FAULTS.get(line['round'], 'nothing')} | {told} |", flush=True)
+            fault = FAULTS.get(line["round"] + 1, "")
+            process = link.nodes[second]
+            if "late" in fault:
+                stopped = asleep(process.pid)
+            if "comes back" in fault:
+                for pid in stopped:
+                    os.kill(pid, signal.SIGCONT)
+            if "SIGKILL" in fault:
+                for pid in (*descendants(process.pid), process.pid):
+                    os.kill(pid, signal.SIGKILL)
+                process.wait()
+            if "started again" in fault:
+                link.start_node(second)
+                time.sleep(20)
+            if "loses" in fault:
+                for path in sites.glob("site-1/state/runs/*/memories/*/*"):
+                    path.unlink()
+
+
+def asleep(node: int) -> list[int]:
+    """Stop a node and its processes as soon as one of them works on a task; return their numbers."""
+    while True:
+        processes = [node, *descendants(node)]
+        commands = [Path(f"/proc/{pid}/cmdline") for pid in processes]
+        if any(b"clientapp" in path.read_bytes().split(b"\0")[1] for path in commands if path.exists()):
+            break
+        time.sleep(0.2)
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    return processes
+
+
+def rounds(journal: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the rounds of a journal until the run has ended."""
+    at = 0
+    while True:
+        found, at = entries(journal, at)
+        for what, told in found:
+            if what == "round":
+                yield told[0]
+            if what in ("done", "failed", "stopped"):
+                print(f"the run: {what} {told}")
+                return
+        time.sleep(0.2)
+
+
+def resumed(work: Path) -> None:
+    """Kill the server of a run after its first round, resume the run, and compare it with one in one process."""
+    fields = {**FIELDS, "rounds": 3, "evaluate_every": 1}
+    there, here = work / "killed", work / "not-killed"
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in fields.items()]
+    command = (sys.executable, "-m", "kinfed", "run", "fedper", *given, "--out", str(there), "--executor", "flower")
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    metrics = there / "metrics.jsonl"
+    while not metrics.is_file() or not metrics.read_text():
+        time.sleep(0.2)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"serverapp" in path.read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+    assert run.stderr is not None
+    said = run.stderr.read().strip().splitlines()[-1]
+    print(
+        f"after SIGKILL of the server: exit code {run.wait()}, {said}; {len(metrics.read_text().splitlines())} rounds"
+    )
+    kinfed.resume(there, quiet=True, executor="flower")
+    kinfed.run("fedper", out=here, quiet=True, **fields)
+    print(f"resumed: state, metrics, client states, models the same: {agreement(there, here)}")
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def refusals(work: Path) -> None:
+    """Let nodes join that must not, and print what both sides say."""
+    config = Config.checked({**FIELDS, "methods": ("fedper",)}, {})
+    sites = work / "refusals-sites"
+    at_server = rehearsal.prepared(config, sites)
+    nodes = rehearsal.nodes_of(sites)
+    with tempfile.TemporaryDirectory(prefix="kinfed-flower-") as name, Link(folder := Path(name), nodes) as link:
+        write_key(folder / "unknown")
+        (folder / "other").mkdir()
+        write_certificates(folder / "other")
+        (folder / "nobody.yaml").write_text("{}\n")
+        known = ("--root-certificates", "ca.crt")
+        for what, options in {
+            "a node without a key": known,
+            "a node with an unknown key": (*known, "--auth-supernode-private-key", "unknown"),
+            "a node with another CA": ("--root-certificates", "other/ca.crt", "--auth-supernode-private-key", "node-0"),
+        }.items():
+            log = what.replace(" ", "-")
+            before = len((folder / "superlink.log").read_text())
+            node = link.process(
+                log, "flower-supernode", *options, "--superlink", link.address, "--port", str(free_port()),
+                "--max-retries", "1", "--node-config", 'name="stranger" data="-" state="-"',
+            )  # fmt: skip
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.wait(60)
+            link.flwr("supernode", "list", NAME)
+            print(f"| {what} | exit code {node.poll()}: {told_of(folder / f'{log}.log')} | "
+                  f"{told_of(folder / 'superlink.log', before)} |", flush=True)  # fmt: skip
+            for pid in (*descendants(node.pid), node.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            node.wait()
+        state = Path(nodes[[*nodes][1]]["state"])
+        state.mkdir(parents=True)
+        (state / "policy.toml").write_text('methods = ["fedavg"]\n')
+        job = rehearsal.job(at_server, work / "refused", sites, folder / "journal.jsonl", DEADLINE)
+        link.run(job)
+        print("a policy that says no:")
+        for _ in rounds(folder / "journal.jsonl"):
+            pass
+        (state / "policy.toml").unlink()
+
+
+def told_of(log: Path, start: int = 0) -> str:
+    """Return the last warning or error in a log, without colours."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text()[start:])
+    lines = [line for line in text.splitlines() if re.search("ERROR|WARN|rror:|denied|invalid", line)]
+    return (lines or text.splitlines() or ["nothing"])[-1].strip()
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+def cost(work: Path, counts: list[int]) -> None:
+    """Measure the seconds of a round of FedAvg on the digits, with tests and without, in four ways."""
+    print("| clients | tests | one process | two workers | sites | bytes of a round |\n|---|---|---|---|---|---|")
+    for clients in counts:
+        for tests in (False, True):
+            fields = {**FIELDS, "train_images": None, "partition": "iid", "clients": clients, "rounds": 4}
+            fields = {name: value for name, value in fields.items() if name != "shards"}
+            fields |= {"evaluate_every": 1 if tests else 4}
+            ways: dict[str, Callable[..., Any]] = {
+                "one": lambda **given: kinfed.run("fedavg", **given),
+                "workers": lambda **given: kinfed.run("fedavg", workers=2, **given),
+                "sites": lambda **given: kinfed.run("fedavg", executor="flower", **given),
+            }
+            cells = []
+            for way, do in ways.items():
+                out = work / f"cost-{clients}-{tests}-{way}"
+                do(out=out, quiet=True, **fields)
+                cells.append(statistics.median(seconds(out)))
+            line = RunFolder(out).lines("metrics.jsonl")[0]
+            told = " | ".join(f"{value:.2f} s" if value < 2 else f"{value:.0f} s" for value in cells)
+            sent = line["down_bytes"] + line["up_bytes"]
+            print(f"| {clients} | {'every round' if tests else 'none'} | {told} | {sent:,} |", flush=True)
+
+
+def seconds(out: Path) -> list[float]:
+    """Return the seconds of the rounds of a run, without the first and the last one."""
+    lines = RunFolder(out).lines("seconds.jsonl")[1:-1]
+    return [sum(value for name, value in line.items() if name != "round") for line in lines]
+
+
+def main() -> None:
+    """Do what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["same", "faults", "refusals", "cost"])
+    parser.add_argument("--work", type=Path, default=Path("runs/flower"), help="folder of the runs")
+    parser.add_argument("--only", action="append", default=[], help="method of same; repeatable [all]")
+    parser.add_argument("--nodes", type=int, action="append", help="number of nodes of cost; repeatable [2, 8]")
+    asked = parser.parse_args()
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])  # of the sites
+    asked.work.mkdir(parents=True, exist_ok=True)
+    if asked.what == "same":
+        same_bits(asked.work, asked.only)
+    elif asked.what == "faults":
+        print("| round | what happens at the second site | what the server tells |\n|---|---|---|")
+        faults(asked.work)
+        resumed(asked.work)
+    elif asked.what == "refusals":
+        print("| what joins | its last words | the server's |\n|---|---|---|")
+        refusals(asked.work)
+    else:
+        cost(asked.work, asked.nodes or [2, 8])
+
+
+if __name__ == "__main__":
+    main()
