@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -48,7 +48,7 @@ FIELDS: dict[str, Any] = {
     "data": "digits", "model": "tiny_cnn", "train_images": 240, "clients": 2, "partition": "shards", "shards": 5,
     "rounds": 2, "evaluate_every": 2, "lr": 0.05, "batch_size": 16, "ft_epochs": 0, "checkpoint_every": 1,
 }  # fmt: skip
-JOINED = ["fedkin+fedper", "fedvote+fedprox", "fedavg_crsm"]
+JOINED = ["fedkin+fedper", "fedvote+fedprox"]
 DEADLINE = 15.0  # seconds that a site may work on a task in the run with faults
 
 
@@ -63,71 +63,67 @@ def possible(name: str) -> bool:
 
 def same_bits(work: Path, only: list[str]) -> None:
     """Compare every method at two sites with the same run in one process, and print a row for each."""
-    names = only or [*(name for name in METHODS if possible(name)), *JOINED]
-    print(
-        "| method | server's state | metrics | client states | models of clients | seconds a round |\n"
-        + "|---" * 6
-        + "|"
-    )
-    seen = Sockets()
-    for name in names:
+    methods = []
+    for name in only or [*(name for name in METHODS if possible(name)), *JOINED]:
         made = make_method(name)
-        method = make_method(name, trial_fields(type(made.unwrapped)) | trial_fields(type(made)))
-        fields = dict(FIELDS)
-        if method.requires.public_images:
-            fields["public"] = 16
-        if method.requires.source_models:
-            fields["sources"] = str(sources(work / "pool"))
-            del fields["model"]
-        if not method.supervised:
-            fields |= {"linear_probe": False, "knn_every": 0}
-        there, here = work / f"{name}-sites", work / f"{name}-here"
-        began = time.monotonic()
-        with seen.watching():
-            kinfed.run(method, out=there, quiet=True, executor="flower", **fields)
-        took = time.monotonic() - began
-        kinfed.run(method, out=here, quiet=True, **fields)
-        told = " | ".join("same" if equal else "**differ**" for equal in agreement(there, here))
-        print(f"| `{name}` | {told} | {took:.0f} |", flush=True)
-    print(f"\n{seen.told()}; processes left: {len(left())}")
+        methods.append(make_method(name, trial_fields(type(made.unwrapped)) | trial_fields(type(made))))
+    fields = dict(FIELDS)
+    if any(method.requires.public_images for method in methods):
+        fields["public"] = 16
+    if any(method.requires.source_models for method in methods):
+        fields["sources"] = str(sources(work / "pool"))
+    if not all(method.supervised for method in methods):
+        fields |= {"linear_probe": False, "knn_every": 0}
+    there, here, seen = work / "sites", work / "here", Sockets()
+    kinfed.compare(methods, out=here, quiet=True, **fields)
+    began = time.monotonic()
+    with seen.watching():
+        kinfed.compare(methods, out=there, executor="flower", **fields)
+    print("| method | server's state | metrics | client states | models of clients |\n|---|---|---|---|---|")
+    for run in sorted(path.parent for path in here.rglob("metrics.jsonl")):
+        told = " | ".join("same" if equal else "**differ**" for equal in agreement(there, run.relative_to(here), run))
+        print(f"| `{run.name.rpartition('-seed')[0]}` | {told} |")
+    print(f"\n{time.monotonic() - began:.0f} s; {seen.told()}; processes left: {len(left())}")
 
 
 def sources(pool: Path) -> Path:
     """Train two small source models, unless they are there."""
     for classes in ("0,1,2,3,4", "5,6,7,8,9") if not pool.is_dir() else ():
-        out = pool.with_name(f"pool-{classes[0]}")
         command = (sys.executable, "-m", "kinfed", "sources", "train", "--data", "digits", "--classes", classes)
-        subprocess.run([*command, "--model", "tiny_cnn", "--epochs", "1", "--out", str(out)], check=True)
-        pool.mkdir(exist_ok=True)
-        for file in out.iterdir():
-            file.rename(pool / file.name.replace("digits", f"digits-{classes[0]}"))
+        subprocess.run([*command, "--model", "tiny_cnn", "--epochs", "1", "--out", str(pool)], check=True)
     return pool
 
 
-def agreement(there: Path, here: Path) -> list[bool]:
-    """Return whether state, metrics, client states and models of clients of two runs are the same bits."""
+def agreement(out: Path, run: Path, here: Path) -> list[bool]:
+    """Return whether state, metrics, client states and models of clients of two runs are the same bits.
+
+    Args:
+        out: Folder of the run or comparison at sites.
+        run: Path of the run in it.
+        here: Folder of the run in one process.
+    """
+    there = out / run
     one, other = (read_tensors(max((of / "checkpoints").glob("*.safetensors")))[0] for of in (there, here))
     lines = zip(RunFolder(here).lines("metrics.jsonl"), RunFolder(there).lines("metrics.jsonl"), strict=True)
     pooled = {"global_auroc"}  # needs the scores of all sites at one place
     metrics = all(own.get(key) == value for line, own in lines for key, value in line.items() if key not in pooled)
-    run = json.loads((there / "sites.json").read_text())["run"]
-    sites = there.with_name(f"{there.name}-sites")
-
-    def files(paths: Iterator[Path]) -> dict[str, dict[str, torch.Tensor]]:
-        return {path.name: read_tensors(path)[0] for path in paths}
-
+    at_sites = f"site-*/state/runs/{json.loads((there / 'sites.json').read_text())['run']}"
+    sites = out.with_name(f"{out.name}-sites")
     kept = files((here / "memories").rglob("*.safetensors"))
-    at_sites = files(sites.glob(f"site-*/state/runs/{run}/memories/*/*.safetensors"))
-    models, own = (
-        files((here / "models").glob("client-*.safetensors")),
-        files(sites.glob(f"site-*/state/runs/{run}/models/client-*.safetensors")),
-    )
+    kept_there = files(sites.glob(f"{at_sites}/memories/*/*.safetensors"))
+    models = files((here / "models").glob("client-*.safetensors"))
+    models_there = files(sites.glob(f"{at_sites}/models/client-*.safetensors"))
     return [
         same(one, other),
         metrics,
-        all(name in at_sites and same(of, at_sites[name]) for name, of in kept.items()),
-        models.keys() == own.keys() and all(same(of, own[name]) for name, of in models.items()),
+        all(name in kept_there and same(of, kept_there[name]) for name, of in kept.items()),
+        models.keys() == models_there.keys() and all(same(of, models_there[name]) for name, of in models.items()),
     ]
+
+
+def files(paths: Iterable[Path]) -> dict[str, dict[str, torch.Tensor]]:
+    """Read safetensors files, by their names."""
+    return {path.name: read_tensors(path)[0] for path in paths}
 
 
 def left() -> list[str]:
@@ -281,7 +277,7 @@ def resumed(work: Path) -> None:
     )
     kinfed.resume(there, quiet=True, executor="flower")
     kinfed.run("fedper", out=here, quiet=True, **fields)
-    print(f"resumed: state, metrics, client states, models the same: {agreement(there, here)}")
+    print(f"resumed: state, metrics, client states, models the same: {agreement(there, Path(), here)}")
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
