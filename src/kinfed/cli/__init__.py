@@ -698,6 +698,16 @@ def deploy(
     typer.echo(f"app      {plain(folder)}\nstart    flwr run {plain(folder)} CONNECTION --stream")
 
 
+@app.command()
+def watch(out: Annotated[Path, typer.Argument(metavar="DIR", help="folder of the results at the server")]) -> None:
+    """Show the progress of a run at sites that flwr run has started; Ctrl-C ends the display, not the run."""
+    from kinfed.display import Display
+    from kinfed.flower.journal import watch as follow
+
+    with Display() as display:
+        follow(out, display.run)
+
+
 @sources.command("train")
 @with_training_options
 def train_sources(

@@ -9,6 +9,7 @@ from kinfed.experiment.config import Config
 from kinfed.files import new_folder, write_whole
 from kinfed.flower.bundle import write_app
 from kinfed.flower.federation import refuse_impossible
+from kinfed.flower.journal import journal_of
 
 __all__ = ["SITES", "deploy"]
 
@@ -27,7 +28,8 @@ flwr run {folder} CONNECTION --stream
 kinfed report {out}
 ```
 
-The results are in `{out}` at the server. The same command continues a run that was stopped.
+`kinfed watch {out}` in another terminal shows its progress. The results are in `{out}` at the server. The same command
+continues a run that was stopped.
 """
 
 
@@ -58,7 +60,7 @@ def deploy(folder: Path, config: Config, *, sites: int, out: Path, timeout: floa
                 "sites": sites,
                 "timeout": timeout,
                 "images": images or "",
-                "journal": "",
+                "journal": str(journal_of(out)),
             },
         )
         text = README.format(sites=sites, folder=folder.absolute(), out=out.absolute())

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from kinfed.engine import Callback, NoCallback
-from kinfed.experiment.run import MakeCallback
+from kinfed.engine.interrupt import Stopped
+from kinfed.errors import InputError, RunFailed
+from kinfed.experiment.run import MakeCallback, nobody
+from kinfed.files import NotSaved
 
-__all__ = ["Entry", "Journal", "Retelling", "entries"]
+__all__ = ["Entry", "Journal", "Retelling", "entries", "journal_of", "watch"]
+
+LOOK = 0.2  # seconds between two looks into a journal
+ERRORS = {"InputError": InputError, "RunFailed": RunFailed, "NotSaved": NotSaved}
 
 OBSERVED = ("started", "working", "round", "stopping", "ended")  # functions of `Callback`
 
@@ -18,14 +25,15 @@ Entry = tuple[str, list[Any]]  # what happened: a function of `Callback` or of `
 
 
 class Journal:
-    """Journal that a process writes.
+    """Journal that a process writes, and tells observers of its own.
 
     Args:
-        path: File of the journal; a new one begins with the number of this process.
+        path: File of the journal; what is added begins with the number of this process.
+        make_callback: Function that makes the observer of each run.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, make_callback: MakeCallback = nobody) -> None:
+        self._path, self._make_callback = path, make_callback
         self.note("process", os.getpid())
 
     def note(self, what: str, *told: Any) -> None:
@@ -36,27 +44,34 @@ class Journal:
     def observer(self, method: str, seed: int, rounds: int) -> Callback:
         """Return an observer of a run that writes into the journal."""
         self.note("run", method, seed, rounds)
-        return _Observer(self)
+        return _Observer(self, self._make_callback(method, seed, rounds))
 
 
 class _Observer:
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    """Observer that notes what it is told, and tells it to another one."""
+
+    def __init__(self, journal: Journal, other: Callback) -> None:
+        self._journal, self._other = journal, other
 
     def started(self, done: int) -> None:
         self._journal.note("started", done)
+        self._other.started(done)
 
     def working(self, what: str, done: int, total: int) -> None:
         self._journal.note("working", what, done, total)
+        self._other.working(what, done, total)
 
     def round(self, line: dict[str, Any]) -> None:
         self._journal.note("round", line)
+        self._other.round(line)
 
     def stopping(self, round: int) -> None:
         self._journal.note("stopping", round)
+        self._other.stopping(round)
 
     def ended(self, round: int) -> None:
         self._journal.note("ended", round)
+        self._other.ended(round)
 
 
 def entries(path: Path, start: int) -> tuple[list[Entry], int]:
@@ -81,9 +96,50 @@ class Retelling:
         self._make_callback = make_callback
         self._present: Callback = NoCallback()
 
-    def tell(self, what: str, told: list[Any]) -> None:
-        """Tell an entry to the observer of the present run, if it is for one."""
+    def tell(self, what: str, told: list[Any]) -> bool:
+        """Tell an entry to the observer of the present run, if it is for one; return True if it is the end.
+
+        Raises:
+            InputError, RunFailed, NotSaved: If the entry says that a run has failed.
+            Stopped: If it says that a signal has stopped it.
+        """
         if what == "run":
             self._present = self._make_callback(*told)
         elif what in OBSERVED:
             getattr(self._present, what)(*told)
+        elif what == "stopped":
+            raise Stopped(int(told[0]) - 128)
+        elif what == "failed":
+            kind, text = told
+            raise ERRORS.get(kind, RunFailed)(text if kind in ERRORS else f"{kind}: {text}")
+        return what == "done"
+
+
+def journal_of(out: Path) -> Path:
+    """Return the path of the journal of a run at sites, which is beside its folder."""
+    return out.absolute().with_name(f"{out.name}.journal.jsonl")
+
+
+def watch(out: Path, make_callback: MakeCallback) -> None:
+    """Tell observers what happens in a run at sites, from its last start on, until it ends.
+
+    Args:
+        out: Folder of the run or comparison.
+        make_callback: Function that makes the observer of each run.
+
+    Raises:
+        InputError, RunFailed, NotSaved: If no run has begun, or it fails.
+        Stopped: If a signal stops it.
+    """
+    path, retelling = journal_of(out), Retelling(make_callback)
+    found, at = entries(path, 0)
+    if not found:
+        raise InputError(f"run: {str(out)!r} has no journal in {path.name!r}; kinfed deploy and flwr run begin one")
+    last = max(place for place, (what, _) in enumerate(found) if what == "process")
+    process, new = int(found[last][1][0]), found[last:]
+    while not any(retelling.tell(what, told) for what, told in new):
+        alive = Path(f"/proc/{process}").exists()
+        time.sleep(LOOK)
+        new, at = entries(path, at)
+        if not alive and not new:
+            raise RunFailed("the server's process has ended; flwr run continues the run")

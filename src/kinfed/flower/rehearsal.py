@@ -25,7 +25,7 @@ from kinfed.experiment.config import OF_READING, Config
 from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.folders import COMPARISON, CONFIG, check_room, is_ours
 from kinfed.experiment.run import MakeCallback, nobody
-from kinfed.files import NotSaved, claimed, new_folder, read_json_object, write_whole
+from kinfed.files import claimed, new_folder, read_json_object, write_whole
 from kinfed.flower.federation import refuse_impossible
 from kinfed.flower.journal import Retelling, entries
 from kinfed.flower.link import Link
@@ -36,7 +36,6 @@ NODES, IMAGES = "nodes.json", "public.safetensors"  # files of the sites' folder
 TIMEOUT = 3600.0
 LOOK = 0.2  # seconds between two looks into the journal
 ASK = 15.0  # seconds between two questions whether the run still works
-ERRORS = {"InputError": InputError, "RunFailed": RunFailed, "NotSaved": NotSaved}
 
 
 def rehearse(config: Config, out: Path, make_callback: MakeCallback = nobody, *, timeout: float = TIMEOUT) -> None:
@@ -172,16 +171,13 @@ def _follow(link: Link, path: Path, make_callback: MakeCallback, interrupt: Inte
     while True:
         found, at = entries(path, at)
         for what, told in found:
-            retelling.tell(what, told)
             if what == "process":
                 process = int(told[0])
-            if what == "done":
-                return
-            if what == "stopped":
-                raise Stopped(interrupt.asked or int(told[0]) - 128)
-            if what == "failed":
-                kind, text = told
-                raise ERRORS.get(kind, RunFailed)(text if kind in ERRORS else f"{kind}: {text}")
+            try:
+                if retelling.tell(what, told):
+                    return
+            except Stopped as stopped:
+                raise Stopped(interrupt.asked or stopped.exit_code - 128) from None
         if interrupt.asked and not told_to_stop:
             if process is None:
                 raise Stopped(interrupt.asked)

@@ -11,11 +11,12 @@ from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
 from safetensors.torch import load_file
 
 from kinfed.data import Samples, load
 from kinfed.data.samples import AS_THEY_ARE
-from kinfed.engine import Callback, NoCallback
+from kinfed.display import Display
 from kinfed.engine.interrupt import Stopped
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config
@@ -41,27 +42,24 @@ def main(grid: Grid, context: Context) -> None:
     Its entries are ``config``, the text of a config whose ``data`` is a name in angle brackets; ``out``, the folder of
     the run, which is resumed if it has begun; ``sites``, their number; ``timeout``, the seconds that a site may work on
     a task; ``images``, the public images, as data or as a safetensors file, empty for none; and ``journal``, the path
-    of a journal, empty for none.
+    of a journal.
     """
     job = context.run_config
-    journal = Journal(Path(str(job["journal"]))) if job["journal"] else None
+    display = Display(Console(highlight=False, emoji=False, soft_wrap=True))  # lines that Flower shows and keeps
+    journal = Journal(Path(str(job["journal"])), display.run)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # so that the first one ends the run after its round
-    note = _told if journal is None else journal.note
     try:
         with own_settings():
-            _do(grid, job, _printed if journal is None else journal.observer)
-    except (InputError, RunFailed, NotSaved) as error:
-        note("failed", type(error).__name__, str(error))
-        if journal is None:
-            raise
+            _do(grid, job, journal.observer)
     except Stopped as stopped:
-        note("stopped", stopped.exit_code)
+        journal.note("stopped", stopped.exit_code)
     except Exception as error:
-        note("failed", type(error).__name__, str(error))
+        journal.note("failed", type(error).__name__, str(error))
+        display.say(f"kinfed: {error if isinstance(error, InputError | RunFailed | NotSaved) else repr(error)}")
         raise
     else:
-        note("done")
+        journal.note("done")
 
 
 def _do(grid: Grid, job: Mapping[str, Any], observer: MakeCallback) -> None:
@@ -93,22 +91,6 @@ def _public(images: str, config: Config) -> Samples | None:
         return Samples(load_file(images)["images"], None, AS_THEY_ARE)
     own = load(images, channels=config.channels, image_size=config.image_size).train.without_labels()
     return own if config.public is None else own.take(range(min(config.public, len(own))))
-
-
-def _printed(method: str, seed: int, rounds: int) -> Callback:
-    """Return an observer that prints a line for each round, which Flower shows and keeps."""
-    _told("run", method, f"seed {seed}", f"{rounds} rounds")
-    return _Printed()
-
-
-class _Printed(NoCallback):
-    def round(self, line: dict[str, Any]) -> None:
-        refused = ", ".join(f"{line['refused_names'][id]}: {reason}" for id, reason in line["refused"].items())
-        _told(f"round {line['round']}", f"loss {line['train_loss']}", f"accuracy {line['global_acc']}", refused)
-
-
-def _told(*words: object) -> None:
-    print("kinfed:", *words, flush=True)
 
 
 app.main()(main)
