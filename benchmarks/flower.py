@@ -293,7 +293,6 @@ def refusals(work: Path) -> None:
         write_key(folder / "unknown")
         (folder / "other").mkdir()
         write_certificates(folder / "other")
-        (folder / "nobody.yaml").write_text("{}\n")
         known = ("--root-certificates", "ca.crt")
         for what, options in {
             "a node without a key": known,
@@ -315,15 +314,31 @@ def refusals(work: Path) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             node.wait()
-        state = Path(nodes[[*nodes][1]]["state"])
+        second = [*nodes][1]
+        state = Path(nodes[second]["state"])
         state.mkdir(parents=True)
         (state / "policy.toml").write_text('methods = ["fedavg"]\n')
-        job = rehearsal.job(at_server, work / "refused", sites, folder / "journal.jsonl", DEADLINE)
-        link.run(job)
-        print("a policy that says no:")
-        for _ in rounds(folder / "journal.jsonl"):
-            pass
+        journals = (folder / f"journal-{number}.jsonl" for number in range(2))
+        print("\na policy that says no:")
+        tried(link, rehearsal.job(at_server, work / "refused", sites, journal := next(journals), DEADLINE), journal)
         (state / "policy.toml").unlink()
+        link.nodes[second].terminate()
+        link.nodes[second].wait()
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "somebody"], check=True)
+        trusted = {"fpk_somebody": (folder / "somebody.pub").read_text().strip()}
+        (folder / "trusted.yaml").write_text(json.dumps(trusted))
+        link.start_node(second, "--trusted-entities", "trusted.yaml")
+        time.sleep(20)
+        print("a node that trusts the apps of somebody else:")
+        tried(link, rehearsal.job(at_server, work / "refused", sites, journal := next(journals), DEADLINE), journal)
+        print("its node:", told_of(folder / "node-1.log"))
+
+
+def tried(link: Link, job: dict[str, str | int | float], journal: Path) -> None:
+    """Start a run, and print how it ends."""
+    link.run(job)
+    for _ in rounds(journal):
+        pass
 
 
 def told_of(log: Path, start: int = 0) -> str:

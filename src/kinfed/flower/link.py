@@ -97,8 +97,8 @@ class Link:
             time.sleep(LOOK)
         raise RunFailed(f"Flower's SuperLink does not start: {self.last_words('superlink')}")
 
-    def start_node(self, name: str) -> None:
-        """Start a node, for the first time or again."""
+    def start_node(self, name: str, *options: str) -> None:
+        """Start a node, for the first time or again, perhaps with more options of ``flower-supernode``."""
         at = [*self._configs].index(name)
         told = " ".join(
             f"{entry}={json.dumps(value)}" for entry, value in {**self._configs[name], "name": name}.items()
@@ -106,7 +106,7 @@ class Link:
         self.nodes[name] = self.process(
             f"node-{at}", "flower-supernode", "--root-certificates", "ca.crt", "--superlink", self.address,
             "--auth-supernode-private-key", f"node-{at}", "--host", HOST, "--port", str(free_port()),
-            "--node-config", told,
+            "--node-config", told, *options,
         )  # fmt: skip
 
     def run(self, job: Mapping[str, str | int | float]) -> None:
