@@ -234,7 +234,7 @@ def asleep(node: int) -> list[int]:
     while True:
         processes = [node, *descendants(node)]
         commands = [Path(f"/proc/{pid}/cmdline") for pid in processes]
-        if any(b"clientapp" in path.read_bytes().split(b"\0")[1] for path in commands if path.exists()):
+        if any(b"flwr-clientapp" in path.read_bytes() for path in commands if path.exists()):
             break
         time.sleep(0.2)
     for pid in processes:

@@ -43,7 +43,7 @@ GRACE = 30.0  # seconds beyond the deadline of a site in which its answer may tr
 SITES = "sites.json"
 REASONS = {  # of Flower's codes of errors
     1: "its node cannot start kinfed",
-    3: "its node did not fetch the message",
+    3: "no answer in time",  # its node did not fetch the message, or its process ended shortly before
     4: "its answer was lost",
     5: "its node cannot be reached",
     6: "its node refuses the message",
