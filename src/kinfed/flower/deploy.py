@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
+from kinfed.experiment.provenance import provenance
 from kinfed.files import new_folder, write_whole
 from kinfed.flower.bundle import write_app
 from kinfed.flower.federation import refuse_impossible
@@ -15,22 +16,7 @@ __all__ = ["SITES", "deploy"]
 
 SITES = "<sites>"  # name of the data of a deployed run
 
-README = """\
-# A run of kinfed at {sites} sites
-
-`pyproject.toml` has the config of the run, and the names of two apps in the installed kinfed; there is no code here.
-With a SuperLink and its nodes running, and the connection CONNECTION in Flower's config (both as in docs/deploy.md of
-kinfed):
-
-```
-export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-flwr run {folder} CONNECTION --stream
-kinfed report {out}
-```
-
-`kinfed watch {out}` in another terminal shows its progress. The results are in `{out}` at the server. The same command
-continues a run that was stopped.
-"""
+README = Path(__file__).with_name("run_readme.md")
 
 
 def deploy(folder: Path, config: Config, *, sites: int, out: Path, timeout: float, images: str | None = None) -> None:
@@ -63,5 +49,6 @@ def deploy(folder: Path, config: Config, *, sites: int, out: Path, timeout: floa
                 "journal": str(journal_of(out)),
             },
         )
-        text = README.format(sites=sites, folder=folder.absolute(), out=out.absolute())
+        version = provenance("cpu").get("kinfed", "")
+        text = README.read_text().format(sites=sites, folder=folder.absolute(), out=out.absolute(), version=version)
         write_whole(folder / "README.md", text)
