@@ -187,9 +187,9 @@ class Faulty(FedPer):
 
 
 FAULTS = {
-    2: "an error", 3: "NaN", 4: "a wrong shape", 5: "it works longer than the time limit", 6: "its process ends",
-    7: "its machine sleeps, and the answer comes late", 8: "nothing: it comes back",
-    9: "its node is ended by SIGKILL", 10: "nothing: its node was started again", 11: "it loses its state",
+    2: "an error", 3: "NaN", 4: "a wrong shape", 5: "it works longer than the time limit", 7: "its process ends",
+    9: "its machine sleeps, and its answer comes late", 10: "nothing: it wakes up", 12: "its node is ended by SIGKILL",
+    13: "nothing: its node is started again", 15: "it loses its state",
 }  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def faults(work: Path) -> None:
             process = link.nodes[second]
             if "late" in fault:
                 stopped = asleep(process.pid)
-            if "comes back" in fault:
+            if "wakes up" in fault:
                 for pid in stopped:
                     os.kill(pid, signal.SIGCONT)
             if "SIGKILL" in fault:
@@ -223,7 +223,6 @@ def faults(work: Path) -> None:
                 process.wait()
             if "started again" in fault:
                 link.start_node(second)
-                time.sleep(20)
             if "loses" in fault:
                 for path in sites.glob("site-1/state/runs/*/memories/*/*"):
                     path.unlink()

@@ -125,8 +125,10 @@ class Link:
         told = json.loads(self.flwr("list", "--run-id", self._run, NAME, "--format", "json"))
         status = told["runs"][0]["status"]
         if status.startswith("finished"):
-            log = self.flwr("log", self._run, NAME, "--show").strip().splitlines()
-            return f"Flower's run is {status}: {log[-1] if log else 'it says nothing'}"
+            errors = [line for line in self.flwr("log", self._run, NAME, "--show").splitlines() if "Error" in line]
+            return (
+                f"Flower's run is {status}: {errors[-1].strip() if errors else 'the process of the server has ended'}"
+            )
         return None
 
     def process(self, log: str, *command: str) -> subprocess.Popen[bytes]:
