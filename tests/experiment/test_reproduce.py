@@ -10,9 +10,9 @@ import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import read_toml
+from kinfed.experiment.cost import cost_of
 from kinfed.experiment.folders import COMPARISON
 from kinfed.experiment.papers import TABLES, reproduce
-from kinfed.experiment.papers.cost import cost_of
 from kinfed.experiment.papers.table import ROUNDS, SECONDS, PaperTable, Row, Scale
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import METHODS
