@@ -66,9 +66,7 @@ class Bars:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bars: list[Bar] = []
-        self._widths: Counter[str] = Counter(
-            bar=BAR
-        )  # widest cell so far of each column, so that columns stay in place
+        self._widths = Counter(bar=BAR)  # of the widest cell of each column so far, so that columns stay in place
         self._drawn: list[int] = []  # cells of each line on the screen
         self._live = _Live(self, console) if console.is_interactive else None
         self._cell = _NotebookCell() if console.is_jupyter else None
@@ -196,7 +194,7 @@ class _NotebookCell:
             return
         self._last = time.perf_counter()
         text = "\n".join([*self.kept, *lines])
-        shown = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+        shown = {"text/plain": text, "text/html": f'<pre style="font-family: monospace">{html.escape(text)}</pre>'}
         if self._handle is None:
             self._handle = display(shown, raw=True, display_id=True)
         else:

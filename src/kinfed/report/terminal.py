@@ -21,6 +21,7 @@ from kinfed.report.verdict import verdict
 __all__ = ["show"]
 
 PLAIN_WIDTH = 120  # width in characters where the output is no terminal
+NOTEBOOK_WIDTH = 100  # width in characters in a notebook, which does not wrap
 
 
 def show(paths: Sequence[Path], console: Console | None = None, *, measure: str | None = None) -> None:
@@ -34,7 +35,7 @@ def show(paths: Sequence[Path], console: Console | None = None, *, measure: str 
     runs = read_runs(paths, measure)
     console = console or Console()
     if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+        console.width = NOTEBOOK_WIDTH if console.is_jupyter else PLAIN_WIDTH
     _say(console, setting(runs), "")
     _print(console, table(runs))
     if (new := table(runs, new_clients=True)).rows:
