@@ -154,7 +154,7 @@ def test_plain_lines_tell_the_progress_of_all_runs_without_a_line_of_its_own(mon
     assert lines[0].endswith("own test 0.100  1.00 s/round  (all runs: 2/40 rounds, about 38 s left)")
 
 
-@pytest.mark.parametrize("width", [20, 60, 80, 100, 140])
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_each_bar_is_one_whole_line(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     clock = Clock(monkeypatch)
     display = Display(Console(file=io.StringIO(), force_terminal=True, width=width))
@@ -168,7 +168,9 @@ def test_each_bar_is_one_whole_line(monkeypatch: pytest.MonkeyPatch, width: int)
     assert len(lines) == 2
     assert max(map(len, lines)) <= width
     assert [line.split()[-1] for line in lines] == ["11:00:00", "444:20:00"]
-    assert ("own test 0.658" in lines[0]) == (width >= 80)
+    assert "own test 0.658" in lines[0]
+    assert "(seed 0)" in lines[0]
+    assert ("lr=0.01,tau=0.99" in lines[0]) == (width >= 80)
     assert ("primary model 13/20" in lines[0]) == (width >= 140)
 
 

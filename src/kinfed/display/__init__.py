@@ -75,7 +75,7 @@ class Display:
         """Show the progress of several runs or races together, instead of those before."""
         self._close()
         if self.all is not None:
-            self.bars.remove(self.all.bar)
+            self.bars.drop(self.all.bar)
         self.all = AllDisplay(self, cost, what) if cost.left_runs > 1 else None
 
     def _close(self) -> None:
@@ -193,7 +193,7 @@ class RaceDisplay:
         """Remove the bar; the lines of the rungs stay."""
         if self._all is not None:
             self._all.ended(self._method, self._bar.total - self._bar.done)
-        self._display.bars.remove(self._bar)
+        self._display.bars.drop(self._bar)
 
     def trial(self, name: str) -> TrialDisplay:
         """Return the display of a trial, which advances the bar of the race."""

@@ -23,6 +23,8 @@ ALWAYS = ("name", "count", "left")
 OPTIONAL = ("score", "pace", "work", "bar")  # shown where there is room; the first ones are kept longest
 OF_PRESENT = ("bar", "work", "left")  # nothing to tell of finished work
 BAR = 20  # characters
+SHORT_NAME = 24  # characters to which names are shortened to make room for the score
+SEED = len("… (seed 0)")  # characters of the end of a shortened name
 NOTEBOOK_WIDTH = 100  # characters of a line in a notebook
 NOTEBOOK_SECONDS = 0.2  # shortest time between two pictures in a notebook
 
@@ -53,7 +55,7 @@ class Bar:
         """Return the text of each column but for the bar itself."""
         left = "-:--:--" if self.end is None else _clock(self.end - time.perf_counter())
         told = {"score": self.score, "pace": self.pace, "work": self.work}
-        return {"name": self.name, "count": f"{self.done}/{self.total}", **told, "left": left}
+        return {"name": self.name, "count": f"{self.done:>{len(str(self.total))}}/{self.total}", **told, "left": left}
 
 
 class Bars:
@@ -93,13 +95,13 @@ class Bars:
         self._bars.insert(0, bar)
         self.refresh()
 
-    def remove(self, bar: Bar) -> None:
+    def drop(self, bar: Bar) -> None:
         """Draw a bar no more."""
-        self._bars.remove(bar)
+        self._bars = [other for other in self._bars if other is not bar]
 
     def keep(self, bar: Bar) -> None:
-        """Remove a bar, and leave a line with its last state above the others."""
-        self.remove(bar)
+        """Drop a bar, and leave a line with its last state above the others."""
+        self.drop(bar)
         if self._live is not None:
             self._console.print(*self._lines([bar], self._console.width, finished=True))
         elif self._cell is not None:
@@ -137,11 +139,12 @@ class Bars:
             self._widths |= Counter({column: cell_len(text) for column, text in row.items()})
         room = width - sum(self._widths[column] + 1 for column in ALWAYS) + 1
         widths = {column: self._widths[column] for column in ALWAYS}
-        widths["name"] = max(widths["name"] + min(room, 0), 1)
         for column in OPTIONAL:
-            if 0 < self._widths[column] < room:
+            spare = max(widths["name"] - SHORT_NAME, 0) if column == "score" else 0
+            if 0 < self._widths[column] < room + spare:
                 widths[column] = self._widths[column]
                 room -= widths[column] + 1
+        widths["name"] = max(widths["name"] + min(room, 0), 1)
         columns = [column for column in COLUMNS if column in widths and not (finished and column in OF_PRESENT)]
         lines = []
         for bar, row in zip(bars, rows, strict=True):
@@ -213,10 +216,17 @@ def _track(bar: Bar, ascii_only: bool) -> Text:
 
 
 def _fitted(text: str, width: int, column: str) -> str:
-    """Return a cell in the width of its column: numbers to the right, a longer name with an ellipsis."""
+    """Return a cell in the width of its column: numbers to the right, a longer name with its end and an ellipsis.
+
+    >>> _fitted("fedkin+fedper:lr=0.01 (seed 0)", 24, "name")
+    'fedkin+fedper:… (seed 0)'
+    """
     if column in ("count", "left"):
         return text.rjust(width)
-    return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+    if cell_len(text) <= width:
+        return set_cell_size(text, width)
+    end = text[1 - SEED :] if width > 2 * SEED else ""
+    return set_cell_size(text, width - 1 - cell_len(end)) + "…" + end
 
 
 def _clock(seconds: float) -> str:
