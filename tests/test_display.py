@@ -91,6 +91,13 @@ def test_the_cost_of_a_table_is_told_with_its_time_once_the_pace_is_known(monkey
     ]
 
 
+def test_a_run_that_ends_early_says_so() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False, width=100)
+    Display(console).run("fedavg", 0, 9).ended(4)
+    told = "fedavg (seed 0): ended after round 4 of 9, as the config asks\n"
+    assert console.file.getvalue() == told  # type: ignore[attr-defined]
+
+
 TWO_AND_TWO = Cost(runs=4, rounds=40, left_runs=4, left={"fast": 20, "slow": 20}, seconds=None)
 
 

@@ -311,9 +311,7 @@ class RunDisplay:
         """Say so if the run ended before its planned last round."""
         if round < self._rounds:
             self._bar.total = round
-            self._display.print(
-                f"{self._name}: ended after round {round} of {self._rounds}; validation no longer improved"
-            )
+            self._display.print(f"{self._name}: ended after round {round} of {self._rounds}, as the config asks")
 
     def _say(self, text: str) -> None:
         if not self._bars.shown:

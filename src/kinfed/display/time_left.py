@@ -50,4 +50,4 @@ class TimeLeft:
 
     def drop(self, method: str, rounds: int) -> None:
         """Note rounds that need not be done, such as those of a run that ended early."""
-        self._left[method] -= rounds
+        self._left[method] = max(self._left[method] - rounds, 0)  # a killed run repeats rounds after its checkpoint
