@@ -9,6 +9,7 @@ from rich.console import Console
 from kinfed.display import Display
 from kinfed.display.bars import Bars
 from kinfed.experiment.cost import Cost
+from kinfed.tuning import Plan
 
 
 def told(terminal: bool) -> str:
@@ -89,6 +90,30 @@ def test_the_cost_of_a_table_is_told_with_its_time_once_the_pace_is_known(monkey
         f"40 rounds: {at_pace} 60 min, without the tests after the last rounds",
         f"1 run, 1 round left of 2 runs, 40 rounds: {at_pace} 30 s, without the tests after the last rounds",
     ]
+
+
+def test_the_races_of_a_tuning_have_a_bar_together_that_the_runs_after_them_replace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    display = Display(Console(file=io.StringIO(), force_terminal=True, width=100))
+    display.race("fedavg: first round", 1).trial("lr=0.1").round({"round": 1})
+    display.plan([Plan(label, 3, 3, (1, 4), 6, 6.0) for label in ("fedavg", "fedper")], final=9.0)
+    race = display.race("fedavg", 6)
+    race.advance(1, "lr=0.1")  # the round before
+    trial = race.trial("lr=0.1")
+    clock.now += 3
+    trial.round({"round": 2, "validation_personal_acc_weighted": 0.5})
+    one, together = drawn(display.bars, 100)
+    assert "2/6" in one
+    assert "validation 0.500" in one
+    assert one.split()[-1] == "0:00:12"
+    assert together.startswith("all races")
+    assert "2/12 0 of 2 races" in together
+    assert together.split()[-1] == "0:00:30"
+    display.runs(TWO_AND_TWO)
+    (line,) = drawn(display.bars, 100)
+    assert line.startswith("all runs")
 
 
 def test_a_run_that_ends_early_says_so() -> None:

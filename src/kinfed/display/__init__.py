@@ -88,7 +88,7 @@ class Display:
         """Print what a tuning costs, and the comparison on fresh seeds after it."""
         table = Table(box=None, pad_edge=False)
         for heading in ("method", "settings", "a third goes on after", "rounds", "about"):
-            table.add_column(heading, justify="left" if heading == "method" else "right")
+            table.add_column(heading, justify="left" if heading == "method" else "right", overflow="fold")
         for plan in plans:
             rungs = ", ".join(map(str, plan.rungs[:-1])) or "–"
             settings = str(plan.settings) if plan.settings == plan.of else f"{plan.settings} of {plan.of}"
