@@ -44,13 +44,10 @@ class Cost:
 
 
 class Spectator(Protocol):
-    """Observer of the runs of comparisons."""
+    """Observer of the runs of a table or figure."""
 
     def cost(self, cost: Cost) -> None:
-        """Report what a table or figure costs, before it begins."""
-
-    def runs(self, cost: Cost) -> None:
-        """Report which runs of a comparison follow, before the first of them."""
+        """Report what is to be done, before it begins."""
 
     def run(self, method: str, seed: int, rounds: int, /) -> Callback:
         """Return the observer of one run."""
