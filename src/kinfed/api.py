@@ -33,10 +33,9 @@ if TYPE_CHECKING:
     from kinfed.experiment.evaluate import Evaluation
     from kinfed.experiment.export import Exported, Form
     from kinfed.experiment.predictor import Predictor
-    from kinfed.experiment.run import MakeCallback
     from kinfed.experiment.vote import Ballots
     from kinfed.methods import Method
-    from kinfed.tuning import Spectator
+    from kinfed.tuning import Unseen
 
 __all__ = [
     "Result",
@@ -205,11 +204,11 @@ def run(
     if "methods" in fields:
         raise InputError("methods: run takes one method, the first argument; compare takes several")
     config = _config({**fields, "methods": method}, allow_code=allow_code)
-    with result_folder(out, config.methods[0]) as path, _display(quiet) as make_callback:
+    with result_folder(out, config.methods[0]) as path, _spectator(quiet) as spectator:
         if isinstance(executor, str):
-            _rehearsal(executor, overwrite=overwrite).rehearse(config, path, make_callback)
+            _rehearsal(executor, overwrite=overwrite).rehearse(config, path, spectator.run)
         else:
-            run_config(config, path, make_callback, overwrite=overwrite, executor=executor)
+            run_config(config, path, spectator.run, overwrite=overwrite, executor=executor)
     return Result(path)
 
 
@@ -255,16 +254,18 @@ def compare(
     >>> result = kinfed.compare(["fedavg", FedProx(mu=0.1)], data="digits", partition="shards")  # doctest: +SKIP
     >>> result.table(); result.report("report.html")  # doctest: +SKIP
     """
+    from kinfed.experiment.cost import cost_of
     from kinfed.experiment.run import compare as compare_config
 
     _truths(overwrite=overwrite, quiet=quiet, allow_code=allow_code)
     asked = {**fields} if methods is None else {**fields, "methods": methods}
     config = _config(asked, alone=True, allow_code=allow_code)
-    with result_folder(out, "compare") as path, _display(quiet) as make_callback:
+    with result_folder(out, "compare") as path, _spectator(quiet) as spectator:
+        spectator.runs(cost_of({path: config}, anew=True))
         if isinstance(executor, str):
-            _rehearsal(executor, overwrite=overwrite).rehearse(config, path, make_callback)
+            _rehearsal(executor, overwrite=overwrite).rehearse(config, path, spectator.run)
         else:
-            compare_config(config, path, make_callback, overwrite=overwrite, executor=executor)
+            compare_config(config, path, spectator.run, overwrite=overwrite, executor=executor)
     return Result(path)
 
 
@@ -310,8 +311,9 @@ def resume(
 
     >>> kinfed.resume("runs/mine", rounds=60)  # doctest: +SKIP
     """
+    from kinfed.experiment.cost import cost_of
     from kinfed.experiment.extend import extend
-    from kinfed.experiment.folders import COMPARISON
+    from kinfed.experiment.folders import COMPARISON, is_ours
     from kinfed.experiment.objects import of_folder
     from kinfed.experiment.run import resume as resume_folder
     from kinfed.registry import nothing_from_files
@@ -323,17 +325,20 @@ def resume(
         for name, value in {"rounds": rounds, "device": device}.items():
             if value is not None:
                 raise InputError(f"{name}: is not possible with executor={executor}")
-        with _display(quiet) as make_callback:
-            _rehearsal(executor).resume_rehearsal(folder, make_callback)
+        with _spectator(quiet) as spectator:
+            _rehearsal(executor).resume_rehearsal(folder, spectator.run)
         return Result(folder)
     objects, names = of_folder(folder, methods=methods, data=data, partition=partition, model=model)
     with nothing_from_files(names, folder, allow=allow_code):
         if rounds is not None:
             extend(folder, rounds, device=device, objects=objects)
-        with _spectator(quiet) as (spectator, make_callback):
+        with _spectator(quiet) as spectator:
             if is_tuning(folder) and not (folder / COMPARISON).is_file():
-                go_on_tuning(folder, spectator, make_callback, objects)
-            resume_folder(folder, make_callback, device=device, objects=objects, executor=executor)
+                go_on_tuning(folder, spectator, spectator.run, objects)
+            elif is_ours(folder) and (folder / COMPARISON).is_file():
+                other = {} if device is None else {"device": device}
+                spectator.runs(cost_of({folder: Config.read(folder / COMPARISON, objects, **other)}))
+            resume_folder(folder, spectator.run, device=device, objects=objects, executor=executor)
     return Result(folder)
 
 
@@ -386,8 +391,8 @@ def tune(
     usual = {name: value for name, value in TUNING_DEFAULTS.items() if name not in there}
     config = _config({**usual, **asked}, alone=True, allow_code=allow_code)
     seconds = None if budget is None else parse_duration("budget", budget)
-    with result_folder(out, "tune") as path, _spectator(quiet) as (spectator, make_callback):
-        tune_config(config, over, path, spectator, make_callback, seconds)
+    with result_folder(out, "tune") as path, _spectator(quiet) as spectator:
+        tune_config(config, over, path, spectator, spectator.run, seconds)
     return Result(path)
 
 
@@ -443,9 +448,9 @@ def advise(
     config = _config({**asked, "methods": "local_ssl" if unlabelled else "local"}, uses={}, allow_code=allow_code)
     names = able(config.model_dump(exclude={"methods", "settings"}), config.objects, labelled=not unlabelled)
     config = _config({**asked, "methods": names}, allow_code=allow_code)
-    with result_folder(out, "advise") as path, _spectator(quiet) as (spectator, make_callback):
+    with result_folder(out, "advise") as path, _spectator(quiet) as spectator:
         announce = spectator.say if isinstance(spectator, Display) else lambda _: None
-        return advise_config(config, path, announce, spectator, make_callback, labelled=not unlabelled, budget=seconds)
+        return advise_config(config, path, announce, spectator, spectator.run, labelled=not unlabelled, budget=seconds)
 
 
 @with_fields()
@@ -485,7 +490,6 @@ def reproduce(
     >>> kinfed.reproduce("fedcka-table2", seeds=3)  # doctest: +SKIP
     """
     from kinfed.experiment.papers import FIGURES
-    from kinfed.experiment.papers.cost import UNSEEN
     from kinfed.experiment.papers.figures import reproduce_figure
     from kinfed.experiment.papers.reproduce import reproduce as reproduce_table
     from kinfed.experiment.papers.table import refuse_choice
@@ -493,7 +497,7 @@ def reproduce(
 
     _truths(quiet=quiet)
     path = Path("runs") / f"{table}-{scale}" if out is None else _path("out", out)
-    with contextlib.nullcontext(UNSEEN) if quiet else Display() as spectator:
+    with _spectator(quiet) as spectator:
         if table not in [*FIGURES]:  # a list, since the name may be anything
             return reproduce_table(table, scale, path, fields, spectator, columns, rows)
         refuse_choice(columns, rows, "a figure is drawn whole")
@@ -643,11 +647,8 @@ def train_sources(
 
     _truths(overwrite=overwrite, quiet=quiet)
     training, pool = Training.checked({**fields, "data": data}), _path("out", out)
-    if quiet:
-        train_all(training, pool, overwrite=overwrite)
-    else:
-        with Display() as display:
-            train_all(training, pool, display.source, overwrite=overwrite)
+    with _spectator(quiet) as spectator:
+        train_all(training, pool, spectator.source, overwrite=overwrite)
     return pool
 
 
@@ -730,8 +731,8 @@ def vote(
         usual = {name: value for name, value in {"rounds": 5, "ft_epochs": 0}.items() if name not in there}
         new = {**usual, **fields, "methods": "fedavg", "save_local": True}
         config = _config(new, uses=uses, allow_code=allow_code)
-        with result_folder(out, "vote") as folder, _display(quiet) as make_callback:
-            held = train_and_vote(config, sources, rule, folder, make_callback, overwrite=overwrite)
+        with result_folder(out, "vote") as folder, _spectator(quiet) as spectator:
+            held = train_and_vote(config, sources, rule, folder, spectator.run, overwrite=overwrite)
     save_vote_picture(held, folder / "vote.png")
     return held
 
@@ -805,23 +806,9 @@ def _rehearsal(executor: str, *, overwrite: bool = False) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _display(quiet: bool) -> Iterator[MakeCallback]:
-    from kinfed.experiment.run import nobody
-
-    if quiet:
-        yield nobody
-        return
-    with Display() as display:
-        yield display.run
-
-
-@contextlib.contextmanager
-def _spectator(quiet: bool) -> Iterator[tuple[Spectator, MakeCallback]]:
-    from kinfed.experiment.run import nobody
+def _spectator(quiet: bool) -> Iterator[Display | Unseen]:
+    """Context manager that gives the display of the progress, or an observer that does nothing if it shall be quiet."""
     from kinfed.tuning import Unseen
 
-    if quiet:
-        yield Unseen(), nobody
-        return
-    with Display() as display:
-        yield display, display.run
+    with contextlib.nullcontext(Unseen()) if quiet else Display() as spectator:
+        yield spectator

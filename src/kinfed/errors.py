@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["InputError", "RunFailed", "check_choice", "plain"]
+__all__ = ["InputError", "RunFailed", "check_choice", "nearest", "plain"]
 
 LONGEST = 600  # characters of a message; a longer one loses its middle
 
@@ -50,7 +50,15 @@ def check_choice(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any
     kinfed.errors.InputError: method: 'fedavgg' is not known; allowed: fedavg, fedprox; did you mean fedavg?
     """
     if name not in allowed:
-        near = difflib.get_close_matches(name, allowed, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
         listed = ", ".join(allowed) or "nothing"
-        raise InputError(f"{what}: {name!r} is not known; allowed: {listed}{hint}")
+        raise InputError(f"{what}: {name!r} is not known; allowed: {listed}{nearest(name, allowed)}")
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """Return the end of a message that suggests the nearest of the allowed names; empty if none is near.
+
+    >>> nearest("fedavgg", ["fedavg", "fedprox"])
+    '; did you mean fedavg?'
+    """
+    near = difflib.get_close_matches(name, [*allowed], 1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -12,10 +12,11 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo
 
-from kinfed.errors import InputError
+from kinfed.errors import InputError, nearest
 
 __all__ = ["check_fields", "field_types", "is_text", "listed", "one_line", "parse_duration", "plain_value", "short"]
 
+CHOICES = re.compile(r"'([^']+)'")  # in the text of pydantic: "'sgd', 'adam' or 'adamw'"
 SHOWN = 60  # characters of a value in a message
 
 
@@ -73,7 +74,9 @@ def one_line(error: ValidationError, where: str = "") -> str:
     field = where or ".".join(str(part) for part in first["loc"]) or "config"
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     value = "" if first["type"] == "missing" else f"{short(first['input'])} is not allowed; "
-    return f"{field}: {value}{message[:1].lower()}{message[1:]}"
+    choices = CHOICES.findall(first.get("ctx", {}).get("expected", ""))
+    near = nearest(first["input"], choices) if isinstance(first["input"], str) else ""
+    return f"{field}: {value}{message[:1].lower()}{message[1:]}{near}"
 
 
 def short(value: Any) -> str:

@@ -62,6 +62,8 @@ def config(**fields: Any) -> Config:
         ({"methods": ("local",), "models": "mlp:1", "model": "mlp"}, "models: takes the place of model"),
         ({"bn": "frozen"}, "bn: 'frozen' needs weights"),
         ({"weights": "nowhere.safetensors"}, "weights: 'nowhere.safetensors' is neither a file nor a folder"),
+        ({"partition": "shardz:3"}, "partition: 'shardz:3' is not allowed; .*; did you mean shards?"),
+        ({"optimizer": "adan"}, "optimizer: 'adan' is not allowed; .* 'adam' or 'adamw'; did you mean adam?"),
         ({"bn": "none"}, "bn: 'none' is not allowed; must be 'track', 'batch', 'group' or 'frozen'"),
         ({"augment": "mixup"}, "augment: 'mixup' is not allowed; must be 'none' or 'crop_flip'"),
         ({"lr_schedule": "linear"}, "lr_schedule: 'linear' is not allowed; must be 'constant', 'cosine' or 'step:'"),

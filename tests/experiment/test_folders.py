@@ -178,7 +178,7 @@ DAMAGED = [
 def report(path: Path) -> None:
     """All that a table tells."""
     runs = read_runs([path])
-    table(runs).rich()
+    table(runs).fitted(80)
     assert setting(runs) + verdict(runs) + "".join(notes(runs))
 
 

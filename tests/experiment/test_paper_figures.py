@@ -15,8 +15,8 @@ import kinfed
 from kinfed.engine import NoCallback
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
+from kinfed.experiment.cost import Cost
 from kinfed.experiment.papers import FIGURES, TABLES
-from kinfed.experiment.papers.cost import Cost
 from kinfed.experiment.papers.figure import (
     CLASS_COUNTS,
     CRSM,

@@ -10,9 +10,9 @@ import kinfed
 from kinfed.errors import InputError
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import read_toml
+from kinfed.experiment.cost import cost_of
 from kinfed.experiment.folders import COMPARISON
 from kinfed.experiment.papers import TABLES, reproduce
-from kinfed.experiment.papers.cost import cost_of
 from kinfed.experiment.papers.table import ROUNDS, SECONDS, PaperTable, Row, Scale
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import METHODS
@@ -494,6 +494,7 @@ def test_the_cost_counts_what_is_left_at_the_pace_of_each_method(tmp_path: Path)
     assert (cost.runs, cost.rounds, cost.left_runs, cost.left_rounds) == (6, 60, 5, 48)
     assert cost.seconds == pytest.approx(10 * 2 + 18 * 7 + 20 * 34 / 12)  # fedper has no round: the mean of all
     assert cost_of({tmp_path / "new": config}).seconds is None
+    assert cost_of({tmp_path: config}, anew=True) == cost_of({tmp_path / "new": config})
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from kinfed.errors import InputError
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.notes import notes
 from kinfed.report.rows import setting
-from kinfed.report.table import table
+from kinfed.report.table import Table, table
 from kinfed.report.terminal import show
 
 
@@ -43,6 +43,13 @@ def column(runs: list[Run], heading: str) -> list[tuple[str, str, bool]]:
     return [(row[at].text, row[at].spread, row[at].best) for row in shown.rows]
 
 
+def printed(shown: Table, width: int) -> str:
+    """Return a table as a terminal shows it."""
+    console = Console(width=width, file=io.StringIO())
+    console.print(*shown.fitted(width))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
 def test_validation_and_the_round_that_it_chose_have_columns_of_their_own() -> None:
     chosen = {"chosen": {"round": 2, "personal_acc_weighted": 0.625}}
     run = made("fedavg", 0.5, metrics={"validation_personal_acc_weighted": 0.75}, summary=chosen)
@@ -58,9 +65,7 @@ def test_columns_compare_heads_and_bodies_alike_and_a_terminal_leaves_out_others
     assert column(runs, "re-fitted") == [("0.900", "", True), ("–", "", False)]
     assert table(runs).headings[2:5] == ("own test", "own classes", "re-fitted")
     assert not {"own classes", "re-fitted"} & {*table(runs[1:]).headings}
-    console = Console(width=80, file=io.StringIO())
-    console.print(table(runs).rich())
-    said = console.file.getvalue()  # type: ignore[attr-defined]
+    said = printed(table(runs), 80)
     assert all(number in said for number in ("0.400", "0.800*", "0.900*"))
     assert "0.700" not in said
 
@@ -280,6 +285,31 @@ def test_another_seed_may_hold_back_clients_of_other_sizes() -> None:
     assert "in data" in notes([first, made("fedavg", 0.5, seed=1, summary=fewer)])[0]
 
 
+EVERY = (
+    "refit_acc_weighted", "validation_personal_acc_weighted", "own_classes_acc_weighted", "fine_tuned_acc_weighted",
+    "linear_global_acc_mean",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 140])
+def test_a_table_too_wide_for_the_terminal_has_several_parts_and_no_number_is_cut(width: int) -> None:
+    more: dict[str, Any] = {"summary": {"tested": "global body and own head", "seconds": {"total": 13765.8}}}
+    runs = [
+        made(label, 0.65 + seed / 7, seed, metrics=dict.fromkeys(EVERY, 0.75 + seed / 7), **more)
+        for label in ("fedavg", "fedkin+fedper:lr=0.01,tau=0.99", "local lr=0.5 momentum=0.9 " + "x" * 60)
+        for seed in (0, 1)
+    ]
+    shown = table(runs)
+    lines = printed(shown, width).splitlines()
+    parts = sum(line.startswith("method") for line in lines)
+    assert parts == {40: 4, 60: 2, 80: 2, 100: 1, 120: 1, 140: 1}[width]
+    assert sum(line.startswith("fedavg") for line in lines) == parts
+    assert max(map(len, lines)) <= width
+    told = [(cell.text, of) for row in shown.rows for cell, of in zip(row, shown.headings, strict=True)]
+    whole = sorted(text for text, of in told if re.fullmatch(r"[\d.]+", text) and of != "mean over clients")
+    assert sorted(re.findall(r"(?<=\s)\d+\.\d*(?=[*\s])", "\n".join([*lines, ""]))) == whole
+
+
 @pytest.mark.slow
 def test_the_tables_fit_eighty_columns(tmp_path: Path) -> None:
     methods = ["fedavg", "fedper", "fedbabu", "fedshibu"]
@@ -289,9 +319,7 @@ def test_the_tables_fit_eighty_columns(tmp_path: Path) -> None:
         run.summary["seconds"]["total"] = 123.4
     assert len(table(runs).headings) == 2 + 11
     for shown, numbers in ((table(runs), 9), (table(runs, new_clients=True), 3)):
-        console = Console(width=80, file=io.StringIO())
-        console.print(shown.rich())
-        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        lines = printed(shown, 80).splitlines()
         assert max(len(line.rstrip()) for line in lines) <= 80
         assert not any("…" in line for line in lines)
         rows = [line for line in lines if line.startswith(("fed", "local"))]

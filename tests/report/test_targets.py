@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import kinfed
 from kinfed.experiment.targets import Reach, SpeedUp, as_text, reference, speed_up, targets
@@ -13,7 +11,7 @@ from kinfed.report.folders import Run
 from kinfed.report.notes import notes
 from kinfed.report.reached import target_table
 from kinfed.report.table import table
-from tests.report.test_table import made
+from tests.report.test_table import made, printed
 
 
 def asked(method: str, *rounds: int | None, target: float = 0.9, limit: int = 30, **more: Any) -> list[Run]:
@@ -156,9 +154,7 @@ def test_the_longest_rows_fit_eighty_columns() -> None:
     long: dict[str, Any] = {"target": 0.905, "limit": 1000}
     runs = [*asked("fedprox", 6, 7, **long), *asked("fedvote+fedprox", 1000, 999, vote={"round": 200}, **long)]
     runs += asked("fedper", None, None, global_acc=None, **long)
-    console = Console(width=80, file=io.StringIO())
-    console.print(target_table(runs, 0.905).rich())
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = printed(target_table(runs, 0.905), 80)
     for part in ("0.905", "no global model", "fedvote+fedprox 2 of 2 seeds", "negative transfer", "after round 200"):
         assert part in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80

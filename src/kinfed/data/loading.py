@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import importlib.util
 import inspect
@@ -28,7 +27,7 @@ from kinfed.data.images import Decoding, OnError
 from kinfed.data.reading import PLAIN, Reading
 from kinfed.data.samples import Dataset, labels_of
 from kinfed.data.splits import Labelled, Split, assemble, labelled
-from kinfed.errors import InputError
+from kinfed.errors import InputError, nearest
 
 __all__ = [
     "EMBEDDED",
@@ -217,11 +216,11 @@ def find(data: str) -> _OnDisk | _OnHub | _Kept | None:
     if path is None and (form := _in_format(data)) is not None:
         return _find_in_format(*form)
     if path is None:
-        root, near = _root(), difflib.get_close_matches(data, [EMBEDDED, *HUB], 1)
+        root, names = _root(), [EMBEDDED, *HUB]
         where = f"$KINFED_DATA is {root}" if root is not None else "$KINFED_DATA is not set"
         raise InputError(
-            f"data: {data!r} is neither a name ({', '.join([EMBEDDED, *HUB])}), nor a path, nor in $KINFED_DATA "
-            f"({where}), nor hub:OWNER/NAME{f'; did you mean {near[0]}?' if near else ''}"
+            f"data: {data!r} is neither a name ({', '.join(names)}), nor a path, nor in $KINFED_DATA "
+            f"({where}), nor hub:OWNER/NAME{nearest(data, names)}"
         )
     if is_entry(path):
         return _Kept(path)

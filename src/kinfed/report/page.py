@@ -36,6 +36,9 @@ from kinfed.report.verdict import verdict
 
 __all__ = ["as_html", "write_report"]
 
+BEST_IN_NOTEBOOK = (
+    r'<style>td.best { font-weight: 700 } td.best::before { content: "\2605 "; font-size: .75em }</style>'
+)
 LARGEST = 500_000  # characters of the numbers that a page holds for downloads
 
 
@@ -75,7 +78,7 @@ def write_report(paths: Sequence[Path], out: Path, measure: str | None = None) -
 def as_html(runs: Sequence[Run]) -> str:
     """Return HTML for a notebook: the description of the experiment, the conclusion, the table and the notes."""
     said = "".join(f"<p>{escaped(line)}</p>" for line in (setting(runs), verdict(runs)) if line)
-    return f"{said}{shown(table(runs))}{_notes(runs)}"
+    return f"{BEST_IN_NOTEBOOK}{said}{shown(table(runs))}{_notes(runs)}"
 
 
 def _page(runs: Sequence[Run], tuned: Sequence[Tuned] = (), advised: Sequence[Advised] = ()) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from rich.cells import cell_len, chop_cells
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -28,6 +30,7 @@ NARROW = {
     "fine-tuned": "fine-\ntuned",
 }  # headings broken for a terminal
 
+SHORTEST = 16  # characters to which a line of a name is shortened, if not all columns fit otherwise
 PAGE_ONLY = {"mean over clients", "refreshed"}  # headings for which a terminal has no room
 
 
@@ -259,21 +262,71 @@ class Table:
         measures = self.measures or ("",) * len(self.headings)
         return [f"{of} ({measure})" if measure else of for of, measure in zip(self.headings, measures, strict=True)]
 
-    def rich(self) -> RichTable:
-        """Return the table for a terminal of 80 columns, without the columns that only a page has room for.
+    def fitted(self, width: int) -> list[RichTable]:
+        """Return the table for a terminal, in several parts if its columns do not fit beside each other.
 
-        The best values are bold and have a star, which is visible without colours. If there is not enough space, only
-        the second column is wrapped.
+        Every part begins with the first column. Columns that only a page has room for are left out. The best values are
+        bold and have a star, which is visible without colours. Only the first two columns are wrapped, so that no
+        number is ever cut.
+
+        Args:
+            width: Width of the terminal in characters.
         """
-        shown = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         kept = [i for i, heading in enumerate(self.headings) if heading not in PAGE_ONLY]
-        for i in kept:
-            lines = NARROW.get(self.headings[i], self.headings[i].replace(" ", "\n"))
-            shown.add_column(lines, justify="left" if i < 2 else "right", overflow="fold", no_wrap=i != 1)
-        starred = [any(row[i].best for row in self.rows) for i in range(len(self.headings))]
-        for row in self.rows:
-            shown.add_row(*(_shown(row[i], " " if starred[i] else "") for i in kept))
-        return shown
+        names, second, *numbers = [self._column(i) for i in kept]
+        word = max(cell_len(word) for cell in second for word in ["", *cell.plain.split()])
+        for longest in (_width(names), SHORTEST):
+            label = min(_width(names), longest)
+            parts, room = [[second]], width - label - 1 - word
+            for column in numbers:
+                if parts[-1] and room < _width(column) + 1:
+                    parts, room = [*parts, []], width - label
+                parts[-1].append(column)
+                room -= _width(column) + 1
+            if len(parts) == 1:
+                break
+        names = [_broken(cell, label) for cell in names]
+        return [_part([names, *part], width, second=part[0] is second) for part in parts]
+
+    def _column(self, i: int) -> list[Text]:
+        """Return the heading of a column and its cells as texts for a terminal."""
+        heading = Text(NARROW.get(self.headings[i], self.headings[i].replace(" ", "\n")))
+        room = " " if any(row[i].best for row in self.rows) else ""
+        return [heading, *(_shown(row[i], room) for row in self.rows)]
+
+
+def _part(columns: Sequence[Sequence[Text]], width: int, *, second: bool) -> RichTable:
+    """Return a table for a terminal; with ``second``, the second column is of words and gets the room that is left."""
+    shown = RichTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    others = sum(_width(column) + 1 for i, column in enumerate(columns) if not (second and i == 1))
+    for i, (heading, *_) in enumerate(columns):
+        words = second and i == 1
+        room = min(_width(columns[i]), max(width - others, 1)) if words else _width(columns[i])
+        justify: Literal["left", "right"] = "left" if words or i == 0 else "right"
+        shown.add_column(heading, justify=justify, overflow="fold", no_wrap=not words, width=room)
+    for row in [*zip(*columns, strict=True)][1:]:
+        shown.add_row(*row)
+    return shown
+
+
+def _width(column: Sequence[Text]) -> int:
+    """Return the width of the widest line of a column in cells."""
+    return max(cell_len(line) for cell in column for line in cell.plain.split("\n"))
+
+
+def _broken(label: Text, width: int) -> Text:
+    r"""Break a label into lines of at most a width, after one of the signs between its parts if possible.
+
+    >>> _broken(Text("fedkin+fedper:lr=0.01,tau=0.99"), 20).plain
+    'fedkin+fedper:\nlr=0.01,tau=0.99'
+    """
+    lines = [""]
+    for piece in re.findall(r"[^ ,:+]*[ ,:+]?", label.plain):
+        if lines[-1] and cell_len(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    folded = [part for line in lines for part in chop_cells(line, width)]
+    return Text("\n".join(folded), label.style)
 
 
 def _shown(cell: Cell, room: str) -> Text:

@@ -14,13 +14,14 @@ from kinfed.report.folders import read_runs
 from kinfed.report.notes import notes
 from kinfed.report.reached import target_table
 from kinfed.report.rows import setting
-from kinfed.report.table import NEW_CLIENTS, table
+from kinfed.report.table import NEW_CLIENTS, Table, table
 from kinfed.report.tuning import read_tuning, tuning_notes
 from kinfed.report.verdict import verdict
 
 __all__ = ["show"]
 
 PLAIN_WIDTH = 120  # width in characters where the output is no terminal
+NOTEBOOK_WIDTH = 100  # width in characters in a notebook, which does not wrap
 
 
 def show(paths: Sequence[Path], console: Console | None = None, *, measure: str | None = None) -> None:
@@ -34,24 +35,30 @@ def show(paths: Sequence[Path], console: Console | None = None, *, measure: str 
     runs = read_runs(paths, measure)
     console = console or Console()
     if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+        console.width = NOTEBOOK_WIDTH if console.is_jupyter else PLAIN_WIDTH
     _say(console, setting(runs), "")
-    console.print(table(runs).rich())
+    _print(console, table(runs))
     if (new := table(runs, new_clients=True)).rows:
         _say(console, NEW_CLIENTS, "")
-        console.print(new.rich())
+        _print(console, new)
     for target in targets([run.summary for run in runs]):
         console.print()
-        console.print(target_table(runs, target).rich())
+        _print(console, target_table(runs, target))
     for row, group in votes(runs).items():
         _say(console, f"The vote of {row}", *outcomes(group))
         if voted(group[0]):
             console.print()
-            console.print(vote_table(group[0]).rich())
+            _print(console, vote_table(group[0]))
     tuned = [line for path in paths if (told := read_tuning(path)) for line in tuning_notes(told)]
     for line in (verdict(runs), *tuned, *notes(runs)):
         if line:
             _say(console, line)
+
+
+def _print(console: Console, shown: Table) -> None:
+    """Print a table, with an empty line between its parts."""
+    for number, part in enumerate(shown.fitted(console.width)):
+        console.print(*(["\n"] if number else []), part, sep="")
 
 
 def _say(console: Console, *lines: str) -> None:

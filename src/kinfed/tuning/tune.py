@@ -13,6 +13,7 @@ from kinfed.engine import Callback, NoCallback
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.assemble import runtime_of, settled, sources_of
 from kinfed.experiment.config import EXECUTION, Config
+from kinfed.experiment.cost import Cost, UnseenRuns, cost_of
 from kinfed.experiment.folders import COMPARISON, TUNING, check_room
 from kinfed.experiment.run import MakeCallback, executor_of, resume
 from kinfed.experiment.uses import refuse_unlabelled
@@ -81,7 +82,7 @@ class Winner:
 
 
 class Spectator(Protocol):
-    """Observer of a tuning."""
+    """Observer of a tuning, and of the comparison after it."""
 
     def plan(self, plans: Sequence[Plan], final: float) -> None:
         """Report what the tuning costs, before it begins, and the seconds of the comparison on fresh seeds."""
@@ -89,9 +90,12 @@ class Spectator(Protocol):
     def race(self, label: str, rounds: int) -> Watcher:
         """Return the observer of one method's race, which takes so many rounds."""
 
+    def runs(self, cost: Cost) -> None:
+        """Report which runs of the comparison follow, before the first of them."""
 
-class Unseen:
-    """Observer of a tuning, of its races and of their trials that does nothing."""
+
+class Unseen(UnseenRuns):
+    """Observer of a tuning, of its races, of their trials and of the runs after them that does nothing."""
 
     def plan(self, plans: Sequence[Plan], final: float) -> None:
         """Do nothing."""
@@ -163,6 +167,7 @@ def tune(
         if not (out / COMPARISON).is_file():
             best = _race(config, over, folder, spectator, budget, finalists)
             write_whole(out / COMPARISON, best.toml())
+    spectator.runs(cost_of({out: Config.read(out / COMPARISON, config.objects)}))
     resume(out, make_callback, objects=config.objects)
 
 

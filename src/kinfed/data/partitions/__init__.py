@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
-from kinfed.errors import InputError
+from kinfed.errors import InputError, nearest
 from kinfed.fields import field_types, short
 from kinfed.labels import parse_label
 from kinfed.registry import Registry
@@ -131,4 +131,5 @@ def _find(name: str) -> tuple[Any, dict[str, str]]:
     *names, last = map(repr, PARTITIONS)
     raise InputError(
         f"partition: {short(name)} is not allowed; must be {', '.join(names)} or {last}, or package.module:Name"
+        f"{nearest(base, PARTITIONS)}"
     )

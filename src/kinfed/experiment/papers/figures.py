@@ -12,8 +12,8 @@ from typing import cast
 
 from kinfed.errors import check_choice, plain
 from kinfed.experiment.config_file import with_present_names
+from kinfed.experiment.cost import UNSEEN, Spectator, cost_of
 from kinfed.experiment.papers import FIGURES
-from kinfed.experiment.papers.cost import UNSEEN, Spectator, cost_of
 from kinfed.experiment.papers.figure import (
     CLASS_COUNTS,
     LAYERS,

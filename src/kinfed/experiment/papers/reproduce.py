@@ -13,9 +13,9 @@ from typing import Any, cast
 from kinfed.errors import InputError, check_choice, plain
 from kinfed.experiment.config import EXECUTION, Config
 from kinfed.experiment.config_file import tables, with_present_names
+from kinfed.experiment.cost import UNSEEN, Spectator, cost_of
 from kinfed.experiment.folders import COMPARISON_SUMMARIES
 from kinfed.experiment.papers import FIGURES, TABLES
-from kinfed.experiment.papers.cost import UNSEEN, Spectator, cost_of
 from kinfed.experiment.papers.identification import PAPER, another_setting, identify
 from kinfed.experiment.papers.table import (
     CELLS,

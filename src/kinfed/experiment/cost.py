@@ -1,4 +1,4 @@
-"""What a table or figure costs: runs and rounds, how many are left, and about how long they take; who is told."""
+"""What comparisons cost: runs and rounds, how many are left, and about how long they take; who is told."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kinfed.experiment.folders import SUMMARY
 from kinfed.experiment.run import nobody
 from kinfed.labels import folder_name
 
-__all__ = ["UNSEEN", "Cost", "Spectator", "cost_of"]
+__all__ = ["UNSEEN", "Cost", "Spectator", "UnseenRuns", "cost_of"]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Runs and rounds of a table or figure.
+    """Runs and rounds of comparisons, such as those of a paper's table.
 
     Attributes:
         runs: Number of all runs.
         rounds: Number of the rounds of all runs.
         left_runs: Number of runs that have not ended.
-        left_rounds: Number of rounds that they still have to do.
+        left: Number of rounds that they still have to do, by method.
         seconds: Estimated seconds of these rounds, at the mean pace of the method's rounds so far, or of all rounds
             for a method that has none; None if no round has been done.
     """
@@ -34,8 +34,13 @@ class Cost:
     runs: int
     rounds: int
     left_runs: int
-    left_rounds: int
+    left: Mapping[str, int]
     seconds: float | None
+
+    @property
+    def left_rounds(self) -> int:
+        """Number of rounds of all methods that are still to be done."""
+        return sum(self.left.values())
 
 
 class Spectator(Protocol):
@@ -51,23 +56,27 @@ class Spectator(Protocol):
         """Return the observer of the training of one source model, whose rounds are epochs."""
 
 
-class _Unseen:
-    """Observer that does nothing."""
+class UnseenRuns:
+    """Observer of runs that does nothing."""
 
     run = source = staticmethod(nobody)
 
     def cost(self, cost: Cost) -> None:
         """Do nothing."""
 
+    def runs(self, cost: Cost) -> None:
+        """Do nothing."""
 
-UNSEEN = _Unseen()
+
+UNSEEN = UnseenRuns()
 
 
-def cost_of(comparisons: Mapping[Path, Config]) -> Cost:
+def cost_of(comparisons: Mapping[Path, Config], *, anew: bool = False) -> Cost:
     """Count the runs and rounds of comparisons, and what is left of them.
 
     Args:
         comparisons: Config of each comparison by its folder, which need not exist yet.
+        anew: True if the comparisons begin from the start, whatever is in their folders.
     """
     rounds, left_runs = 0, 0
     left: dict[str, int] = {}
@@ -76,7 +85,8 @@ def cost_of(comparisons: Mapping[Path, Config]) -> Cost:
         for method in config.methods:
             for seed in range(config.seed, config.seed + config.seeds):
                 run = RunFolder(folder / folder_name(method, seed))
-                lines, ended = run.lines(SECONDS), (run.path / SUMMARY).is_file()
+                lines = [] if anew else run.lines(SECONDS)
+                ended = not anew and (run.path / SUMMARY).is_file()
                 taken.setdefault(method, []).extend(sum(line.values()) - line["round"] for line in lines)
                 left[method] = left.get(method, 0) + (0 if ended else config.rounds - len(lines))
                 rounds += config.rounds
@@ -87,6 +97,6 @@ def cost_of(comparisons: Mapping[Path, Config]) -> Cost:
         runs=sum(len(config.methods) * config.seeds for config in comparisons.values()),
         rounds=rounds,
         left_runs=left_runs,
-        left_rounds=sum(left.values()),
+        left=left,
         seconds=sum(count * pace[method] for method, count in left.items()) if pace else None,
     )
