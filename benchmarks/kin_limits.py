@@ -140,13 +140,15 @@ def measured(case: str, asked: argparse.Namespace, out: Path) -> dict[str, Any]:
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Return the accuracies as a Markdown table, one row for each case."""
     columns = ["local", "fedavg", "fedkin", "oracle_groups"]
-    lines = ["| case | local | FedAvg | fedkin | ceiling | groups found; adjusted Rand index |", "| --- " * 6 + "|"]
+    lines = ["| case | local | FedAvg | fedkin | ceiling | groups found; adjusted Rand index; AUC of pairs |"]
+    lines.append("| --- " * 6 + "|")
     for case, rows in results.items():
         cells = [f"{rows[row]['accuracy']:.3f}" if row in rows else "–" for row in columns]
         found = rows["fedkin"]
-        groups = ", ".join(map(str, found["groups"]))
-        index = ", ".join(f"{value:.2f}" for value in found.get("adjusted_rand_index", []))
-        lines.append(f"| {case} | {' | '.join(cells)} | {groups}{'; ' if index else ''}{index} |")
+        told = [", ".join(map(str, found["groups"]))]
+        told += [", ".join(f"{value:.2f}" for value in found[name])
+                 for name in ("adjusted_rand_index", "pair_auc") if name in found]  # fmt: skip
+        lines.append(f"| {case} | {' | '.join(cells)} | {'; '.join(told)} |")
     return "\n".join(lines)
 
 
