@@ -163,17 +163,19 @@ class Link:
         """End all processes that were started, with the ones that they started."""
         processes = [*self.nodes.values(), *([self.superlink] if self.superlink else [])]
         started = {pid for process in processes for pid in (process.pid, *descendants(process.pid))}
-        for process in processes:
-            process.terminate()
-        end = time.monotonic() + END
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(end - time.monotonic(), 0.1))
-        for pid in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for process in processes:
-            process.wait()
+        try:
+            for process in processes:
+                process.terminate()
+            end = time.monotonic() + END
+            for process in processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(end - time.monotonic(), 0.1))
+        finally:  # also if another Ctrl-C ends the wait
+            for pid in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for process in processes:
+                process.wait()
 
 
 def descendants(pid: int) -> list[int]:
