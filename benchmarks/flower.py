@@ -391,6 +391,7 @@ def main() -> None:
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])  # of the sites
     asked.work.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that Flower's processes end as well
     if asked.what == "same":
         same_bits(asked.work, asked.only)
     elif asked.what == "faults":
