@@ -192,7 +192,7 @@ def _report(folder: Path) -> object:
     from kinfed.report.verdict import verdict
 
     runs = read_runs([folder / "run"])
-    return table(runs).rich(), setting(runs), verdict(runs), notes(runs)
+    return table(runs).fitted(80), setting(runs), verdict(runs), notes(runs)
 
 
 def _config(folder: Path) -> object:
