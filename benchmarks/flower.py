@@ -5,9 +5,9 @@
 * ``same``: every method that sites can do, two nodes, two rounds: the server's state, metrics, and what clients keep
   beside a run in one process, bit for bit. Ports and connections of all processes are looked at meanwhile.
 * ``faults``: one run of FedPer in which something happens to the second site in each round, and a run whose server is
-  killed and resumed. The bits of the first site are those of a run in which nothing happens to anyone else.
+  killed and resumed.
 * ``refusals``: nodes without a key, with an unknown key, and with another certificate authority; a site whose policy
-  says no, and a node that trusts nobody.
+  says no, and a node that trusts the apps of somebody else.
 * ``cost``: seconds of a round with 2 and 8 nodes, beside one process and two workers. Nothing else may run meanwhile.
 
 Each prints a table for docs/flower.md. The processes that are started end with it.
@@ -26,10 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -37,6 +37,7 @@ import kinfed
 from kinfed.engine import RunFolder
 from kinfed.experiment.config import Config
 from kinfed.flower import rehearsal
+from kinfed.flower.federation import impossible
 from kinfed.flower.journal import entries
 from kinfed.flower.link import NAME, Link, descendants, free_port, write_certificates, write_key
 from kinfed.methods import METHODS, Client, ClientState, Message, make_method
@@ -55,16 +56,10 @@ DEADLINE = 15.0  # seconds that a site may work on a task in the run with faults
 # -- the same bits ----------------------------------------------------------------------------------------------------
 
 
-def possible(name: str) -> bool:
-    """Return True if sites can do a method: nobody trains on all samples, and nobody is told true groups."""
-    kind = METHODS.find(name)
-    return kind.trains != "pooled" and not kind().requires.true_groups
-
-
 def same_bits(work: Path, only: list[str]) -> None:
     """Compare every method at two sites with the same run in one process, and print a row for each."""
     methods = []
-    for name in only or [*(name for name in METHODS if possible(name)), *JOINED]:
+    for name in only or [*(name for name, kind in METHODS.items() if not impossible(kind())), *JOINED]:
         made = make_method(name)
         methods.append(make_method(name, trial_fields(type(made.unwrapped)) | trial_fields(type(made))))
     fields = dict(FIELDS)
@@ -169,8 +164,6 @@ class Sockets:
 class Faulty(FedPer):
     """FedPer whose client 1 does something wrong in some rounds."""
 
-    primary_label: ClassVar[str] = "personal"
-
     def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train like all, but for the faults of client 1."""
         upload, state = super().update(client, message, state)
@@ -265,10 +258,10 @@ def resumed(work: Path) -> None:
     metrics = there / "metrics.jsonl"
     while not metrics.is_file() or not metrics.read_text():
         time.sleep(0.2)
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for pid in descendants(run.pid):
         with contextlib.suppress(OSError):
-            if b"serverapp" in path.read_bytes():
-                os.kill(int(path.parent.name), signal.SIGKILL)
+            if b"serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
     assert run.stderr is not None
     said = run.stderr.read().strip().splitlines()[-1]
     print(
@@ -317,9 +310,8 @@ def refusals(work: Path) -> None:
         state = Path(nodes[second]["state"])
         state.mkdir(parents=True)
         (state / "policy.toml").write_text('methods = ["fedavg"]\n')
-        journals = (folder / f"journal-{number}.jsonl" for number in range(2))
         print("\na policy that says no:")
-        tried(link, rehearsal.job(at_server, work / "refused", sites, journal := next(journals), DEADLINE), journal)
+        tried(link, rehearsal.job(at_server, work / "refused", sites, folder / "journal-1.jsonl", DEADLINE))
         (state / "policy.toml").unlink()
         link.nodes[second].terminate()
         link.nodes[second].wait()
@@ -329,14 +321,14 @@ def refusals(work: Path) -> None:
         link.start_node(second, "--trusted-entities", "trusted.yaml")
         time.sleep(20)
         print("a node that trusts the apps of somebody else:")
-        tried(link, rehearsal.job(at_server, work / "refused", sites, journal := next(journals), DEADLINE), journal)
+        tried(link, rehearsal.job(at_server, work / "refused", sites, folder / "journal-2.jsonl", DEADLINE))
         print("its node:", told_of(folder / "node-1.log"))
 
 
-def tried(link: Link, job: dict[str, str | int | float], journal: Path) -> None:
+def tried(link: Link, job: dict[str, str | int | float]) -> None:
     """Start a run, and print how it ends."""
     link.run(job)
-    for _ in rounds(journal):
+    for _ in rounds(Path(str(job["journal"]))):
         pass
 
 
@@ -351,22 +343,18 @@ def told_of(log: Path, start: int = 0) -> str:
 
 
 def cost(work: Path, counts: list[int]) -> None:
-    """Measure the seconds of a round of FedAvg on the digits, with tests and without, in four ways."""
+    """Measure the seconds of a round of FedAvg on the digits, with tests and without, in three ways."""
     print("| clients | tests | one process | two workers | sites | bytes of a round |\n|---|---|---|---|---|---|")
     for clients in counts:
         for tests in (False, True):
             fields = {**FIELDS, "train_images": None, "partition": "iid", "clients": clients, "rounds": 4}
             fields = {name: value for name, value in fields.items() if name != "shards"}
             fields |= {"evaluate_every": 1 if tests else 4}
-            ways: dict[str, Callable[..., Any]] = {
-                "one": lambda **given: kinfed.run("fedavg", **given),
-                "workers": lambda **given: kinfed.run("fedavg", workers=2, **given),
-                "sites": lambda **given: kinfed.run("fedavg", executor="flower", **given),
-            }
+            ways: dict[str, dict[str, Any]] = {"one": {}, "workers": {"workers": 2}, "sites": {"executor": "flower"}}
             cells = []
-            for way, do in ways.items():
+            for way, more in ways.items():
                 out = work / f"cost-{clients}-{tests}-{way}"
-                do(out=out, quiet=True, **fields)
+                kinfed.run("fedavg", out=out, quiet=True, **fields, **more)
                 cells.append(statistics.median(seconds(out)))
             line = RunFolder(out).lines("metrics.jsonl")[0]
             told = " | ".join(f"{value:.2f} s" if value < 2 else f"{value:.0f} s" for value in cells)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kinfed.flower.federation import impossible
 from kinfed.methods import METHODS, Message, make_method
 from kinfed.models import BODY, HEAD
 from kinfed.testing import small_runtime, trial_fields
@@ -55,7 +56,7 @@ def main() -> None:
     """Print the table."""
     print("| method | to the site | from the site | stays there between rounds | once |\n|---|---|---|---|---|")
     for name, kind in METHODS.items():
-        if kind.trains != "pooled" and not kind().requires.true_groups:
+        if not impossible(kind()):
             print(row(name))
 
 

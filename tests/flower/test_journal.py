@@ -29,7 +29,7 @@ def test_what_a_server_is_told_is_told_to_its_own_observer_and_to_whoever_watche
         seen.append((method, seed, rounds))
         return Told(seen)
 
-    out = tmp_path / "out"
+    out = tmp_path / "new" / "out"
     Journal(journal_of(out)).note("run", "of an earlier start", 0, 9)
     journal = Journal(journal_of(out), lambda *_: Told(own))
     observer = journal.observer("fedavg", 3, 2)

@@ -16,12 +16,13 @@ from kinfed.data import Federation, Normalisation, Partition
 from kinfed.data.samples import ChannelSums
 from kinfed.engine.folder import save_model
 from kinfed.experiment.run import folder_of, run
+from kinfed.flower.federation import impossible
 from kinfed.methods import METHODS
 from kinfed.models import read_tensors
 from kinfed.testing import same, untrained_sources
 from tests.flower.sites import at_sites, config_of, named_federation, run_at_sites, site_states
 
-POSSIBLE = [name for name, kind in METHODS.items() if kind.trains != "pooled" and not kind().requires.true_groups]
+POSSIBLE = [name for name, kind in METHODS.items() if not impossible(kind())]
 
 
 def pool(fed: Federation, path: Path) -> str:

@@ -21,8 +21,9 @@ from kinfed.experiment.config import Config
 from kinfed.experiment.provenance import provenance
 from kinfed.fields import one_line
 from kinfed.flower.site import processor
+from kinfed.methods import Method
 
-__all__ = ["Introduction", "SitesFederation", "agreed", "refuse_impossible"]
+__all__ = ["Introduction", "SitesFederation", "agreed", "impossible", "refuse_impossible"]
 
 
 class Introduction(BaseModel):
@@ -93,8 +94,7 @@ def refuse_impossible(config: Config) -> None:
         raise InputError("weights: a folder with a file for each client is not possible at sites; give one file")
     for label in config.methods:
         method = config.method(label)
-        if method.trains == "pooled" or method.requires.true_groups:
-            why = "trains on all samples at one place" if method.trains == "pooled" else "is told true groups"
+        if why := impossible(method):
             raise InputError(f"methods: {label} {why}, which there is not at sites")
         probes = config.linear_probe is not False or config.knn_every
         if not method.supervised and probes and (config.labelled is None or method.primary != "global"):
@@ -102,6 +102,13 @@ def refuse_impossible(config: Config) -> None:
                 f"methods: {label} reads no labels, and its accuracy needs those of all clients; give "
                 "linear_probe=false and knn_every=0"
             )
+
+
+def impossible(method: Method) -> str | None:
+    """Return in words what a method has that there is not at sites; None if sites can do it."""
+    if method.trains == "pooled":
+        return "trains on all samples at one place"
+    return "is told true groups" if method.requires.true_groups else None
 
 
 def agreed(told: Sequence[Introduction], *, images: Samples | None = None, name: str = "sites") -> SitesFederation:

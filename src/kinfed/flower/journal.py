@@ -34,6 +34,7 @@ class Journal:
 
     def __init__(self, path: Path, make_callback: MakeCallback = nobody) -> None:
         self._path, self._make_callback = path, make_callback
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.note("process", os.getpid())
 
     def note(self, what: str, *told: Any) -> None:
@@ -138,8 +139,19 @@ def watch(out: Path, make_callback: MakeCallback) -> None:
     last = max(place for place, (what, _) in enumerate(found) if what == "process")
     process, new = int(found[last][1][0]), found[last:]
     while not any(retelling.tell(what, told) for what, told in new):
-        alive = Path(f"/proc/{process}").exists()
+        alive = _is_alive(process)
         time.sleep(LOOK)
         new, at = entries(path, at)
         if not alive and not new:
             raise RunFailed("the server's process has ended; flwr run continues the run")
+
+
+def _is_alive(process: int) -> bool:
+    """Return True if there is a process of this number on this machine."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is somebody else's
+        return True
+    return True

@@ -44,7 +44,6 @@ class Link:
         address: Host and port of the SuperLink.
         superlink: Process of the SuperLink.
         nodes: Process of each node, by its name.
-        environment: Environment of all processes.
     """
 
     def __init__(self, work: Path, nodes: Mapping[str, Mapping[str, str]]) -> None:
@@ -54,7 +53,7 @@ class Link:
         self.superlink: subprocess.Popen[bytes] | None = None
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         commands = Path(sys.executable).parent  # Flower starts its processes by name
-        self.environment = {
+        self._environment = {
             **os.environ,
             "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', '')}",
             "FLWR_HOME": str(work / "home"),
@@ -95,7 +94,7 @@ class Link:
             with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
                 return
             time.sleep(LOOK)
-        raise RunFailed(f"Flower's SuperLink does not start: {self.last_words('superlink')}")
+        raise RunFailed(f"Flower's SuperLink does not start: {self._last_words('superlink')}")
 
     def start_node(self, name: str, *options: str) -> None:
         """Start a node, for the first time or again, perhaps with more options of ``flower-supernode``."""
@@ -118,10 +117,10 @@ class Link:
         """Return the reason why the run cannot go on, if a process or the run has ended; else None."""
         assert self.superlink is not None
         if self.superlink.poll() is not None:
-            return f"Flower's SuperLink has ended: {self.last_words('superlink')}"
+            return f"Flower's SuperLink has ended: {self._last_words('superlink')}"
         for at, process in enumerate(self.nodes.values()):
             if process.poll() is not None:
-                return f"Flower's SuperNode has ended: {self.last_words(f'node-{at}')}"
+                return f"Flower's SuperNode has ended: {self._last_words(f'node-{at}')}"
         told = json.loads(self.flwr("list", "--run-id", self._run, NAME, "--format", "json"))
         status = told["runs"][0]["status"]
         if status.startswith("finished"):
@@ -135,7 +134,7 @@ class Link:
         """Start a process in the folder, with a log of that name."""
         with (self._work / f"{log}.log").open("ab") as file:
             return subprocess.Popen(
-                command, cwd=self._work, env=self.environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                command, cwd=self._work, env=self._environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                 start_new_session=True,
             )  # fmt: skip
 
@@ -146,7 +145,7 @@ class Link:
             RunFailed: If it fails; the message is the last line that it printed.
         """
         done = subprocess.run(
-            ("flwr", *command), cwd=self._work, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True,
+            ("flwr", *command), cwd=self._work, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
             text=True, check=False, start_new_session=True,
         )  # fmt: skip
         if done.returncode:
@@ -154,7 +153,7 @@ class Link:
             raise RunFailed(f"flwr {command[0]}: {said[-1] if said else f'exit code {done.returncode}'}")
         return done.stdout
 
-    def last_words(self, log: str) -> str:
+    def _last_words(self, log: str) -> str:
         """Return the last line of a log."""
         lines = (self._work / f"{log}.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
