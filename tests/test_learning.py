@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -544,3 +546,14 @@ def test_nothing_is_correlated_with_what_is_the_same_for_all() -> None:
     same_for_all = np.full((4, 4), 0.3) + 1e-15 * np.arange(16).reshape(4, 4)
     assert rank_correlation(np.arange(16.0).reshape(4, 4), same_for_all) is None
     assert rank_correlation(np.eye(2), np.eye(2)) is None  # one pair
+
+
+def test_a_new_process_trains_without_the_compiler_of_pytorch() -> None:
+    """It takes two seconds to import, in every worker process and for every message to a site."""
+    program = """if True:
+        import sys
+        from tests.test_learning import LocalTraining, Phase, batchnorm_model, order, train, two_classes
+        tally = train(batchnorm_model(), two_classes(4), Phase(), LocalTraining(lr=0.1, momentum=0.9), order())
+        assert tally.steps and "torch._dynamo" not in sys.modules
+        """
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.sgd import sgd
 
 from kinfed.data.samples import Samples
 from kinfed.learning.augmentation import crop_and_flip
@@ -123,7 +124,7 @@ def train(
     if not parameters:
         return Tally(0, 0, float("nan"), float("nan"), None)
     weights = {name: p.detach() for name, p in parameters.items()}  # the same memory, outside autograd
-    optimiser, losses = _optimiser(parameters.values(), phase, training), _Losses()
+    optimiser, losses = _optimiser([*parameters.values()], phase, training), _Losses()
     with seeded_globals(order, samples.inputs.device, certain=False):
         for _ in range(training.epochs if phase.epochs is None else phase.epochs):
             shuffled = torch.randperm(len(samples), generator=order).to(samples.inputs.device)
@@ -149,19 +150,55 @@ def train(
     return losses.tally()
 
 
-def _optimiser(parameters: Iterable[nn.Parameter], phase: Phase, training: LocalTraining) -> torch.optim.Optimizer:
+def _optimiser(listed: list[nn.Parameter], phase: Phase, training: LocalTraining) -> _Optimiser:
     """Make a new optimiser, without a state."""
-    listed = [*parameters]
     lr, decay = training.lr if phase.lr is None else phase.lr, training.weight_decay
     fused = listed[0].device.type in ("cpu", "cuda")  # one call for all tensors in a step, elsewhere by foreach
     match training.optimizer:
         case "sgd":
-            momentum = training.momentum
-            return torch.optim.SGD(listed, lr, momentum, weight_decay=decay, fused=fused, foreach=not fused)
+            return _SGD(listed, lr, training.momentum, decay, fused)
         case "adam":
             return torch.optim.Adam(listed, lr, weight_decay=decay, fused=fused, foreach=not fused)
         case "adamw":
             return torch.optim.AdamW(listed, lr, weight_decay=decay, fused=fused, foreach=not fused)
+
+
+class _Optimiser(Protocol):
+    """Optimiser of a phase."""
+
+    def zero_grad(self, set_to_none: bool = ...) -> None:
+        """Forget the gradients."""
+
+    def step(self) -> object:
+        """Change the parameters by their gradients."""
+
+
+class _SGD:
+    """SGD by the function that `torch.optim.SGD` calls.
+
+    The class does the same, but imports PyTorch's compiler first: two seconds of every new process, and of every
+    message to a site.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float, decay: float, fused: bool) -> None:
+        self._parameters, self._lr, self._momentum, self._decay, self._fused = parameters, lr, momentum, decay, fused
+        self._buffers: dict[nn.Parameter, Tensor | None] = {}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        moving = [parameter for parameter in self._parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in moving if parameter.grad is not None]
+        buffers = [self._buffers.get(parameter) for parameter in moving] if self._momentum else []
+        sgd(
+            [*moving], gradients, buffers, fused=self._fused, foreach=not self._fused, weight_decay=self._decay,
+            momentum=self._momentum, lr=self._lr, dampening=0.0, nesterov=False, maximize=False,
+        )  # fmt: skip
+        if self._momentum:
+            self._buffers.update(zip(moving, buffers, strict=True))
 
 
 def _labels_of(samples: Samples, rows: Tensor) -> Tensor:
