@@ -266,6 +266,20 @@ def test_a_method_is_described_with_types_defaults_and_meanings(kinfed) -> None:
     assert "did you mean fedprox?" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (["comparee"], "Did you mean 'compare'?"),
+        (["report", "run", "--format", "htm"], "'html', 'csv', 'json', 'markdown', 'latex'; did you mean html?"),
+    ],
+)
+def test_a_mistyped_command_or_choice_gets_one_suggestion(kinfed, arguments, suggestion) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = kinfed(*arguments)
+    assert code == 2
+    assert err.count("id you mean") == 1
+    assert suggestion in err
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_field_of_a_method_has_a_meaning(name: str) -> None:
     assert all(field.meaning and field.type for field in described_fields(METHODS[name]))

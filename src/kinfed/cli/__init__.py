@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import re
 import sys
 import textwrap
 import warnings
@@ -20,7 +21,7 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperCommand
 
-from kinfed.errors import InputError, RunFailed, plain
+from kinfed.errors import InputError, RunFailed, nearest, plain
 from kinfed.experiment.config import Config, Measure
 from kinfed.experiment.config_file import FORMER_NAMES, parse_settings
 from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS
@@ -910,10 +911,20 @@ def main() -> None:
     try:
         code = app(arguments or ["--help"], standalone_mode=False)
     except (InputError, CommandError) as error:
-        # The message of typer's errors is better than their str(), but names a Python class.
-        _complain(getattr(error, "format_message", error.__str__)().replace("Value error, ", ""))
+        _complain(_told(error))
         code = WRONG_INPUT
     sys.exit(code if arguments else WRONG_INPUT)
+
+
+def _told(error: Exception) -> str:
+    """Return the message of an error in the arguments, which suggests the nearest name once."""
+    message = str(getattr(error, "message", ""))
+    choices = [*getattr(getattr(getattr(error, "param", None), "type", None), "choices", ())]
+    wrong = re.match("'(.*)' is not one of", message)
+    # The message of typer's errors is better than their str(), but names a Python class.
+    told = message if "Did you mean" in message else getattr(error, "format_message", error.__str__)()
+    told = told.replace("Value error, ", "")
+    return told.removesuffix(".") + nearest(wrong[1], map(str, choices)) if wrong else told
 
 
 def _complain(text: str) -> None:

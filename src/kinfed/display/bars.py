@@ -16,6 +16,8 @@ from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
+from kinfed.report.terminal import NOTEBOOK_WIDTH
+
 __all__ = ["Bar", "Bars"]
 
 COLUMNS = ("name", "bar", "count", "score", "pace", "work", "left")
@@ -25,7 +27,6 @@ OF_PRESENT = ("bar", "work", "left")  # nothing to tell of finished work
 BAR = 20  # characters
 SHORT_NAME = 24  # characters to which names are shortened to make room for the score
 SEED = len("… (seed 0)")  # characters of the end of a shortened name
-NOTEBOOK_WIDTH = 100  # characters of a line in a notebook
 NOTEBOOK_SECONDS = 0.2  # shortest time between two pictures in a notebook
 
 

@@ -18,7 +18,7 @@ from kinfed.report.table import NEW_CLIENTS, Table, table
 from kinfed.report.tuning import read_tuning, tuning_notes
 from kinfed.report.verdict import verdict
 
-__all__ = ["show"]
+__all__ = ["NOTEBOOK_WIDTH", "show"]
 
 PLAIN_WIDTH = 120  # width in characters where the output is no terminal
 NOTEBOOK_WIDTH = 100  # width in characters in a notebook, which does not wrap
