@@ -52,7 +52,16 @@ def main() -> None:
     base, method = FedAvg(), FedKin(first=1)
 
     def server(round: int) -> Server:
-        return Server(model=model, seed=0, round=round, rounds=100, clients=asked.clients, public_images=None)
+        return Server(
+            model=model,
+            seed=0,
+            round=round,
+            rounds=100,
+            clients=asked.clients,
+            cohort=asked.clients,
+            secret=0,
+            public_images=None,
+        )
 
     start, state = base.init(server(0)), method.init(server(0))
     ids = [*range(0, asked.clients, asked.clients // asked.sampled)][: asked.sampled]

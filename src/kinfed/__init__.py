@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kinfed.methods.central_byol import CentralBYOL
     from kinfed.methods.cfl import CFL
     from kinfed.methods.ditto import Ditto
+    from kinfed.methods.dp import DP
     from kinfed.methods.fedavg import FedAvg
     from kinfed.methods.fedavg_crsm import FedAvgCRSM
     from kinfed.methods.fedbabu import FedBABU
@@ -102,6 +103,7 @@ _WHERE = {
     "CentralBYOL": "kinfed.methods.central_byol",
     "CFL": "kinfed.methods.cfl",
     "Ditto": "kinfed.methods.ditto",
+    "DP": "kinfed.methods.dp",
     "FedAvg": "kinfed.methods.fedavg",
     "FedAvgCRSM": "kinfed.methods.fedavg_crsm",
     "FedBABU": "kinfed.methods.fedbabu",
@@ -133,6 +135,7 @@ _WHERE = {
 
 __all__ = [
     "CFL",
+    "DP",
     "IFCA",
     "IID",
     "MOON",

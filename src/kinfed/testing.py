@@ -42,7 +42,7 @@ from kinfed.files import NotSaved
 from kinfed.learning import MEASURES, Batch, LocalTraining, Phase, Tally, train
 from kinfed.methods import ClientId, ClientState, Message, Method, NamedTensors, ServerState, fedavg
 from kinfed.methods.fedavg import FedAvg
-from kinfed.models import HEAD, Card, Model, Source, Tensors, build, read_tensors
+from kinfed.models import HEAD, BatchNorm, Card, Model, Source, Tensors, build, read_tensors
 from kinfed.settings import own_settings
 
 __all__ = [
@@ -220,10 +220,11 @@ def small_runtime(
         "checkpoint_every": 100,
         "fine_tuning": Phase(epochs=1, lr=0.01),
     } | plan
+    bn: BatchNorm = "group" if method.requires.fixed_statistics else "track"
     return ClientRuntime(
         method,
         fed,
-        (wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed)),),
+        (wrap(build(model, fed.dataset.shape, len(fed.dataset.classes), seed, bn=bn)),),
         RoundSettings(
             rounds=rounds,
             training=training or LocalTraining(lr=0.05, batch_size=16),

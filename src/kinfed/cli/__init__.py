@@ -190,6 +190,15 @@ Assignments = Annotated[
         "repeatable",
     ),
 ]
+Protection = Annotated[
+    str | None,
+    typer.Option(
+        "--dp",
+        metavar="FIELD=VALUE,...",
+        help="differential privacy for each client, for all methods that send something: noise=1.0,clip=0.5 or "
+        "epsilon=8; see: kinfed methods dp",
+    ),
+]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="allow the import of code that a file names as package.module:Name")
 ]
@@ -213,10 +222,12 @@ ModelClient = Annotated[
 ]
 
 
-def _asked(config: Path | None, assignments: list[str] | None, given: Mapping[str, str]) -> dict[str, Any]:
+def _asked(
+    config: Path | None, assignments: list[str] | None, given: Mapping[str, str], dp: str | None = None
+) -> dict[str, Any]:
     """Collect the fields of the command line. The config file is passed on by its path and read later."""
-    settings = parse_settings(assignments or [])
-    return {**given, **({"settings": settings} if settings else {}), **({"config": config} if config else {})}
+    more = {"settings": parse_settings(assignments or []), "config": config, "dp": dp}
+    return {**given, **{name: value for name, value in more.items() if value}}
 
 
 @app.command(cls=Grouped)
@@ -233,6 +244,7 @@ def run(
     overwrite: Overwrite = False,
     executor: ExecutorName = None,
     assignments: Assignments = None,
+    dp: Protection = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -244,7 +256,7 @@ def run(
     """
     from kinfed import api
 
-    asked = _asked(config, assignments, given)
+    asked = _asked(config, assignments, given, dp)
     with api.result_folder(out, method) as folder, _resumable(f"kinfed resume {folder}{_with(executor)}"):
         how: dict[str, Any] = {"overwrite": overwrite, "allow_code": allow_code, "executor": executor}
         _show(api.run(method, out=folder, quiet=quiet or as_json, **how, **asked), as_json)
@@ -261,6 +273,7 @@ def compare(
     overwrite: Overwrite = False,
     executor: ExecutorName = None,
     assignments: Assignments = None,
+    dp: Protection = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -272,7 +285,7 @@ def compare(
     """
     from kinfed import api
 
-    asked = _asked(config, assignments, given)
+    asked = _asked(config, assignments, given, dp)
     with api.result_folder(out, "compare") as folder, _resumable(f"kinfed resume {folder}{_with(executor)}"):
         how: dict[str, Any] = {"overwrite": overwrite, "allow_code": allow_code, "executor": executor}
         _show(api.compare(methods, out=folder, quiet=quiet or as_json, **how, **asked), as_json)
@@ -320,6 +333,7 @@ def tune(
     config: ConfigFile = None,
     out: Out = None,
     assignments: Assignments = None,
+    dp: Protection = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -331,7 +345,7 @@ def tune(
     """
     from kinfed import api
 
-    asked = _asked(config, assignments, given)
+    asked = _asked(config, assignments, given, dp)
     with api.result_folder(out, "tune") as folder, _resumable(f"kinfed resume {folder}"):
         asked |= {"over": over or (), "budget": budget, "out": folder, "allow_code": allow_code}
         _show(api.tune(methods, quiet=quiet or as_json, **asked), as_json)
@@ -685,6 +699,7 @@ def deploy(
         float, typer.Option("--timeout", metavar="FLOAT", min=1, help="seconds that a site may work on a task [3600]")
     ] = 3600.0,
     assignments: Assignments = None,
+    dp: Protection = None,
     given: Mapping[str, str] = {},
 ) -> None:
     """Write an app for Flower that runs methods at sites, each with data of its own."""
@@ -694,7 +709,7 @@ def deploy(
     from kinfed.flower.deploy import deploy as write
 
     of_sites = {"methods": tuple(methods), "data": SITES, "partition": SITES, "clients": sites}
-    config = configure({**_asked(None, assignments, given), **of_sites}, objects={SITES: None})
+    config = configure({**_asked(None, assignments, given, dp), **of_sites}, objects={SITES: None})
     write(folder, config, sites=sites, out=out, timeout=timeout, images=images)
     typer.echo(f"app      {plain(folder)}\nstart    flwr run {plain(folder)} CONNECTION --stream")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
 from kinfed.engine.interrupt import Interrupt, Stopped
 from kinfed.engine.lines import Line, checked_notes
 from kinfed.engine.runtime import ClientRuntime
+from kinfed.engine.settings import cohort
 from kinfed.engine.stopping import ends_early
 from kinfed.errors import RunFailed
 from kinfed.learning import adjusted_rand_index, pair_auc
@@ -31,7 +31,7 @@ FAILED_ROUNDS = 3  # consecutive rounds without a usable upload after which a ru
 
 
 def sampled(clients: int, participation: float, seed: int, round: int) -> list[ClientId]:
-    """Sample the clients of one round, max(⌊C·N⌋, 1) of them, uniformly without replacement; ascending numbers.
+    """Sample the clients of one round, `cohort` of them, uniformly without replacement; ascending numbers.
 
     >>> len(sampled(clients=10, participation=0.3, seed=0, round=1))
     3
@@ -42,8 +42,7 @@ def sampled(clients: int, participation: float, seed: int, round: int) -> list[C
         seed: Seed of the run.
         round: Number of the round.
     """
-    count = max(math.floor(participation * clients + 1e-9), 1)
-    chosen = numpy_stream(seed, "sampling", round).choice(clients, count, replace=False)
+    chosen = numpy_stream(seed, "sampling", round).choice(clients, cohort(clients, participation), replace=False)
     return sorted(int(id) for id in chosen)
 
 
@@ -74,7 +73,7 @@ def run_rounds(
     folder.forget_after(start.round)
     ledger = StateLedger(folder.client_states, start.stored, folder.referred())
     state, failed = start.state, _failed_rounds(folder.lines(METRICS))
-    participation = settings.participation if method.trains == "sampled" else 1.0
+    participation = settings.share(method)
     reached = {id for line in folder.lines(METRICS) for id in line["clients"]}
     ended = start.round == settings.rounds or ends_early(folder.lines(METRICS), settings.patience, settings.stop_acc)
     pause = settings.rounds if until is None else min(until, settings.rounds)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kinfed.data import Federation, Samples
 from kinfed.engine.checks import not_finite
-from kinfed.engine.settings import RoundSettings
+from kinfed.engine.settings import RoundSettings, cohort
 from kinfed.errors import InputError
 from kinfed.learning import unnormalised
 from kinfed.methods import Client, ClientId, ClientState, Message, Method, Server
@@ -166,6 +166,8 @@ class ClientRuntime:
             rounds=self.settings.rounds,
             sources=self.sources,
             clients=len(self.trained),
+            cohort=cohort(len(self.trained), self.settings.share(self.method)),
+            secret=self.settings.seed,
             public_images=self._public_images(),
             true_groups=self.true_groups if self.method.requires.true_groups else (),
             client_models=self._client_models() if self.method.requires.client_models else (),

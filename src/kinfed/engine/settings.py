@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from kinfed.learning import LocalTraining, Phase
 from kinfed.learning.schedule import lr_factor
 from kinfed.methods import Method
 
-__all__ = ["RoundSettings"]
+__all__ = ["RoundSettings", "cohort"]
+
+
+def cohort(clients: int, participation: float) -> int:
+    """Return the number of clients that are drawn for a round, max(⌊C·N⌋, 1).
+
+    >>> cohort(clients=10, participation=0.3)
+    3
+
+    Args:
+        clients: Number N of clients.
+        participation: Fraction C of the clients, in (0, 1].
+    """
+    return max(math.floor(participation * clients + 1e-9), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +74,10 @@ class RoundSettings:
     knn_every: int = 10
     probed: int | None = None
     measure: str = "accuracy"
+
+    def share(self, method: Method) -> float:
+        """Fraction of the clients that train in a round of a method: C, or 1 for methods that train all of them."""
+        return self.participation if method.trains == "sampled" else 1.0
 
     def training_in(self, round: int) -> LocalTraining:
         """Settings of local training in one round, with its learning rate."""

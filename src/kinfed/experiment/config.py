@@ -39,7 +39,17 @@ if TYPE_CHECKING:
     from kinfed.data.partitions.saved import Saved
     from kinfed.methods import Method
 
-__all__ = ["EXECUTION", "FEWEST_PUBLIC", "OF_TRAINING", "USUAL_LR", "Config", "Measure", "as_tuple", "model_shares"]
+__all__ = [
+    "EXECUTION",
+    "FEWEST_PUBLIC",
+    "OF_TRAINING",
+    "USUAL_LR",
+    "Config",
+    "Measure",
+    "as_tuple",
+    "finder",
+    "model_shares",
+]
 
 Measure = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc"]
 
@@ -308,7 +318,7 @@ class Config(BaseModel):
         if not methods:
             raise InputError(f"methods: none is named; allowed: {', '.join(METHODS)}")
         for label in methods:
-            method_fields(parse_label(label)[0], _finder(info.context))
+            method_fields(parse_label(label)[0], finder(info.context))
         folders = [folder_name(label, 0) for label in methods]
         if twice := [label for label, folder in zip(methods, folders, strict=True) if folders.count(folder) > 1]:
             raise InputError(
@@ -413,7 +423,7 @@ class Config(BaseModel):
         for label in methods:
             name, typed = parse_label(label)
             own = {**settings.get(name, {}), **settings.get(label, {}), **typed}
-            complete[label] = _complete(label, own, info.data.get("optimizer", "sgd"), _finder(info.context))
+            complete[label] = _complete(label, own, info.data.get("optimizer", "sgd"), finder(info.context))
         return complete
 
     @model_validator(mode="after")
@@ -531,13 +541,13 @@ class Config(BaseModel):
 
         name, training = parse_label(label)[0], self.own_training(label)
         fields = {field: value for field, value in self.settings[label].items() if field not in training}
-        return make_method(name, fields, _finder(self._objects))
+        return make_method(name, fields, finder(self._objects))
 
     def own_training(self, label: str) -> dict[str, Any]:
         """Return the settings of the local training that a method has for itself, such as ``lr``, by name."""
         from kinfed.methods import method_fields
 
-        names = {*OF_TRAINING} - {*method_fields(parse_label(label)[0], _finder(self._objects))}
+        names = {*OF_TRAINING} - {*method_fields(parse_label(label)[0], finder(self._objects))}
         return {name: value for name, value in self.settings[label].items() if name in names}
 
     def training(self, label: str) -> dict[str, Any]:
@@ -678,7 +688,7 @@ def _listed(names: str | None) -> list[str]:
     return [] if names is None else [name.strip() for name in names.split(",")]
 
 
-def _finder(objects: Mapping[str, Any] | None) -> Callable[[str], type[Method]]:
+def finder(objects: Mapping[str, Any] | None) -> Callable[[str], type[Method]]:
     """Return a function that finds the class of a method by its name; names in angle brackets are in ``objects``."""
     from kinfed.methods import METHODS
 

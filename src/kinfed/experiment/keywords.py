@@ -89,6 +89,7 @@ class Fields(TypedDict, total=False):
     device: str
     log: str | None
     settings: Mapping[str, Mapping[str, Any]]
+    dp: str | None
     config: str | Path | None
 
 

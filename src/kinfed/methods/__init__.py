@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from kinfed.errors import InputError
 from kinfed.fields import field_types
@@ -80,6 +80,7 @@ METHODS: Registry[type[Method]] = Registry(
         "hetero_ssfl": "kinfed.methods.hetero_ssfl:HeteroSSFL",
         "fedvote": "kinfed.methods.fedvote:Vote",
         "fedkin": "kinfed.methods.fedkin:FedKin",
+        "dp": "kinfed.methods.dp:DP",
         "cfl": "kinfed.methods.cfl:CFL",
         "ifca": "kinfed.methods.ifca:IFCA",
         "oracle_groups": "kinfed.methods.oracle_groups:OracleGroups",
@@ -145,8 +146,7 @@ def make_method(name: str, fields: Mapping[str, Any] | None = None, find: Find =
         return kind(**given)
     of_base = {field.name for field in dataclasses.fields(kind)}
     base = kind(**{field: value for field, value in given.items() if field in of_base})
-    assert isinstance(base, FedAvg)
-    return wrapper(base, **{field: value for field, value in given.items() if field not in of_base})
+    return wrapper(cast(FedAvg, base), **{field: value for field, value in given.items() if field not in of_base})
 
 
 def name_and_fields(method: Method, name_of: Callable[[type[Method]], str]) -> tuple[str, dict[str, Any]]:

@@ -44,6 +44,7 @@ class FedAvg(Method):
             every round.
     """
 
+    uses_only_means: ClassVar[bool] = True
     shared: ClassVar[Part] = ALL
     private: ClassVar[Part] = NOTHING
 

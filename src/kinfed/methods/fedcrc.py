@@ -37,6 +37,7 @@ class FedCRC(FedPer):
     """
 
     space: ClassVar[Mapping[str, str]] = {"tau": "0.9,0.99"}
+    uses_only_means: ClassVar[bool] = True
     shared: ClassVar[Part] = ALL
     serves: ClassVar[Serves] = "both"
     trains_head_alone: ClassVar[bool] = True

@@ -132,6 +132,8 @@ class Server(Site):
 
     Attributes:
         clients: Number N of clients.
+        cohort: Number m of clients that are drawn for a round.
+        secret: Seed of what no client may foresee; in a simulation that of the run.
         public_images: Public, unlabelled images that the server holds, on the model's device; None if it has none.
         true_groups: Group of each client under a planted shift, N, if the method requires them; otherwise empty.
         client_models: Model of each client with its initial weights, N, if the method requires them; otherwise empty.
@@ -139,6 +141,8 @@ class Server(Site):
     """
 
     clients: int
+    cohort: int
+    secret: int
     public_images: Samples | None
     true_groups: Sequence[int] = ()
     client_models: Sequence[Model] = ()
@@ -169,6 +173,8 @@ class Requirements:
         source_models: True if there must be source models.
         true_groups: True if the method is told the groups of a planted shift, which no real federation knows.
         client_models: True if the server must know the architecture of each client.
+        fixed_statistics: True if training must not change running statistics, so that BatchNorm needs ``bn`` other than
+            ``track``.
         rounds: Least number of rounds.
     """
 
@@ -177,6 +183,7 @@ class Requirements:
     source_models: bool = False
     true_groups: bool = False
     client_models: bool = False
+    fixed_statistics: bool = False
     rounds: int = 1
 
 
@@ -202,6 +209,9 @@ class Method(ABC):
         adapts: True if clients fine-tune a model in the last evaluation, for which they need labels.
         mixes_architectures: True if clients may have models of different architectures.
         optimizers: Optimisers of the clients with which the method is defined.
+        uses_only_means: True if the server uses nothing of what the clients send but the mean over the clients, so that
+            the mean, as the upload of one client, gives the same state. It is not inherited by a class with an
+            `aggregate` of its own, which must say it itself.
         tells_class_counts: True if what clients send has the number of their samples of each class.
         trains_head_alone: True if heads are trained on a frozen body, so that one sample is enough even with BatchNorm.
         trial: Field values for short test runs (a few rounds on a few small images), if the defaults do not suit them;
@@ -223,6 +233,7 @@ class Method(ABC):
     optimizers: ClassVar[tuple[Optimizer, ...]] = ("sgd", "adam", "adamw")
     ceiling: ClassVar[str] = ""
     unknown: ClassVar[tuple[str, ...]] = ()
+    uses_only_means: ClassVar[bool] = False
     tells_class_counts: ClassVar[bool] = False
     trains_head_alone: ClassVar[bool] = False
     trial: ClassVar[Mapping[str, Any]] = {}

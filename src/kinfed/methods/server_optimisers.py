@@ -38,6 +38,8 @@ class ServerOptimiser(Wrapper):
     base: they are estimates and no parameters, and a step beyond the clients' values could make a variance negative.
     """
 
+    uses_only_means: ClassVar[bool] = True
+
     @classmethod
     def wraps(cls, kind: type[Method]) -> bool:
         """Return True for a class whose clients send a part of a model, of which the server keeps the plain mean."""
