@@ -8,8 +8,8 @@ recording by chance. Looked for are rows of pixels, as bytes and as normalised n
 labels, names of files and folders, and every tensor that a method keeps at a site. What must be in the recording is
 looked for as well: the server's weights after the last round, and the names of the sites.
 
-With ``--twice``, the recorder sends every answer of the nodes a second time, in a run of FedPer; it must end with the
-state of a run with single answers.
+With ``--twice``, the recorder sends every answer of the nodes a second time, after the first round of a run of FedPer;
+what the server tells is printed, and whether it ends with the state of a run with single answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import torch
 from PIL import Image
 
 import kinfed
-from flower import left, rounds
+from flower import DEADLINE, left, rounds
 from kinfed.experiment.configure import configure
 from kinfed.flower.deploy import SITES
 from kinfed.flower.link import Link, free_port
@@ -46,7 +46,7 @@ CLASSES = ("benign", "malignant")
 NAMES = ("north", "south")
 SIZE = 16  # pixels of a side
 FIELDS: dict[str, Any] = {
-    "model": "tiny_cnn", "rounds": 2, "evaluate_every": 1, "lr": 0.05, "batch_size": 8, "ft_epochs": 0,
+    "model": "tiny_cnn", "rounds": 3, "evaluate_every": 1, "lr": 0.05, "batch_size": 8, "ft_epochs": 0,
     "linear_probe": False, "knn_every": 0,
 }  # fmt: skip
 KEEPING = [
@@ -211,7 +211,6 @@ def recorded(work: Path, methods: list[str], *, twice: bool = False) -> bytes:
     config = configure(fields, objects={SITES: None})
     with tempfile.TemporaryDirectory(prefix="kinfed-flower-") as folder, Link(Path(folder), nodes) as link:
         recorder = Recorder(Path(folder), link.address)
-        recorder.twice = twice
         with recorder.listening():
             for name, process in [*link.nodes.items()]:
                 process.terminate()
@@ -219,11 +218,13 @@ def recorded(work: Path, methods: list[str], *, twice: bool = False) -> bytes:
                 link.start_node(name, "--superlink", recorder.address)
             journal = Path(folder) / "journal.jsonl"
             link.run({
-                "config": config.toml(), "out": str((work / "out").absolute()), "sites": len(NAMES), "timeout": 600.0,
+                "config": config.toml(), "out": str((work / "out").absolute()), "sites": len(NAMES), "timeout": DEADLINE if twice else 600.0,
+                "secret": "",
                 "images": str(work / "server" / "data") if "public" in fields else "", "journal": str(journal),
             })  # fmt: skip
             for line in rounds(journal):
-                print(f"round {line['round']}", flush=True)
+                print(f"round {line['round']}, refused: {line['refused'] or 'nobody'}", flush=True)
+                recorder.twice = twice
         size = sum(len(up) + len(down) for up, down in recorder.streams)
         print(f"{size:,} bytes in {len(recorder.streams)} connections")
         if twice:

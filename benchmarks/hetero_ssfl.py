@@ -79,7 +79,7 @@ def seconds(arguments: argparse.Namespace) -> None:
         noise(arguments.probe, 1),
         LocalTraining(lr=0.032, batch_size=BATCH, epochs=arguments.epochs, weight_decay=5e-4),
     )
-    server = Server(model=model, seed=0, round=0, rounds=10, clients=5, cohort=5, secret=0, public_images=images)
+    server = Server(model=model, seed=0, round=0, rounds=10, clients=5, cohort=5, public_images=images)
     client = Client(
         model=model,
         seed=0,

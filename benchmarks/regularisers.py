@@ -88,7 +88,7 @@ def measured(scale: Scale, compared: dict[str, Method], repeats: int) -> dict[st
     received, kept = {}, {}
     for name, method in compared.items():
         model.load(initial)
-        server = Server(model=model, seed=0, round=0, rounds=10, clients=10, cohort=10, secret=0, public_images=None)
+        server = Server(model=model, seed=0, round=0, rounds=10, clients=10, cohort=10, public_images=None)
         received[name] = method.download(method.init(server), 0)
         earlier = replace(client, round=1, training=replace(scale.training, epochs=1))
         _, kept[name] = method.update(earlier, received[name], ClientState())

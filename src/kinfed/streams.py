@@ -20,9 +20,10 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["numpy_stream", "seeded_globals", "torch_stream", "without_draws"]
+__all__ = ["numpy_stream", "secret_stream", "seeded_globals", "torch_stream", "with_secret", "without_draws"]
 
 _GLOBALS = threading.RLock()  # held by the thread that seeds the global generators, which the whole process shares
+_SECRET: ContextVar[int | None] = ContextVar("secret", default=None)
 _WITHOUT_DRAWS: ContextVar[bool] = ContextVar("without_draws", default=False)
 
 
@@ -49,6 +50,26 @@ def torch_stream(seed: int, *address: str | int) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(int.from_bytes(_digest(seed, address)[:8], "little", signed=True))
+
+
+def secret_stream(seed: int, *address: str | int) -> np.random.Generator:
+    """Make the NumPy generator of what no client may foresee: in `with_secret` from the secret instead of the seed."""
+    secret = _SECRET.get()
+    return numpy_stream(seed if secret is None else secret, *address)
+
+
+@contextlib.contextmanager
+def with_secret(secret: int | None) -> Iterator[None]:
+    """Context manager in whose block a number that only the server knows replaces the seed in `secret_stream`.
+
+    Sites of a real federation are told the seed of the run, so that noise from it would protect nobody. None changes
+    nothing: in a simulation all is drawn from the seed.
+    """
+    token = _SECRET.set(secret)
+    try:
+        yield
+    finally:
+        _SECRET.reset(token)
 
 
 @contextlib.contextmanager

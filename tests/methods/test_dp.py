@@ -15,7 +15,7 @@ from kinfed.methods.dp import CLIP, DP, NOISE
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.privacy_loss import epsilon, noise_for
 from kinfed.models import build
-from kinfed.streams import numpy_stream
+from kinfed.streams import numpy_stream, with_secret
 from kinfed.testing import complete_run, small_runtime, trial_fields
 
 WEIGHT = "head.weight"
@@ -23,9 +23,7 @@ WEIGHT = "head.weight"
 
 def server(cohort: int, round: int = 1) -> Server:
     model = build("mlp", (4,), 2, 0)
-    return Server(
-        model=model, seed=0, round=round, rounds=10, clients=cohort, cohort=cohort, secret=0, public_images=None
-    )
+    return Server(model=model, seed=0, round=round, rounds=10, clients=cohort, cohort=cohort, public_images=None)
 
 
 def begun(method: DP, at: Server) -> ServerState:
@@ -195,3 +193,18 @@ def test_uploads_of_an_optimiser_at_the_server_are_protected() -> None:
     here = plain.aggregate(at, plain.init(at), {id: replace(u) for id, u in uploads.items()}).tensors
     for n, tensor in here.items():
         torch.testing.assert_close(tensor, there[n], atol=1e-6, rtol=0)
+
+
+def test_the_noise_of_a_real_federation_comes_from_a_number_that_no_site_is_told() -> None:
+    at = server(2)
+    method = DP(FedAvg(), noise=1.0)
+    state = begun(method, at)
+
+    def noisy(secret: int | None) -> torch.Tensor:
+        with with_secret(secret):
+            return method.aggregate(at, state, {0: moved(state, {})}).tensors[WEIGHT]
+
+    assert torch.equal(noisy(None), noisy(None))
+    assert torch.equal(noisy(7), noisy(7))
+    assert not torch.equal(noisy(7), noisy(None))
+    assert not torch.equal(noisy(7), noisy(8))

@@ -277,7 +277,7 @@ def test_fedcrcs_global_head_moves_slowly_and_its_body_at_once() -> None:
         0: Message(one_weight(1, 20).tensors(), {"samples": 1}),
         1: Message(one_weight(3, 40).tensors(), {"samples": 3}),
     }
-    server = Server(model=one_weight(0, 0), seed=0, round=1, rounds=1, clients=2, cohort=2, secret=0, public_images=None)
+    server = Server(model=one_weight(0, 0), seed=0, round=1, rounds=1, clients=2, cohort=2, public_images=None)
     after = FedCRC(tau=0.9).aggregate(server, state, uploads).tensors
     assert after["body.scale.weight"].item() == pytest.approx(2.5)  # (1·1 + 3·3)/4
     assert after["head.weight"].item() == pytest.approx(0.9 * 10 + 0.1 * 35)  # (20 + 3·40)/4 = 35

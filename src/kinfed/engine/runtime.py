@@ -167,7 +167,6 @@ class ClientRuntime:
             sources=self.sources,
             clients=len(self.trained),
             cohort=cohort(len(self.trained), self.settings.share(self.method)),
-            secret=self.settings.seed,
             public_images=self._public_images(),
             true_groups=self.true_groups if self.method.requires.true_groups else (),
             client_models=self._client_models() if self.method.requires.client_models else (),

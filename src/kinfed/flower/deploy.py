@@ -12,7 +12,7 @@ from kinfed.flower.bundle import write_app
 from kinfed.flower.federation import refuse_impossible
 from kinfed.flower.journal import journal_of
 
-__all__ = ["SITES", "deploy"]
+__all__ = ["SITES", "deploy", "secret_of"]
 
 SITES = "<sites>"  # name of the data of a deployed run
 
@@ -47,8 +47,14 @@ def deploy(folder: Path, config: Config, *, sites: int, out: Path, timeout: floa
                 "timeout": timeout,
                 "images": images or "",
                 "journal": str(journal_of(out)),
+                "secret": str(secret_of(out)),
             },
         )
         version = provenance("cpu").get("kinfed", "")
         text = README.read_text().format(sites=sites, folder=folder.absolute(), out=out.absolute(), version=version)
         write_whole(folder / "README.md", text)
+
+
+def secret_of(out: Path) -> Path:
+    """Return the path of the file with the number from which the server of a run draws what no site may foresee."""
+    return out.absolute().with_name(f"{out.name}.secret")

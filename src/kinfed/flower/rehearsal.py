@@ -114,6 +114,7 @@ def job(config: Config, out: Path, sites: Path, journal: Path, timeout: float) -
         "timeout": float(timeout),
         "images": str(images) if images.is_file() else "",
         "journal": str(journal),
+        "secret": "",  # a rehearsal has the bits of a run in one process
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import signal
 import tempfile
 import threading
@@ -28,6 +30,7 @@ from kinfed.flower.executor import FlowerExecutor, introduced, nodes_of
 from kinfed.flower.federation import agreed, refuse_impossible
 from kinfed.flower.journal import Journal
 from kinfed.settings import own_settings
+from kinfed.streams import with_secret
 
 __all__ = ["app"]
 
@@ -41,8 +44,8 @@ def main(grid: Grid, context: Context) -> None:
 
     Its entries are ``config``, the text of a config whose ``data`` is a name in angle brackets; ``out``, the folder of
     the run, which is resumed if it has begun; ``sites``, their number; ``timeout``, the seconds that a site may work on
-    a task; ``images``, the public images, as data or as a safetensors file, empty for none; and ``journal``, the path
-    of a journal.
+    a task; ``images``, the public images, as data or as a safetensors file, empty for none; ``journal``, the path of a
+    journal; and ``secret``, the path of a file with a secret number, empty to draw all from the seed of the config.
     """
     job = context.run_config
     display = Display(Console(highlight=False, emoji=False, soft_wrap=True))  # lines that Flower shows and keeps
@@ -50,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # so that the first one ends the run after its round
     try:
-        with own_settings():
+        with own_settings(), with_secret(_secret(str(job["secret"]))):
             _do(grid, job, journal.observer)
     except Stopped as stopped:
         journal.note("stopped", stopped.exit_code)
@@ -81,6 +84,18 @@ def _do(grid: Grid, job: Mapping[str, Any], observer: MakeCallback) -> None:
         compare(config, out, observer, executor=executor)
     else:
         run(config, out, observer, executor=executor)
+
+
+def _secret(path: str) -> int | None:
+    """Read a secret number from a file that only this user can read, which is written if it is missing."""
+    if not path:
+        return None
+    file = Path(path)
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
+            new.write(f"{secrets.randbits(128)}\n")
+    return int(file.read_text())
 
 
 def _public(images: str, config: Config) -> Samples | None:

@@ -28,7 +28,7 @@ from kinfed.methods.privacy_loss import check_installed, epsilon, noise_for
 from kinfed.methods.server_optimisers import ServerOptimiser
 from kinfed.methods.wrapper import Wrapper
 from kinfed.models import Model, Source, Tensors
-from kinfed.streams import numpy_stream
+from kinfed.streams import secret_stream
 
 __all__ = ["DP"]
 
@@ -134,7 +134,7 @@ class DP(Wrapper):
             norm = float(change.norm())
             short += norm <= clip
             total += change * min(1.0, clip / norm) if norm > 0 else change
-        stream = numpy_stream(server.secret, "dp noise", server.round)
+        stream = secret_stream(server.seed, "dp noise", server.round)
         if self.quantile is not None:
             z, clip = self._adapted(z, clip, short, server.cohort, stream)
         scale = z * state.numbers[CLIP]

@@ -133,7 +133,6 @@ class Server(Site):
     Attributes:
         clients: Number N of clients.
         cohort: Number m of clients that are drawn for a round.
-        secret: Seed of what no client may foresee; in a simulation that of the run.
         public_images: Public, unlabelled images that the server holds, on the model's device; None if it has none.
         true_groups: Group of each client under a planted shift, N, if the method requires them; otherwise empty.
         client_models: Model of each client with its initial weights, N, if the method requires them; otherwise empty.
@@ -142,7 +141,6 @@ class Server(Site):
 
     clients: int
     cohort: int
-    secret: int
     public_images: Samples | None
     true_groups: Sequence[int] = ()
     client_models: Sequence[Model] = ()

@@ -96,6 +96,12 @@ WITHOUT_LABELS = (
            lambda s: s["train_loss"] if _has_no_labels(s) else None, accuracy=False),
 )  # fmt: skip
 
+PRIVACY = (
+    Column("ε", "privacy loss after the last round: one client's samples change the probability of what the server "
+                "publishes by a factor of e^ε at most, but for the δ of the method; smaller protects more",
+           lambda s: s.get("epsilon"), 2, accuracy=False),
+)  # fmt: skip
+
 COST = (
     Column("MB", "megabytes (10⁶) sent in both directions, all rounds",
            lambda s: (s["communication"]["down_bytes"] + s["communication"]["up_bytes"]) / 1e6, 1, accuracy=False),
@@ -162,7 +168,13 @@ def columns_of(measure: str) -> tuple[Column, ...]:
             lambda s: s["metrics"]["personal_acc_weighted"],
             clients="personal",
         )
-        return (*_measuring(what, probe, own, validation, *over_clients, pooled), accuracy, *WITHOUT_LABELS, *COST)
+        return (
+            *_measuring(what, probe, own, validation, *over_clients, pooled),
+            accuracy,
+            *WITHOUT_LABELS,
+            *PRIVACY,
+            *COST,
+        )
     accuracies = _measuring(
         what,
         probe,
@@ -186,7 +198,7 @@ def columns_of(measure: str) -> tuple[Column, ...]:
                lambda s: s["metrics"].get("fine_tuned_acc_weighted"), clients="fine_tuned"),
         pooled,
     )  # fmt: skip
-    return (*accuracies, *WITHOUT_LABELS, *COST)
+    return (*accuracies, *WITHOUT_LABELS, *PRIVACY, *COST)
 
 
 def _measuring(measure: str, *columns: Column) -> tuple[Column, ...]:
