@@ -218,8 +218,8 @@ def recorded(work: Path, methods: list[str], *, twice: bool = False) -> bytes:
                 link.start_node(name, "--superlink", recorder.address)
             journal = Path(folder) / "journal.jsonl"
             link.run({
-                "config": config.toml(), "out": str((work / "out").absolute()), "sites": len(NAMES), "timeout": DEADLINE if twice else 600.0,
-                "secret": "",
+                "config": config.toml(), "out": str((work / "out").absolute()), "sites": len(NAMES),
+                "timeout": DEADLINE if twice else 600.0, "secret": "",
                 "images": str(work / "server" / "data") if "public" in fields else "", "journal": str(journal),
             })  # fmt: skip
             for line in rounds(journal):

@@ -16,6 +16,7 @@ from kinfed.report.table import table
 
 SMALL = {
     "data": "digits", "model": "tiny_cnn", "train_images": 200, "public": 0, "clients": 5, "rounds": 2, "ft_epochs": 0,
+    "lr_schedule": "constant",
 }  # fmt: skip
 
 
