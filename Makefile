@@ -69,7 +69,7 @@ matrix: $(VENV)/installed
 	    if ! $(BIN)/uv python find --quiet $$1 >/dev/null 2>&1; then echo "no Python $$1 here"; return; fi; \
 	    echo "Python $$1, $$2 versions: the tests"; \
 	    $(BIN)/uv run --quiet --isolated --no-project --python $$1 --resolution $$2 \
-	        --with '.[tensorboard]' --with 'pytest>=8' --with 'pytest-xdist>=3' --with 'hypothesis>=6.100' \
+	        --with '.[tensorboard,privacy]' --with 'pytest>=8' --with 'pytest-xdist>=3' --with 'hypothesis>=6.100' \
 	        pytest -n 2 -m "not slow" $(FAST) || exit 1; \
 	}; \
 	try 3.11 lowest-direct; \

@@ -1,14 +1,18 @@
 """What travels with each method: the tensors and numbers of its messages, as a table of docs/flower.md.
 
-Two rounds of every method on a small federation in this process; parts of the model are told by their names.
+Two rounds of every method on a small federation in this process; parts of the model are told by their names. With
+``--cards``, the cards in docs/methods get what the methods declare of their messages instead.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from kinfed.flower.federation import impossible
 from kinfed.methods import METHODS, Message, make_method
+from kinfed.methods.travels import told
 from kinfed.models import BODY, HEAD
 from kinfed.testing import small_runtime, trial_fields
 
@@ -52,8 +56,24 @@ def row(name: str) -> str:
     return f"| `{name}` | {' | '.join(columns)} |"
 
 
+def write_card(name: str) -> None:
+    """Put what a method declares into its card, after the row ``travels`` or ``knobs``."""
+    method = make_method(name, trial_fields(type(make_method(name).unwrapped)) | trial_fields(METHODS[name]))
+    labels = "; ".join(dict.fromkeys(one.labels for one in method.sends)) or "nothing"
+    rows = {"clients send": told(method.sends), "clients receive": told(method.receives), "labels": labels}
+    path = Path(__file__).parents[1] / "docs" / "methods" / f"{name}.md"
+    lines = [line for line in path.read_text().splitlines() if not line.startswith(tuple(f"| {row} |" for row in rows))]
+    at = max(i for i, line in enumerate(lines) if line.startswith(("| knobs |", "| travels |"))) + 1
+    lines[at:at] = [f"| {row} | {value} |" for row, value in rows.items()]
+    path.write_text("\n".join(lines) + "\n")
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the table, or write the cards."""
+    if "--cards" in sys.argv[1:]:
+        for name in METHODS:
+            write_card(name)
+        return
     print("| method | to the site | from the site | stays there between rounds | once |\n|---|---|---|---|---|")
     for name, kind in METHODS.items():
         if not impossible(kind()):

@@ -42,6 +42,7 @@ def first(state: ServerState) -> float:
     return float(state.tensors[WEIGHT].view(-1)[0])
 
 
+@pytest.mark.independent("dp")
 def test_a_long_update_is_shortened_to_the_clipping_norm_and_a_short_one_is_not() -> None:
     at = server(2)
     method = DP(FedAvg(), noise=1e-9, clip=0.5)

@@ -801,6 +801,9 @@ def methods(
         str | None,
         typer.Argument(metavar="[METHOD]", help="method whose fields are described; by default all are listed"),
     ] = None,
+    travels: Annotated[
+        bool, typer.Option("--travels", help="say what clients send and receive, and what it tells about labels")
+    ] = False,
 ) -> None:
     """List the methods, or describe the fields of one.
 
@@ -808,10 +811,32 @@ def methods(
     """
     from kinfed.methods import METHODS
 
+    if travels:
+        for of in METHODS if name is None else [name]:
+            _tell_travels(of)
+        return
     if name is not None:
         _describe(name)
         return
     _list([(name, f"{_documented(METHODS, name)}{_origin(METHODS, name)}") for name in METHODS])
+
+
+def _tell_travels(name: str) -> None:
+    """Print what the messages of a method carry, and what it tells about labels."""
+    from kinfed.methods import METHODS, make_method
+    from kinfed.testing import trial_fields
+
+    first, _, base = name.partition("+")
+    fields = {k: v for part in filter(None, (base, first)) for k, v in trial_fields(METHODS.find(part)).items()}
+    method = make_method(name, fields)
+    typer.echo(plain(name))
+    for way, sent in (("sends", method.sends), ("receives", method.receives)):
+        for one in sent:
+            when = f", {one.when}" if one.when else ""
+            typer.echo(f"  {way:<9} {plain(f'{one.what} ({one.size}){when}')}")
+            typer.echo(f"            labels: {plain(one.labels)}")
+        if not sent:
+            typer.echo(f"  {way:<9} nothing")
 
 
 def _describe(name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,6 +10,7 @@ from annotated_types import Gt
 
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientState, Message
+from kinfed.methods.travels import POOLED, Sent
 
 __all__ = ["Central"]
 
@@ -32,6 +33,16 @@ class Central(FedAvg):
     trial: ClassVar[Mapping[str, Any]] = {"lr_scale": 1.0}  # all samples of the short test run make only a few steps
 
     lr_scale: Annotated[float, Gt(0)] = 0.3
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """All samples: nothing of this is federated."""
+        return POOLED
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """Nothing."""
+        return ()
 
     def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         """Train the global model on all data, with the scaled learning rate."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kinfed.methods.fedbyol import FedBYOL
+from kinfed.methods.travels import POOLED, Sent
 
 __all__ = ["CentralBYOL"]
 
@@ -21,3 +23,13 @@ class CentralBYOL(FedBYOL):
     trains: ClassVar[Literal["sampled", "all", "pooled"]] = "pooled"
     primary_label: ClassVar[str] = "linear probe, central encoder"
     ceiling: ClassVar[str] = "all data at one place"
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """All samples: nothing of this is federated."""
+        return POOLED
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """Nothing."""
+        return ()

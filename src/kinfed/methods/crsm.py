@@ -33,6 +33,7 @@ from kinfed.methods.method import (
 )
 from kinfed.methods.picture import Picture
 from kinfed.methods.row_weights import RowWeights
+from kinfed.methods.travels import Sent, of_parts
 from kinfed.models import Tensors, select
 from kinfed.similarity import Gram
 from kinfed.streams import torch_stream
@@ -40,6 +41,8 @@ from kinfed.streams import torch_stream
 __all__ = ["CRSMMixing"]
 
 CRSM, WEIGHTS = "crsm", "weights"
+OF_LIKE = "those of the clients with large weights, perhaps of a single one"
+OF_SAMPLES, FROM_SAMPLES = "the class of each of these samples, nearly", "with rep_source=local_random"
 OWN_SAMPLES = "representation"  # name of the representations of a client's own samples in its upload
 
 
@@ -54,6 +57,17 @@ class CRSMMixing(RowWeights, ClientSimilarity, FedAvg):
     primary: ClassVar[str] = "mixture"
     primary_label: ClassVar[str] = "own mixture"
     unknown: ClassVar[tuple[str, ...]] = (CRSM, WEIGHTS)
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """The shared part after local training, and representations of own samples, if these are compared."""
+        own = Sent((OWN_SAMPLES,), "representations of some of its samples", "samples × d", OF_SAMPLES, FROM_SAMPLES)
+        return [*super().sends, own]
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """The client's mixture of what all clients sent."""
+        return of_parts(self.shared, "mixed for this client from all clients'", labels=True, body=OF_LIKE, head=OF_LIKE)
 
     @property
     def idle(self) -> Mapping[str, str]:

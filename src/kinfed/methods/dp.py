@@ -26,6 +26,7 @@ from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import ClientId, Message, Method, Requirements, Server, ServerState
 from kinfed.methods.privacy_loss import check_installed, epsilon, noise_for
 from kinfed.methods.server_optimisers import ServerOptimiser
+from kinfed.methods.travels import Sent
 from kinfed.methods.wrapper import Wrapper
 from kinfed.models import Model, Source, Tensors
 from kinfed.streams import secret_stream
@@ -33,6 +34,7 @@ from kinfed.streams import secret_stream
 __all__ = ["DP"]
 
 NOISE, CLIP = "dp.noise", "dp.clip"  # numbers of the server's state
+PROTECTED = "of any one client no more than ε allows"
 STEP = 0.2  # learning rate of the logarithm of S, as in Andrew et al.
 COUNT_NOISE = 1 / 20  # standard deviation of the noise of the number of clients below S, as a share of m
 
@@ -91,6 +93,11 @@ class DP(Wrapper):
     def requires(self) -> Requirements:
         """Requirements of the base, and running statistics that stay as they are."""
         return replace(super().requires, fixed_statistics=True)
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """What clients of the base receive, with noise."""
+        return [replace(sent, what=f"{sent.what}, with noise", labels=PROTECTED) for sent in super().receives]
 
     @property
     def _trained(self) -> FedAvg:

@@ -23,6 +23,7 @@ from kinfed.methods.method import (
     ServerState,
     Site,
 )
+from kinfed.methods.travels import OF_ALL, Sent, of_parts
 from kinfed.models import ALL, NOTHING, Model, Part, Source, Tensors, select
 
 __all__ = ["FedAvg"]
@@ -57,6 +58,16 @@ class FedAvg(Method):
         """Fields read: ``local_epochs`` by phases without own epochs, and ``save_local`` if whole models are sent."""
         epochs = {"local_epochs"} if any(phase.epochs is None for phase in self.phases()) else set()
         return frozenset({"momentum", *epochs, *({"save_local"} if self.shared == ALL else ())})
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """The shared part after local training."""
+        return of_parts(self.shared, "after the client's training", labels=self.supervised)
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """The shared part of the server's model."""
+        return of_parts(self.shared, "of the server", labels=self.supervised, body=OF_ALL, head=OF_ALL)
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
         """Refuse a model without a trainable parameter in any phase of local training."""

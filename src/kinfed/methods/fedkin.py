@@ -34,6 +34,7 @@ from kinfed.methods.kin_questions import (
 )
 from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState
 from kinfed.methods.picture import Picture
+from kinfed.methods.travels import OF_GROUP, Sent
 from kinfed.models import HEAD, Tensors, select, under
 from kinfed.streams import torch_stream
 
@@ -49,6 +50,7 @@ OF_QUESTION = (LEVELS, ANSWERS, WEIGHTS, LEAF, START)
 PHASE, ASKED, NOW = "kin.phase", "kin.asked", "kin.now"  # numbers of the server's state
 AGREED = "kin.agreed"  # another one: how well the groups of two questions in a row agreed at best
 GATHERING, ASKING, SETTLED = 0.0, 1.0, 2.0  # phases
+WHEN_ASKED = "in rounds in which it is asked"
 WATCH = "kin.watch"  # number of a message: 1 if the client shall keep what it trained, since it may be asked
 QUESTIONS = 5  # at most, before a division
 ENOUGH, SAME = 0.5, 1 - 1e-9  # agreements (adjusted Rand index)
@@ -96,6 +98,23 @@ class FedKin(Grouped):
     sketch: Annotated[int, Ge(16)] = 4096
 
     # -- at the server ------------------------------------------------------------------------------------------------
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """What the base's clients send, and answers to the server's questions."""
+        return [
+            *super().sends,
+            Sent(("kin.",), "losses of its kin's models on its samples", "a few", "how like theirs", WHEN_ASKED),
+        ]
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """The model of the client's group, and the server's questions."""
+        return [
+            *super().receives,
+            Sent(("kin.watch",), "whether it may be asked", "1", "nothing"),
+            Sent(("kin.",), "mean models of its kin and of the others", "2 or more models", OF_GROUP, WHEN_ASKED),
+        ]
 
     def init(self, server: Server) -> ServerState:
         """Initial state: one group, in which nothing is known of the clients.

@@ -19,6 +19,7 @@ from kinfed.errors import InputError
 from kinfed.learning import Batch, Loss, Objective, features
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState, Serves
+from kinfed.methods.travels import OF_ALL, Sent
 from kinfed.models import ALL, NOTHING, Model, Part, Source, Tensors
 from kinfed.similarity.unpaired import class_means
 
@@ -52,6 +53,19 @@ class FedProto(FedAvg):
 
     lam: Annotated[float, Ge(0)] = 1.0
     aggregation: Literal["counts", "uniform"] = "counts"
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """Prototypes and numbers of samples of the client's classes."""
+        return [
+            Sent(("prototypes",), "mean representation of each of its classes", "K × d", "which classes it has"),
+            Sent(("counts",), "number of its samples of each class", "K", "the number of each class, exactly"),
+        ]
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """Prototypes of all clients together."""
+        return [Sent(("prototypes",), "mean prototypes of all clients", "K × d", OF_ALL)]
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
         """Refuse what FedAvg refuses, and models whose representations differ in width."""

@@ -35,6 +35,7 @@ from kinfed.methods.method import (
     ServerState,
     unread,
 )
+from kinfed.methods.travels import Sent
 from kinfed.methods.voting import Seen, ballot, bias, count, scores, seen
 from kinfed.methods.wrapper import Wrapper
 from kinfed.models import BODY, HEAD, Model, Source, Tensors, select
@@ -86,6 +87,23 @@ class Vote(Wrapper):
         by = "a vote; source names what is transferred without one"
         reads = dict.fromkeys(("ballot", "measure", "taps", "images"), (by, self.source is None))
         return {**super().idle, **unread(reads)}
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """What the base's clients send, and the ballot."""
+        return [
+            *super().sends,
+            Sent((CHOICE,), "sources that its model is most like", "m", "nothing: the vote reads none", "in one round"),
+        ]
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """What the base's clients receive, and the source models."""
+        return [
+            *super().receives,
+            Sent((VOTED,), "round of the vote", "1", "nothing", "after the vote"),
+            Sent((), "the source models", "models", "nothing", "once"),
+        ]
 
     def __post_init__(self) -> None:
         super().__post_init__()

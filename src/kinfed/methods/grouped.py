@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -22,6 +22,7 @@ from kinfed.methods.method import (
     ServerState,
     Serves,
 )
+from kinfed.methods.travels import OF_GROUP, Sent
 from kinfed.methods.wrapper import Wrapper
 from kinfed.models import Tensors, select, under
 
@@ -46,6 +47,11 @@ class Grouped(Wrapper):
         if self.base.primary == "global":
             object.__setattr__(self, "primary", OWN)
             object.__setattr__(self, "primary_label", "own group's model")
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """The model of the client's group."""
+        return [replace(sent, what=f"{sent.what}, for its group", labels=OF_GROUP) for sent in super().receives]
 
     @classmethod
     def wraps(cls, kind: type[Method]) -> bool:

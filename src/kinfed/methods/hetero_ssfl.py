@@ -11,7 +11,7 @@ D = N·d. What the server does with K̄ is in `mean_gram`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -36,6 +36,7 @@ from kinfed.methods.mean_gram import (
 )
 from kinfed.methods.method import Client, ClientId, ClientState, Message, Requirements, Server, ServerState, unread
 from kinfed.methods.selfsupervised import target_state
+from kinfed.methods.travels import NO_LABELS, Sent
 from kinfed.models import ONLINE, Model, Siamese, Tensors
 from kinfed.similarity import Gram, cka
 from kinfed.streams import torch_stream
@@ -97,6 +98,22 @@ class HeteroSSFL(LocalSSL):
     initial: Literal["server", "clients"] = "server"
     views: bool = False
     clean: Cleaning = "none"
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """Outputs for the public images, and how far they spread."""
+        return [
+            Sent((REPRESENTATION,), "its network's outputs for the public images", "L × d or L × L", NO_LABELS),
+            *super().sends,
+        ]
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """What the clients' outputs are on average."""
+        return [
+            Sent(("gram", "factors"), "mean similarity of the public images, over the clients", "L × L", NO_LABELS),
+            Sent((), "the public images", "L images", NO_LABELS, "once"),
+        ]
 
     @property
     def idle(self) -> Mapping[str, str]:

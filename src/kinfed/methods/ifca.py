@@ -6,7 +6,7 @@ https://arxiv.org/abs/2006.04088
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
@@ -16,6 +16,7 @@ from annotated_types import Ge
 from kinfed.learning import losses
 from kinfed.methods.grouped import GROUP, Grouped, of_group, with_groups
 from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState
+from kinfed.methods.travels import OF_ALL, Sent
 from kinfed.models import Tensors, reinitialised, select
 from kinfed.streams import torch_stream
 
@@ -40,6 +41,16 @@ class IFCA(Grouped):
     space: ClassVar[Mapping[str, str]] = {"k": "2,3,4,6"}
 
     k: Annotated[int, Ge(1)] = 4
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """What the base's clients send, and the chosen group."""
+        return [*super().sends, Sent((CHOSEN,), "group whose model fits best", "1", "which clients have like ones")]
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """The models of all groups."""
+        return [Sent((GROUP,), "models of all groups", "groups × the model", OF_ALL)]
 
     def init(self, server: Server) -> ServerState:
         """Initial state: k models, the common initial one and others with new random weights."""

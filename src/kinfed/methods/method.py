@@ -19,6 +19,7 @@ from torch import Tensor
 from kinfed.data.samples import Samples
 from kinfed.learning import LocalTraining, Optimizer
 from kinfed.methods.picture import Picture
+from kinfed.methods.travels import Sent
 from kinfed.models import Model, Source, Tensors
 from kinfed.streams import torch_stream
 
@@ -282,6 +283,16 @@ class Method(ABC):
         Raises:
             InputError: If the method cannot work with them; the message names the field, its value and what is allowed.
         """
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """What a client sends in a round, beside the numbers of every upload (`travels.NUMBERS`)."""
+        return ()
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """What a client receives in a round."""
+        return ()
 
     # -- at the server ------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ https://arxiv.org/abs/1910.06378
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -26,6 +26,7 @@ from kinfed.methods.method import (
     Site,
     unread,
 )
+from kinfed.methods.travels import OF_ALL, OF_BODY, OF_HEAD, Sent
 from kinfed.models import ALL, Tensors, select, under
 
 __all__ = ["SCAFFOLD"]
@@ -62,6 +63,20 @@ class SCAFFOLD(FedAvg):
     denom: Literal["effective", "steps"] = "effective"
     server_lr: Annotated[float, Gt(0)] = 1.0
     weights: Literal["samples", "uniform"] = "samples"
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """Changes of the model and of the control variate in the client's training, and buffers."""
+        return [
+            Sent((CHANGE,), "change of the model in the client's training", "the model", OF_HEAD),
+            Sent((CONTROL_CHANGE,), "change of the client's control variate, its mean gradient", "the model", OF_HEAD),
+            Sent(ALL, "running statistics", "those of the model", OF_BODY, "if the model has BatchNorm"),
+        ]
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """The server's model and its control variate."""
+        return [*super().receives, Sent((CONTROL,), "control variate of the server", "the model", OF_ALL)]
 
     @property
     def idle(self) -> Mapping[str, str]:

@@ -22,6 +22,7 @@ from kinfed.errors import InputError
 from kinfed.learning import COLLAPSED, check_viewable, train_siamese
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.method import Client, ClientId, ClientState, Message, Server, ServerState, Site
+from kinfed.methods.travels import NO_LABELS, Sent
 from kinfed.models import BODY, HEAD, ONLINE, TARGET, Model, Part, Siamese, Source, Target, Tensors, select
 
 __all__ = ["SelfSupervised", "divergence", "encoder_weights", "target_state"]
@@ -47,6 +48,11 @@ class SelfSupervised(FedAvg):
 
     hidden: Annotated[int, Gt(0)] | None = None
     out: Annotated[int, Gt(0)] = 128
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """The shared part after local training, and how far its outputs spread."""
+        return [*super().sends, Sent(("spread",), "spread of the network's outputs", "1", NO_LABELS)]
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
         """Refuse inputs from which no views can be made, and models without a trainable parameter in the body."""

@@ -23,6 +23,7 @@ from kinfed.methods.method import (
     ServerState,
 )
 from kinfed.methods.picture import Picture
+from kinfed.methods.travels import Sent
 from kinfed.models import Model, Source, Tensors
 
 __all__ = ["Wrapper"]
@@ -84,6 +85,16 @@ class Wrapper(Method):
     def unwrapped(self) -> Method:
         """Method inside all wrappers."""
         return self.base.unwrapped
+
+    @property
+    def sends(self) -> Sequence[Sent]:
+        """What clients of the base send."""
+        return self.base.sends
+
+    @property
+    def receives(self) -> Sequence[Sent]:
+        """What clients of the base receive."""
+        return self.base.receives
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
         """Refuse what the base refuses."""
