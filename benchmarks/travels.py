@@ -57,13 +57,13 @@ def row(name: str) -> str:
 
 
 def write_card(name: str) -> None:
-    """Put what a method declares into its card, after the row ``travels`` or ``knobs``."""
+    """Put what a method declares into its card, at its place in the table."""
     method = make_method(name, trial_fields(type(make_method(name).unwrapped)) | trial_fields(METHODS[name]))
     labels = "; ".join(dict.fromkeys(one.labels for one in method.sends)) or "nothing"
     rows = {"clients send": told(method.sends), "clients receive": told(method.receives), "labels": labels}
     path = Path(__file__).parents[1] / "docs" / "methods" / f"{name}.md"
     lines = [line for line in path.read_text().splitlines() if not line.startswith(tuple(f"| {row} |" for row in rows))]
-    at = max(i for i, line in enumerate(lines) if line.startswith(("| knobs |", "| travels |"))) + 1
+    at = max(i for i, line in enumerate(lines) if line.startswith(("|---|", "| knobs |", "| travels |"))) + 1
     lines[at:at] = [f"| {row} | {value} |" for row, value in rows.items()]
     path.write_text("\n".join(lines) + "\n")
 
