@@ -53,7 +53,7 @@ def audited(method: DP, canaries: int, rounds: int, *, silent: bool) -> tuple[fl
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     takes_part = stream.random(canaries) < 0.5
     before = flat(state.tensors, names)
-    noiseless = mock.patch("kinfed.methods.dp.secret_stream", lambda *_: SimpleNamespace(standard_normal=np.zeros))
+    noiseless = mock.patch("kinfed.methods.dp.secret_stream", return_value=SimpleNamespace(standard_normal=np.zeros))
     for round in range(1, rounds + 1):
         uploads = {}
         for id in range(REAL):

@@ -283,3 +283,17 @@ def test_a_mistyped_command_or_choice_gets_one_suggestion(kinfed, arguments, sug
 @pytest.mark.parametrize("name", METHODS)
 def test_every_field_of_a_method_has_a_meaning(name: str) -> None:
     assert all(field.meaning and field.type for field in described_fields(METHODS[name]))
+
+
+def test_what_travels_is_told_with_what_it_says_about_labels(kinfed) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = kinfed("methods", "fedproto", "--travels")
+    assert code == 0
+    assert (
+        "sends     number of its samples of each class (K)\n            labels: the number of each class, exactly"
+        in out
+    )
+    code, out, _ = kinfed("methods", "--travels")
+    assert code == 0
+    assert out.count("\n  sends") >= len(METHODS)
+    code, _, err = kinfed("methods", "fedpro", "--travels")
+    assert (code, err.count("\n")) == (2, 1)
