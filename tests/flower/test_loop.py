@@ -17,6 +17,7 @@ from kinfed.data.samples import ChannelSums
 from kinfed.engine.folder import save_model
 from kinfed.experiment.run import folder_of, run
 from kinfed.flower.federation import impossible
+from kinfed.flower.server_app import secret_in
 from kinfed.methods import METHODS
 from kinfed.models import read_tensors
 from kinfed.testing import same, untrained_sources
@@ -145,3 +146,13 @@ def test_sites_without_labels_are_tested_with_labelled_data_of_the_server(fed: F
     (line,) = folder_of(config, tmp_path / "here").lines("metrics.jsonl")
     assert line["global_acc"] is not None
     assert sites.lines("metrics.jsonl") == [line]
+
+
+def test_the_secret_of_a_server_is_written_once_for_its_eyes_only(tmp_path: Path) -> None:
+    path = tmp_path / "results.secret"
+    first = secret_in(str(path))
+    assert secret_in(str(path)) == first
+    assert path.stat().st_mode & 0o077 == 0
+    assert first is not None
+    assert first.bit_length() > 64
+    assert secret_in("") is None

@@ -32,7 +32,7 @@ from kinfed.flower.journal import Journal
 from kinfed.settings import own_settings
 from kinfed.streams import with_secret
 
-__all__ = ["app"]
+__all__ = ["app", "secret_in"]
 
 WAIT = 300.0  # seconds in which all nodes must be there, and then introduce themselves
 
@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # so that the first one ends the run after its round
     try:
-        with own_settings(), with_secret(_secret(str(job["secret"]))):
+        with own_settings(), with_secret(secret_in(str(job["secret"]))):
             _do(grid, job, journal.observer)
     except Stopped as stopped:
         journal.note("stopped", stopped.exit_code)
@@ -86,7 +86,7 @@ def _do(grid: Grid, job: Mapping[str, Any], observer: MakeCallback) -> None:
         run(config, out, observer, executor=executor)
 
 
-def _secret(path: str) -> int | None:
+def secret_in(path: str) -> int | None:
     """Read a secret number from a file that only this user can read, which is written if it is missing."""
     if not path:
         return None
