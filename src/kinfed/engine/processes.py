@@ -37,19 +37,16 @@ from kinfed.engine.executor import Done, Executor, Failure, Task, TaskRunner, Te
 from kinfed.engine.interrupt import out_of_reach
 from kinfed.engine.malloc import keep_freed_memory
 from kinfed.engine.runtime import ClientRuntime
+from kinfed.errors import WorkersFailed
 from kinfed.learning.frozen import CHUNK
 from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
 from kinfed.settings import own_settings
 
-__all__ = ["ProcessExecutor", "WorkersFailed"]
+__all__ = ["ProcessExecutor"]
 
 LOGITS = "logits"
 NO_SETUP = -1  # number of the setup in the message of a worker that has just started
-
-
-class WorkersFailed(RuntimeError):
-    """Error of the worker processes that is no client's fault: they cannot be started or set up."""
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from kinfed.data.images import Decoding, adapt
+from kinfed.data.names import EMBEDDED
 from kinfed.data.samples import Dataset, Normalisation, Samples
 
-__all__ = ["EMBEDDED", "read_digits"]
+__all__ = ["read_digits"]
 
-EMBEDDED = "digits"
 TRAIN = 1400  # training images, out of 1797; the others are the test set
 
 
