@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
@@ -110,8 +110,9 @@ class Registry(Mapping[str, T], Generic[T]):
         spec = importlib.util.find_spec(module)
         assert spec is not None
         source = Path(str(spec.origin)).read_text(encoding="utf-8")
-        (found,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == kind)
-        return (ast.get_docstring(found) or "").partition("\n")[0]
+        found = re.search(rf'^class {kind}\b.*:\n    """(.+?)(?:""")?$', source, re.MULTILINE)
+        assert found is not None
+        return found[1]
 
     def installed(self, name: str) -> bool:
         """Return True if a name is kinfed's own or an installed package's, not an import path."""
