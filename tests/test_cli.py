@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from kinfed.experiment.config import Config
 from kinfed.methods import METHODS
 from kinfed.methods.fields_of import described_fields
 from kinfed.models import ARCHITECTURES
+from tests.builders import installed_package
 
 
 @pytest.fixture
@@ -91,19 +93,40 @@ def test_without_arguments_it_explains_itself_with_exit_code_2(kinfed) -> None: 
     assert "Usage" in out
 
 
-def test_help_needs_no_torch() -> None:
-    code = (
-        "import sys; sys.argv = ['kinfed', '--help']\n"
-        "from kinfed.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as ended: assert not ended.code\n"
-        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'plotly', 'pyarrow', 'tensorboard', 'mlflow'}\n"
-        "heavy &= sys.modules.keys()\n"
-        "assert not heavy, heavy"
+LIGHT = """
+import sys
+from kinfed.cli import main
+
+right = ["--help", "run --help", "methods", "models", "datasets"]
+wrong = ["fedavgg", "fedvote+fedproxx", "local --data digts", "local --model mlpp", "local --partition shardz",
+         "local --lr x", "local --rounds 0", "local --optimizer sdg", "local --log wanb", "local --lrr 1"]
+for code, line in [*((0, line) for line in right), *((2, f"run {line}") for line in wrong)]:
+    sys.argv = ["kinfed", *line.split()]
+    try: main()
+    except SystemExit as ended: assert (ended.code or 0) == code, line
+    heavy = {"torch", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "plotly", "pyarrow", "tensorboard", "mlflow"}
+    assert not heavy & sys.modules.keys(), line
+"""
+
+
+def test_help_and_lists_and_mistyped_names_need_no_torch(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "KINFED_DATA"}
+    told = subprocess.run(
+        [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
     assert "compare" in told.stdout
+
+
+def test_what_other_packages_add_is_listed_without_being_imported(
+    kinfed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    points = "[kinfed.methods]\ntheirs = kinfed_gone:Method\n[kinfed.models]\ntheir_net = kinfed_gone:net\n"
+    with installed_package(tmp_path / "site", "kinfed-gone", "1.2", points, monkeypatch):
+        assert re.search(r"^theirs +\[kinfed-gone 1.2\]$", kinfed("methods")[1], re.MULTILINE)
+        assert re.search(r"^their_net +\[kinfed-gone 1.2\]$", kinfed("models")[1], re.MULTILINE)
+        code, _, err = kinfed("methods", "theirs")
+        assert (code, "No module named 'kinfed_gone'" in err) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])

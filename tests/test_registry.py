@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,12 @@ def test_what_cannot_be_used_is_told_in_one_line(name: str, told: str) -> None:
 @pytest.mark.usefixtures("package")
 def test_a_package_that_cannot_be_imported_does_not_keep_the_others_from_being_listed() -> None:
     assert {"fedavg", "mine", "gone"} <= {*METHODS}
+
+
+def test_a_summary_is_the_first_line_of_the_docstring() -> None:
+    assert {name: METHODS.summary(name) for name in METHODS} == {
+        name: str(inspect.getdoc(kind)).splitlines()[0] for name, kind in METHODS.items()
+    }
 
 
 @pytest.mark.usefixtures("package")

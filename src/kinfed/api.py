@@ -13,9 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from kinfed.display import Display
 from kinfed.errors import InputError, check_choice
-from kinfed.experiment.config import Config, Measure
+from kinfed.experiment.config import Config, Measure, refuse_mistyped
 from kinfed.experiment.config_file import read_toml
 from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS, Fields, JudgedFields, with_fields
 from kinfed.fields import is_text, parse_duration, short
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from kinfed.advice import Advice
     from kinfed.data import Federation
+    from kinfed.display import Display
     from kinfed.engine import Executor
     from kinfed.experiment.evaluate import Evaluation
     from kinfed.experiment.export import Exported, Form
@@ -198,12 +198,12 @@ def run(
 
     >>> kinfed.run("fedprox:mu=0.1", data="digits", clients=20, rounds=30)  # doctest: +SKIP
     """
-    from kinfed.experiment.run import run as run_config
-
     _truths(overwrite=overwrite, quiet=quiet, allow_code=allow_code)
     if "methods" in fields:
         raise InputError("methods: run takes one method, the first argument; compare takes several")
     config = _config({**fields, "methods": method}, allow_code=allow_code)
+    from kinfed.experiment.run import run as run_config
+
     with result_folder(out, config.methods[0]) as path, _spectator(quiet) as spectator:
         if isinstance(executor, str):
             _rehearsal(executor, overwrite=overwrite).rehearse(config, path, spectator.run)
@@ -254,12 +254,12 @@ def compare(
     >>> result = kinfed.compare(["fedavg", FedProx(mu=0.1)], data="digits", partition="shards")  # doctest: +SKIP
     >>> result.table(); result.report("report.html")  # doctest: +SKIP
     """
-    from kinfed.experiment.cost import cost_of
-    from kinfed.experiment.run import compare as compare_config
-
     _truths(overwrite=overwrite, quiet=quiet, allow_code=allow_code)
     asked = {**fields} if methods is None else {**fields, "methods": methods}
     config = _config(asked, alone=True, allow_code=allow_code)
+    from kinfed.experiment.cost import cost_of
+    from kinfed.experiment.run import compare as compare_config
+
     with result_folder(out, "compare") as path, _spectator(quiet) as spectator:
         spectator.runs(cost_of({path: config}, anew=True))
         if isinstance(executor, str):
@@ -382,8 +382,6 @@ def tune(
 
     >>> result = kinfed.tune(["fedavg", "fedprox"], over=["lr=0.03,0.1"], data="digits")  # doctest: +SKIP
     """
-    from kinfed.tuning import tune as tune_config
-
     _truths(quiet=quiet, allow_code=allow_code)
     asked = {**fields} if methods is None else {**fields, "methods": methods}
     file = _file(fields)
@@ -391,6 +389,8 @@ def tune(
     usual = {name: value for name, value in TUNING_DEFAULTS.items() if name not in there}
     config = _config({**usual, **asked}, alone=True, allow_code=allow_code)
     seconds = None if budget is None else parse_duration("budget", budget)
+    from kinfed.tuning import tune as tune_config
+
     with result_folder(out, "tune") as path, _spectator(quiet) as spectator:
         tune_config(config, over, path, spectator, spectator.run, seconds)
     return Result(path)
@@ -435,9 +435,6 @@ def advise(
     >>> kinfed.advise(data="digits", partition="shards", budget="20m").use  # doctest: +SKIP
     'fedper:lr=0.03'
     """
-    from kinfed.advice import able
-    from kinfed.advice import advise as advise_config
-
     _truths(unlabelled=unlabelled, quiet=quiet, allow_code=allow_code)
     if "methods" in fields:
         raise InputError("methods: advise takes none; it races those that suit the federation")
@@ -446,6 +443,10 @@ def advise(
     asked = {**{name: value for name, value in ADVICE_DEFAULTS.items() if name not in there}, **fields}
     seconds = None if budget is None else parse_duration("budget", budget)
     config = _config({**asked, "methods": "local_ssl" if unlabelled else "local"}, uses={}, allow_code=allow_code)
+    from kinfed.advice import able
+    from kinfed.advice import advise as advise_config
+    from kinfed.display import Display
+
     names = able(config.model_dump(exclude={"methods", "settings"}), config.objects, labelled=not unlabelled)
     config = _config({**asked, "methods": names}, allow_code=allow_code)
     with result_folder(out, "advise") as path, _spectator(quiet) as spectator:
@@ -738,7 +739,11 @@ def vote(
 
 
 def _config(fields: Mapping[str, Any], *, allow_code: bool = False, **how: Any) -> Config:
-    """Make the config of some fields. Arrays are stored last, after all other fields have been checked."""
+    """Make the config of some fields. Arrays are stored last, after all other fields have been checked.
+
+    Callers import what needs torch after this call, so that a mistyped name is refused at once.
+    """
+    refuse_mistyped(fields)
     from kinfed.experiment.configure import configure
     from kinfed.experiment.objects import as_fields, names_in
     from kinfed.registry import nothing_from_files
@@ -749,7 +754,7 @@ def _config(fields: Mapping[str, Any], *, allow_code: bool = False, **how: Any) 
     with nothing_from_files(names_in(given), file, allow=allow_code or file is None):
         if data is None or isinstance(data, str | Path):
             return configure(given, file, objects=objects, **how)
-        from kinfed.data.loading import EMBEDDED
+        from kinfed.data.names import EMBEDDED
         from kinfed.data.objects import as_dataset
 
         config = configure(given | {"data": EMBEDDED}, file, objects=objects, **how)
@@ -808,6 +813,7 @@ def _rehearsal(executor: str, *, overwrite: bool = False) -> ModuleType:
 @contextlib.contextmanager
 def _spectator(quiet: bool) -> Iterator[Display | Unseen]:
     """Context manager that gives the display of the progress, or an observer that does nothing if it shall be quiet."""
+    from kinfed.display import Display
     from kinfed.tuning import Unseen
 
     with contextlib.nullcontext(Unseen()) if quiet else Display() as spectator:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["InputError", "RunFailed", "check_choice", "nearest", "plain"]
+__all__ = ["InputError", "RunFailed", "WorkersFailed", "check_choice", "nearest", "plain"]
 
 LONGEST = 600  # characters of a message; a longer one loses its middle
 
@@ -40,6 +40,10 @@ class InputError(_OneLine, ValueError):
 
 class RunFailed(_OneLine, RuntimeError):
     """Run that cannot continue, with the reason in one line; its saved files stay."""
+
+
+class WorkersFailed(RuntimeError):
+    """Error of the worker processes that is no client's fault: they cannot be started or set up."""
 
 
 def check_choice(what: str, name: str, allowed: Sequence[str] | Mapping[str, Any]) -> None:

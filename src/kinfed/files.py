@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from kinfed.errors import InputError
@@ -124,6 +123,8 @@ def claimed(folder: Path, field: str = "out") -> Iterator[None]:
         InputError: If the folder cannot be created or written, or another process has locked it.
     """
     made, before = _missing(folder), _names(folder)
+    from filelock import FileLock, Timeout  # late: it imports asyncio, which the command's help does not need
+
     lock = FileLock(folder / LOCK, timeout=0, is_singleton=True)
     try:
         if folder.is_file():

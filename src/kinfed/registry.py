@@ -6,10 +6,13 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from kinfed.errors import InputError, check_choice
@@ -49,13 +52,13 @@ class Registry(Mapping[str, T], Generic[T]):
         self._check, self._adapt = check, adapt
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._own, *(name for name in _entry_points(self.group) if name not in self._own)])
+        return iter([*self._own, *(name for name in self._points if name not in self._own)])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (":" in name or name in self._own or name in _entry_points(self.group))
+        return isinstance(name, str) and (":" in name or name in self._own or name in self._points)
 
     def __getitem__(self, name: str) -> T:
         """Look up a name.
@@ -70,7 +73,7 @@ class Registry(Mapping[str, T], Generic[T]):
             return found
         if ":" in name:
             return self._checked(name, imported(name, self.kind))
-        point = _entry_points(self.group)[name]
+        point = self._points[name]
         try:
             loaded = point.load()
         except Exception as error:  # whatever the package does when it is imported
@@ -92,8 +95,24 @@ class Registry(Mapping[str, T], Generic[T]):
             return "kinfed"
         if ":" in name:
             return name.partition(":")[0]
-        package = _entry_points(self.group)[name].dist
+        package = self._points[name].dist
         return "an entry point" if package is None else f"{package.name} {package.version}"
+
+    def summary(self, name: str) -> str:
+        """First line of the docstring of a class of kinfed's own, read from its source: nothing is imported.
+
+        For the names of other packages, whose code runs only when it is used, it is empty.
+        """
+        own = self._own.get(name)
+        if not isinstance(own, str):
+            return ""
+        module, _, kind = own.partition(":")
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        source = Path(str(spec.origin)).read_text(encoding="utf-8")
+        found = re.search(rf'^class {kind}\b.*:\n    """(.+?)(?:""")?$', source, re.MULTILINE)
+        assert found is not None
+        return found[1]
 
     def installed(self, name: str) -> bool:
         """Return True if a name is kinfed's own or an installed package's, not an import path."""
@@ -105,10 +124,15 @@ class Registry(Mapping[str, T], Generic[T]):
         for name, own in self._own.items():
             if own is thing or (path is not None and own == path):
                 return name
-        for name, point in _entry_points(self.group).items():
+        for name, point in self._points.items():
             if path is not None and point.value == path:
                 return name
         return path
+
+    @property
+    def _points(self) -> Mapping[str, importlib.metadata.EntryPoint]:
+        """Entry points of installed packages by name."""
+        return _entry_points().get(self.group, {})
 
     def _checked(self, name: str, found: Any) -> T:
         if fault := self._check(found):
@@ -117,12 +141,18 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 @functools.cache
-def _entry_points(group: str) -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Entry points of a group by name; the first of several with one name."""
-    points: dict[str, importlib.metadata.EntryPoint] = {}
-    for point in importlib.metadata.entry_points(group=group):
-        points.setdefault(point.name, point)
-    return points
+def _entry_points() -> Mapping[str, Mapping[str, importlib.metadata.EntryPoint]]:
+    """Entry points of kinfed's groups, by group and name; the first of several with one name.
+
+    All groups are read at once, since every look reads the files of all installed packages.
+    """
+    points = importlib.metadata.entry_points()
+    groups: dict[str, dict[str, importlib.metadata.EntryPoint]] = {}
+    for group in points.groups:
+        if group.startswith("kinfed."):
+            for point in points.select(group=group):
+                groups.setdefault(group, {}).setdefault(point.name, point)
+    return groups
 
 
 _ASKED: ContextVar[tuple[Collection[str], str] | None] = ContextVar("asked", default=None)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kinfed.data import load, loading
+from kinfed.data import load, loading, names
 from kinfed.data.formats.hub import HUB
 from kinfed.errors import InputError
 from tests.data.test_loading import encoded, grey, write
@@ -79,8 +79,8 @@ def test_kinfed_data_comes_before_the_hub(hub: Any, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("KINFED_DATA", str(tmp_path))
     assert len(load("mnist").train) == 2
     assert hub["asked"] == []
-    assert loading.known()["mnist"] == str(tmp_path / "mnist")
-    assert loading.known()["cifar10"].startswith("hub:uoft-cs/cifar10")
+    assert names.known()["mnist"] == str(tmp_path / "mnist")
+    assert names.known()["cifar10"].startswith("hub:uoft-cs/cifar10")
 
 
 def test_a_folder_that_happens_to_have_a_known_name_is_not_taken_for_it(

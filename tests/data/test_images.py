@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from kinfed.data import load
+from kinfed.data.formats import digits
 from kinfed.errors import InputError
 
 
@@ -190,6 +192,12 @@ def test_nothing_that_can_be_decoded_is_an_error_even_when_skipping(tmp_path: Pa
 def test_ways_to_decode_are_checked(how: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load("digits", **how)  # type: ignore[arg-type]
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    bunch, (pixels, labels) = load_digits(), digits._table()
+    assert np.array_equal(pixels, bunch.images)
+    assert np.array_equal(labels, bunch.target)
 
 
 def test_digits_follow_the_configured_form_and_stay_in_0_to_1() -> None:

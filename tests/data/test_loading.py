@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kinfed.data import load, loading, splits
+from kinfed.data import load, loading, names, splits
 from kinfed.errors import InputError
 
 SHARED = Path(os.environ.get("KINFED_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -129,7 +129,7 @@ def test_a_name_is_looked_for_in_kinfed_data(tmp_path: Path, monkeypatch: pytest
         write(tmp_path / "mine", split, [grey(1), grey(2)], [0, 1])
     monkeypatch.setenv("KINFED_DATA", str(tmp_path))
     assert load("mine").name == "mine"
-    assert "mine" in loading.known()
+    assert "mine" in names.known()
 
 
 def test_a_folder_is_decoded_once_and_again_when_its_content_changes(

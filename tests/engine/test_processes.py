@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing
 import os
 import signal
@@ -10,16 +11,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.context import SpawnProcess
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 from torch import nn
 
 import kinfed
-from kinfed.engine import ProcessExecutor, WorkersFailed, exchange
+from kinfed.engine import ProcessExecutor, WorkersFailed, exchange, processes
 from kinfed.engine.exchange import Exchange, clear_left_behind
 from kinfed.engine.interrupt import SIGNALS, Interrupt, Stopped, out_of_reach
 from kinfed.errors import InputError
@@ -88,11 +92,13 @@ def built_of(anything: object) -> Any:
 def test_classes_of_the_main_module_travel_to_workers_which_change_nothing_in_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    programs_own = vars(forkserver._forkserver).copy()
     before = multiprocessing.get_start_method(allow_none=True), sys.modules["__main__"]
     gone = type("Gone", (), {"__module__": "__main__"})
     monkeypatch.setattr(sys.modules["__main__"], "Gone", gone, raising=False)
     with working(1) as workers:
         assert (multiprocessing.get_start_method(allow_none=True), sys.modules["__main__"]) == before
+        assert vars(forkserver._forkserver) == programs_own
         with pytest.raises(WorkersFailed, match=r"^a worker process cannot start: AssertionError: Gone is here"):
             run(build_runtime("fedavg"), tmp_path / "out", workers, functools.partial(built_of, gone()))
     assert capfd.readouterr().err == ""
@@ -111,23 +117,67 @@ def exchanges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_processes_that_cannot_be_started_are_told_and_leave_nothing(
     exchanges: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: SpawnProcess) -> None:
+    def full(_: BaseProcess) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(SpawnProcess, "start", full)
+    monkeypatch.setattr(BaseProcess, "start", full)
     with pytest.raises(WorkersFailed, match=r"^a worker process cannot be started: BlockingIOError: .* unavailable$"):
         ProcessExecutor(2)
     assert not [*exchanges.iterdir()]
 
 
-def test_processes_that_end_as_soon_as_they_start_are_told(exchanges: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "reason"),
+    [("spawn", "it ended with exit code 1"), ("forkserver", r"(Connection\w+|BrokenPipe|EOF)Error.*")],
+)
+def test_processes_that_end_as_soon_as_they_start_are_told(
+    start: str, reason: str, exchanges: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "START", start)
+    processes._server()._stop()  # the next process starts another one
     multiprocessing.set_executable("/bin/false")
     try:
-        with pytest.raises(WorkersFailed, match=r"^a worker process cannot be started: it ended with exit code 1$"):
+        with pytest.raises(WorkersFailed, match=rf"^a worker process cannot be started: {reason}$"):
             ProcessExecutor(1)
     finally:
         multiprocessing.set_executable(sys.executable)
     assert not [*exchanges.iterdir()]
+
+
+def write_about(file: Path) -> Any:
+    about = {
+        "threads": torch.get_num_threads(),
+        "blas": [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"],
+        "environment": dict(os.environ),
+        "path": sys.path,
+        "folder": os.getcwd(),
+        "blocked": [*map(int, sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))],
+        "drawn": np.random.random(),  # noqa: NPY002
+    }
+    file.write_text(json.dumps(about))
+    raise OSError("enough")
+
+
+def about_a_worker(start: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The settings of a new worker process."""
+    monkeypatch.setattr(processes, "START", start)
+    with working(1) as workers, pytest.raises(WorkersFailed, match="enough"):
+        run(build_runtime("fedavg"), folder, workers, functools.partial(write_about, folder.with_suffix(".json")))
+    about: dict[str, Any] = json.loads(folder.with_suffix(".json").read_text())
+    return about
+
+
+@pytest.mark.slow
+def test_a_forked_worker_has_the_settings_of_a_new_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = about_a_worker("forkserver", tmp_path / "first", monkeypatch)  # starts the server, if there is none yet
+    monkeypatch.setenv("KINFED_LATER", "set after the start of the server")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    forked, spawned = (about_a_worker(start, tmp_path / start, monkeypatch) for start in ("forkserver", "spawn"))
+    assert len({about.pop("drawn") for about in (first, forked, spawned)}) == 3
+    assert forked == spawned != first
+    assert forked["threads"] == 1
 
 
 # -- what they leave --------------------------------------------------------------------------------------------------

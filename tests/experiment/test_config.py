@@ -11,7 +11,7 @@ import kinfed
 from kinfed.data.samples import labels_of
 from kinfed.errors import InputError
 from kinfed.experiment.assemble import federation_of
-from kinfed.experiment.config import Config
+from kinfed.experiment.config import Config, refuse_mistyped
 from kinfed.experiment.config_file import parse_settings, read_toml
 from kinfed.experiment.run import folder_of
 from kinfed.methods import METHODS
@@ -200,3 +200,40 @@ def test_some_of_the_classes_are_all_that_a_federation_has() -> None:
     assert {*labels_of(federation.tested.samples).tolist()} == {0, 1}
     with pytest.raises(InputError, match="classes: 'ten' is not known"):
         federation_of(config(classes="ten"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"methods": "fedavgg", "lr": "x"},
+        {"methods": ["fedavg", "fedvote+fedproxx"]},
+        {"data": "digts"},
+        {"data": "hub:mnist"},
+        {"model": "resnet81"},
+        {"models": "mlp:0.5,cnn:0.5"},
+        {"partition": "shardz"},
+        {"optimizer": "sdg"},
+        {"probe": "x"},
+        {"sources": "nowhere"},
+    ],
+)
+def test_the_check_without_torch_says_what_the_whole_check_says(fields: dict[str, Any]) -> None:
+    asked = {"methods": "fedavg", **fields}
+    with pytest.raises(InputError) as early:
+        refuse_mistyped(asked)
+    with pytest.raises(InputError) as whole:
+        Config.checked({"public" if name == "probe" else name: value for name, value in asked.items()})
+    assert str(early.value) == str(whole.value)
+
+
+def test_the_check_without_torch_leaves_objects_and_correct_names_alone() -> None:
+    refuse_mistyped(
+        {
+            "methods": [Balanced, "fedprox:mu=1", "fedvote+fedper", "no.such:Method"],
+            "data": ([[0.0]], [0]),
+            "model": "torchvision:resnet18",
+            "partition": "by:hospital",
+            "classes": ["a,b"],
+            "lr": None,
+        }
+    )

@@ -21,17 +21,16 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperCommand
 
-from kinfed.errors import InputError, RunFailed, nearest, plain
+from kinfed.errors import InputError, RunFailed, WorkersFailed, nearest, plain
 from kinfed.experiment.config import Config, Measure
 from kinfed.experiment.config_file import FORMER_NAMES, parse_settings
 from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS
 from kinfed.experiment.papers import FIGURES, TABLES
 from kinfed.experiment.training import Training
-from kinfed.files import new_folder
+from kinfed.files import NotSaved, new_folder
 
 if TYPE_CHECKING:
     from kinfed.api import Result
-    from kinfed.registry import Registry
 
 __all__ = ["app", "main"]
 
@@ -807,7 +806,7 @@ def methods(
 ) -> None:
     """List the methods, or describe the fields of one.
 
-    Methods of other packages are marked with the name of the package.
+    Methods of other packages are marked with the name of the package; they are imported only when they are used.
     """
     from kinfed.methods import METHODS
 
@@ -818,7 +817,7 @@ def methods(
     if name is not None:
         _describe(name)
         return
-    _list([(name, f"{_documented(METHODS, name)}{_origin(METHODS, name)}") for name in METHODS])
+    _list([(name, METHODS.summary(name) or f"[{METHODS.origin(name)}]") for name in METHODS])
 
 
 def _tell_travels(name: str) -> None:
@@ -847,8 +846,10 @@ def _describe(name: str) -> None:
     method_fields(name)  # refuses what cannot be joined
     wrapper, _, base = name.partition("+")
     for part in filter(None, (wrapper, base)):
-        typer.echo(f"{plain(part)}: {plain(_documented(METHODS, part))}")
-        described = described_fields(METHODS.find(part))
+        kind = METHODS.find(part)
+        about, *_ = (inspect.getdoc(kind) or "").splitlines() or [""]
+        typer.echo(plain(f"{part}: {about}"))
+        described = described_fields(kind)
         if not described:
             typer.echo("\n  It has no fields of its own.")
         for field in described:
@@ -860,7 +861,7 @@ def _describe(name: str) -> None:
 @app.command()
 def datasets() -> None:
     """List the data sets that have a name."""
-    from kinfed.data.loading import PATHS, known
+    from kinfed.data.names import PATHS, known
 
     _list([*known().items(), *PATHS])
 
@@ -881,10 +882,14 @@ def example(
 
 @app.command()
 def models() -> None:
-    """List the architectures."""
+    """List the architectures.
+
+    Those of other packages are marked with the name of the package; they are imported only when they are used.
+    """
     from kinfed.models import ARCHITECTURES
 
-    _list([(name, architecture.summary) for name, architecture in ARCHITECTURES.items()])
+    origins = {name: ARCHITECTURES.origin(name) for name in ARCHITECTURES}
+    _list([(name, ARCHITECTURES[name].summary if of == "kinfed" else f"[{of}]") for name, of in origins.items()])
 
 
 def _list(told: Sequence[tuple[str, str]]) -> None:
@@ -903,19 +908,6 @@ def _columns(rows: Sequence[Sequence[str]]) -> None:
         typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _documented(registry: Registry[Any], name: str) -> str:
-    """Return the first line of an entry's docstring, or the error if the entry cannot be imported."""
-    try:
-        return (inspect.getdoc(registry[name]) or "").partition("\n")[0]
-    except InputError as error:
-        return str(error)
-
-
-def _origin(registry: Registry[Any], name: str) -> str:
-    origin = registry.origin(name)
-    return "" if origin == "kinfed" else f" [{origin}]"
-
-
 def _with(executor: str | None) -> str:
     """Return the option of an executor, for the command that continues a run."""
     return "" if executor is None else f" --executor {executor}"
@@ -924,8 +916,6 @@ def _with(executor: str | None) -> str:
 @contextlib.contextmanager
 def _resumable(command: str) -> Iterator[None]:
     """Print the command that continues a run if it ends early, and set the exit code."""
-    from kinfed.engine import NotSaved, WorkersFailed
-
     try:
         yield
     except KeyboardInterrupt as error:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import importlib.util
 import inspect
 import os
-import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,46 +16,26 @@ import numpy as np
 
 from kinfed.data.cache import cache_folder, cached, digest, is_entry, open_kept
 from kinfed.data.classes import class_names
-from kinfed.data.formats import FORMATS, Files, find_files, find_in_format
-from kinfed.data.formats.digits import EMBEDDED, read_digits
+from kinfed.data.formats import Files, find_files, find_in_format
+from kinfed.data.formats.digits import read_digits
 from kinfed.data.formats.folders import ClassFolders, ClientFolders, left_out
-from kinfed.data.formats.hub import HUB, Fetched, HubSet
+from kinfed.data.formats.hub import Fetched, HubSet
 from kinfed.data.images import Decoding, OnError
+from kinfed.data.names import EMBEDDED, InFormat, locate, path_of, readable
 from kinfed.data.reading import PLAIN, Reading
 from kinfed.data.samples import Dataset, labels_of
 from kinfed.data.splits import Labelled, Split, assemble, labelled
-from kinfed.errors import InputError, nearest
+from kinfed.errors import InputError
 
 __all__ = [
-    "EMBEDDED",
-    "PATHS",
     "cache_folder",
     "find",
-    "known",
     "lacks_labels",
     "load",
     "load_files",
     "load_labelled",
     "names_clients",
 ]
-
-PACKAGED = {"fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}  # Debian's dataset-fashion-mnist
-
-PATHS = (  # other forms than names, with descriptions for the command `kinfed datasets`
-    ("hub:OWNER/NAME[/CONFIG]", "any data set of images and labels on the Hugging Face hub"),
-    ("FOLDER", "parquet: train.parquet and test.parquet, or train-*.parquet and test-*.parquet"),
-    ("FILE.csv", "a table of features: CSV, TSV or parquet; or a folder with train.csv and test.csv"),
-    ("FOLDER", "images: train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png without a split; or any other format"),
-    ("FOLDER", "images and a table metadata.csv with a column file_name, as on the hub"),
-    ("FOLDER", "images without labels: *.png; unlabelled:FOLDER for one folder per client"),
-    ("FOLDER", "IDX: train-images-idx3-ubyte.gz, train-labels-…, t10k-images-… and t10k-labels-…"),
-    ("FILE.npz", "arrays: x_train, y_train, x_test and y_test"),
-    ("FOLDER", "LEAF: train/*.json and test/*.json; its users are the clients"),
-    ("FOLDER", "FLamby: the table train_test_split beside images or arrays; its centers are the clients"),
-    ("FOLDER", "a federation: one folder per client, each of them one of the above"),
-    ("FORMAT:PATH", f"data in a given format: {', '.join(FORMATS)}, or your own, package.module:Format:PATH"),
-)
-OWN_FORMAT = re.compile(r"((?:\w+\.)*\w+:\w+(?:\.\w+)*):(.+)")
 
 FORMATS_OF_KINFED = "kinfed.data.formats."
 RACY_SECONDS = 2.0  # upper bound of the resolution of file times, within which a change goes unnoticed
@@ -174,25 +151,6 @@ class _Kept:
         return replace(dataset, columns={name: (train[name], test[name]) for name in train})
 
 
-def known() -> dict[str, str]:
-    """Return the names of the available data sets, each with its source."""
-    names = {EMBEDDED: "8×8 greyscale, 10 classes, 1,400 + 397 images; part of scikit-learn"}
-    extra = "" if importlib.util.find_spec("datasets") else "; needs pip install 'kinfed[hub]'"
-    for name, hub in HUB.items():
-        path = _named(name)
-        names[name] = str(path) if path is not None else f"{hub}{extra}"
-    root = _root()
-    with _readable("$KINFED_DATA"):
-        paths = sorted(root.iterdir()) if root is not None and root.is_dir() else []
-    for path in paths:
-        try:
-            if find_files(path) is not None:
-                names.setdefault(path.stem if path.is_file() else path.name, str(path))
-        except (InputError, OSError) as error:
-            names.setdefault(path.name, str(error))
-    return names
-
-
 def find(data: str) -> _OnDisk | _OnHub | _Kept | None:
     """Find the source of a data set by file names, without reading files; None for the embedded digits.
 
@@ -206,33 +164,22 @@ def find(data: str) -> _OnDisk | _OnHub | _Kept | None:
     """
     if data == EMBEDDED:
         return None
-    hub = HubSet.parse(data)
-    with _readable(data):
-        path = _named(data) if data in HUB else _path(data)
-    if hub is None and path is None:
-        hub = HUB.get(data)
-    if hub is not None:
-        return _OnHub(hub)
-    if path is None and (form := _in_format(data)) is not None:
-        return _find_in_format(*form)
-    if path is None:
-        root, names = _root(), [EMBEDDED, *HUB]
-        where = f"$KINFED_DATA is {root}" if root is not None else "$KINFED_DATA is not set"
-        raise InputError(
-            f"data: {data!r} is neither a name ({', '.join(names)}), nor a path, nor in $KINFED_DATA "
-            f"({where}), nor hub:OWNER/NAME{nearest(data, names)}"
-        )
-    if is_entry(path):
-        return _Kept(path)
-    with _readable(data):
-        files = find_files(path)
+    place = locate(data)
+    if isinstance(place, HubSet):
+        return _OnHub(place)
+    if isinstance(place, InFormat):
+        return _find_in_format(place)
+    if is_entry(place):
+        return _Kept(place)
+    with readable(data):
+        files = find_files(place)
     if files is None:
         raise InputError(
-            f"data: {str(path)!r} has no data; a data folder must have train.parquet or train.csv, or train/CLASS and "
+            f"data: {str(place)!r} has no data; a data folder must have train.parquet or train.csv, or train/CLASS and "
             "test/CLASS, or CLASS with images, or images without labels, or IDX files, or one .npz, or such a folder "
             "for each client"
         )
-    return _OnDisk(path, files)
+    return _OnDisk(place, files)
 
 
 def names_clients(data: str) -> bool:
@@ -333,7 +280,7 @@ def load_labelled(
             raise InputError(f"data: {data!r} has no labels")
         names = class_names(np.array(dataset.classes)[labels_of(dataset.test)])
         return Labelled(f"the test set of {data}", dataset.test.inputs.numpy(), names)
-    with _readable(data):
+    with readable(data):
         train, test = source.files.read() if isinstance(source, _OnDisk) else source.read(PLAIN)
         which = f"the test set of {data}" if test else f"all samples of {data}"
         return labelled(which, test or train, Decoding(channels, image_size), Reading(label))
@@ -350,14 +297,14 @@ def load_files(files: Files, name: str) -> Dataset:
         InputError: If a file cannot be read, images differ in size, or the test set has a class that the training set
             lacks.
     """
-    with _readable(name):
+    with readable(name):
         paths = [str(path.absolute().parent) for path in files.paths()]
     found = _OnDisk(Path(os.path.commonpath(paths) if paths else os.curdir), files)
     return _decoded(found, name, Decoding(), PLAIN)
 
 
 def _decoded(source: _OnDisk | _OnHub, name: str, decoding: Decoding, reading: Reading) -> Dataset:
-    with _readable(name):
+    with readable(name):
 
         def make() -> Dataset:
             return assemble(name, *source.read(reading), decoding, reading)
@@ -369,45 +316,9 @@ def _decoded(source: _OnDisk | _OnHub, name: str, decoding: Decoding, reading: R
         return replace(dataset, name=name, left_out=source.left_out())
 
 
-@contextlib.contextmanager
-def _readable(data: str) -> Iterator[None]:
-    """Context manager that turns errors of reading data into an `InputError` of one line."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"data: {error.filename or data} cannot be read: {error.strerror or error}") from error
-    except MemoryError as error:
-        raise InputError(f"data: {data} needs more memory than is available: {error}") from error
-
-
-def _in_format(data: str) -> tuple[str, str] | None:
-    """Split ``FORMAT:PATH`` into format and path; None if it does not begin with a format."""
-    first, _, rest = data.partition(":")
-    if rest and first in FORMATS:
-        return first, rest
-    form = OWN_FORMAT.fullmatch(data)
-    return None if form is None else (form[1], form[2])
-
-
-def _find_in_format(name: str, data: str) -> _OnDisk:
-    with _readable(data):
-        path = _path(data)
+def _find_in_format(asked: InFormat) -> _OnDisk:
+    with readable(asked.data):
+        path = path_of(asked.data)
         if path is None:
-            raise InputError(f"data: {data!r} is neither a path nor in $KINFED_DATA")
-        return _OnDisk(path, find_in_format(name, path))
-
-
-def _path(data: str) -> Path | None:
-    """Return the path if it exists, or else the path of that name in ``$KINFED_DATA``; None if neither exists."""
-    return next((path for path in (Path(data), _named(data)) if path is not None and path.exists()), None)
-
-
-def _root() -> Path | None:
-    return Path(os.environ["KINFED_DATA"]) if os.environ.get("KINFED_DATA") else None
-
-
-def _named(name: str) -> Path | None:
-    """Return the path of a name in ``$KINFED_DATA`` or in a package of the system; None if there is none."""
-    root = _root()
-    paths = [] if root is None or "/" in name else [root / name, root / f"{name}.npz"]
-    return next((path for path in [*paths, *filter(None, [PACKAGED.get(name)])] if path.exists()), None)
+            raise InputError(f"data: {asked.data!r} is neither a path nor in $KINFED_DATA")
+        return _OnDisk(path, find_in_format(asked.format, path))

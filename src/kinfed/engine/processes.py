@@ -3,6 +3,10 @@
 The pipes carry names and numbers; tensors are in safetensors files in shared memory. (Process pools are not used, since
 their workers share a queue and its lock, which one kill can break.) Workers do not run the program's main module, so
 it may be a script without a guard, a notebook or standard input.
+
+On Linux workers are forked from a server (`multiprocessing.forkserver`) that has imported this module and done nothing
+else: the import, which takes seconds, is paid once. The first worker of a program starts the server, and it ends with
+the program. Elsewhere each worker is a new interpreter.
 """
 
 from __future__ import annotations
@@ -19,14 +23,15 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,19 +42,20 @@ from kinfed.engine.executor import Done, Executor, Failure, Task, TaskRunner, Te
 from kinfed.engine.interrupt import out_of_reach
 from kinfed.engine.malloc import keep_freed_memory
 from kinfed.engine.runtime import ClientRuntime
+from kinfed.errors import WorkersFailed
 from kinfed.learning.frozen import CHUNK
 from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
-from kinfed.settings import own_settings
+from kinfed.settings import own_settings, untouched
 
-__all__ = ["ProcessExecutor", "WorkersFailed"]
+if TYPE_CHECKING:
+    from multiprocessing.forkserver import ForkServer  # not on every system
 
+__all__ = ["ProcessExecutor"]
+
+START = "forkserver" if sys.platform == "linux" else "spawn"  # elsewhere system libraries do not allow a fork
 LOGITS = "logits"
 NO_SETUP = -1  # number of the setup in the message of a worker that has just started
-
-
-class WorkersFailed(RuntimeError):
-    """Error of the worker processes that is no client's fault: they cannot be started or set up."""
 
 
 @dataclass(frozen=True)
@@ -210,13 +216,15 @@ class _Worker:
     """Worker process with its present job."""
 
     def __init__(self, exchange: Path) -> None:
-        context: SpawnContext = multiprocessing.get_context("spawn")
+        context: Any = multiprocessing.get_context(START)
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, exchange), daemon=True)
+        self._process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, exchange, dict(os.environ)), daemon=True
+        )
         try:
-            with _without_main(), out_of_reach():
+            with _without_main(), _with_server(), out_of_reach():
                 self._process.start()
-        except (OSError, RuntimeError, AssertionError) as error:  # AssertionError: a daemonic process
+        except (OSError, EOFError, RuntimeError, AssertionError) as error:  # AssertionError: a daemonic process
             raise WorkersFailed(f"a worker process cannot be started: {Failure.of(error).reason}") from error
         finally:
             theirs.close()
@@ -334,6 +342,38 @@ def _without_main() -> Iterator[None]:
             multiprocessing.set_start_method(None, force=True)
 
 
+@contextlib.contextmanager
+def _with_server() -> Iterator[None]:
+    """Context manager for starting processes by kinfed's own fork server, not by that of the program.
+
+    The server has the program's search path for modules when it starts. Its processes block signals (`out_of_reach`),
+    which those of the program must not.
+    """
+    if START != "forkserver":
+        yield
+        return
+    from multiprocessing import forkserver
+
+    connect = forkserver.connect_to_new_process
+    with untouched():
+        os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        os.environ["PYTHONSAFEPATH"] = "1"
+        forkserver.connect_to_new_process = _server().connect_to_new_process
+        try:
+            yield
+        finally:
+            forkserver.connect_to_new_process = connect
+
+
+@functools.cache
+def _server() -> ForkServer:
+    from multiprocessing.forkserver import ForkServer
+
+    server = ForkServer()
+    server.set_forkserver_preload([__name__])
+    return server
+
+
 @functools.lru_cache(maxsize=1)
 def _tensors(path: str) -> Tensors:
     """Read the tensors of a message to a worker; cached, since consecutive clients may get the same message."""
@@ -361,12 +401,20 @@ def _packed(tested: Tested, path: Path) -> tuple[Parcel, Tested]:
 
 
 @own_settings()
-def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
-    """Do jobs until the pipe is closed."""
+def _serve(pipe: Connection[Any, Any], exchange: Path, environment: Mapping[str, str]) -> None:
+    """Do jobs until the pipe is closed.
+
+    Args:
+        pipe: Pipe to the parent.
+        exchange: Exchange folder.
+        environment: Environment of the parent; that of the fork server may be older.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    np.random.seed()  # noqa: NPY002  # otherwise all forks draw the same numbers, if a user's code draws from it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it; not every system can block it at the start
     threading.Thread(target=_end_with_parent, args=(exchange,), daemon=True).start()
     keep_freed_memory()
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first one imports for seconds: not in a client's time
     here: TaskRunner | None = None
     with contextlib.suppress(EOFError, OSError):  # the parent has closed the pipe or ended
         pipe.send(_Ready(NO_SETUP))
@@ -376,6 +424,8 @@ def _serve(pipe: Connection[Any, Any], exchange: Path) -> None:
                 here = None  # frees its memory before the next one is built
                 try:
                     here = TaskRunner(pickle.loads(asked.build)(), asked.client_states)
+                    if here.runtime.settings.training.optimizer != "sgd":  # imports for seconds: not in a client's time
+                        torch.optim.Adam([torch.zeros(1, requires_grad=True)])
                     pipe.send(_Ready(asked.number))
                 except Exception as error:
                     pipe.send(_Ready(asked.number, Failure.of(error)))

@@ -27,12 +27,17 @@ from pydantic import (
     model_validator,
 )
 
+from kinfed.data.names import EMBEDDED, locate
 from kinfed.data.partitions import PARTITIONS, as_partition, make_partition, partition_options
+from kinfed.data.partitions import check_name as check_partition
 from kinfed.errors import InputError, check_choice
-from kinfed.experiment.config_file import MARK, read_toml
+from kinfed.experiment.config_file import MARK, read_toml, with_present_names
 from kinfed.experiment.device import available
 from kinfed.fields import listed, one_line, plain_value, short
 from kinfed.labels import folder_name, parse_label
+from kinfed.methods import METHODS, make_method, method_fields, name_and_fields
+from kinfed.methods import check_name as check_method
+from kinfed.models import ARCHITECTURES
 
 if TYPE_CHECKING:
     from kinfed.data.partitions.partitioner import Partitioner
@@ -49,6 +54,7 @@ __all__ = [
     "as_tuple",
     "finder",
     "model_shares",
+    "refuse_mistyped",
 ]
 
 Measure = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc"]
@@ -74,14 +80,10 @@ OF_TRAINING = ("lr", "optimizer", "momentum", "weight_decay", "local_epochs", "b
 USUAL_LR = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001}  # default learning rate of each optimiser
 
 
-class Config(BaseModel):
-    """The configuration of an experiment: data, clients, training and methods.
+class Fields(BaseModel):
+    """The fields of an experiment, with what can be checked of each one without torch, whose import takes seconds."""
 
-    A run's ``config.toml`` is a Config with one method and one seed. A name in angle brackets, such as ``<MyMethod>``,
-    stands for a Python object that has no import path; `objects` has these objects.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     methods: tuple[str, ...] = Field(description="names of the methods to run")
     data: str = Field("digits", description="data set: a name (see: kinfed datasets), hub:OWNER/NAME, or a path")
@@ -280,6 +282,80 @@ class Config(BaseModel):
     log: str | None = Field(None, description="trackers to log to: tensorboard, mlflow, wandb, or several with commas")
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="fields of the methods, by method")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        value = plain_value(cls, value, info)
+        return as_tuple(value) if info.field_name == "methods" else value
+
+    @field_validator("classes", "drop", "hold_out", mode="before")
+    @classmethod
+    def _listed(cls, names: Any) -> Any:
+        return listed(names)
+
+    @field_validator("methods")
+    @classmethod
+    def _names_of_methods(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
+        for name, _ in map(parse_label, methods):
+            if not name.startswith("<"):
+                check_method(name)
+        return methods
+
+    @field_validator("model")
+    @classmethod
+    def _name_of_model(cls, model: str | None) -> str | None:
+        if model is not None and not model.startswith("<"):
+            check_choice("model", model, ARCHITECTURES)
+        return model
+
+    @field_validator("models")
+    @classmethod
+    def _names_of_models(cls, models: str | None) -> str | None:
+        for name, _ in model_shares(models or ""):
+            check_choice("model", name, ARCHITECTURES)
+        return models
+
+    @field_validator("data", "labelled")
+    @classmethod
+    def _name_of_data(cls, data: str | None) -> str | None:
+        if data is not None and data != EMBEDDED and not data.startswith("<"):
+            locate(data)
+        return data
+
+    @field_validator("partition")
+    @classmethod
+    def _name_of_partition(cls, partition: str) -> str:
+        if not partition.startswith("<"):
+            check_partition(partition)
+        return partition
+
+    @field_validator("sources")
+    @classmethod
+    def _a_folder(cls, sources: str | None) -> str | None:
+        if sources is not None and not Path(sources).is_dir():
+            raise InputError(f"sources: {sources!r} is no folder; kinfed sources train makes one")
+        return sources
+
+    @field_validator("log")
+    @classmethod
+    def _known_trackers(cls, log: str | None) -> str | None:
+        from kinfed.experiment.trackers import TRACKERS, check_installed
+
+        for name in _listed(log):
+            check_choice("log", name, TRACKERS)
+            check_installed(name)
+        return log
+
+
+class Config(Fields):
+    """The configuration of an experiment: data, clients, training and methods.
+
+    A run's ``config.toml`` is a Config with one method and one seed. A name in angle brackets, such as ``<MyMethod>``,
+    stands for a Python object that has no import path; `objects` has these objects.
+    """
+
+    model_config = ConfigDict(defer_build=True)
+
     _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -299,22 +375,9 @@ class Config(BaseModel):
             fields = {**fields, "clients": CLIENTS}
         return fields
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
-        value = plain_value(cls, value, info)
-        return as_tuple(value) if info.field_name == "methods" else value
-
-    @field_validator("classes", "drop", "hold_out", mode="before")
-    @classmethod
-    def _listed(cls, names: Any) -> Any:
-        return listed(names)
-
     @field_validator("methods")
     @classmethod
     def _known_methods(cls, methods: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        from kinfed.methods import METHODS, method_fields
-
         if not methods:
             raise InputError(f"methods: none is named; allowed: {', '.join(METHODS)}")
         for label in methods:
@@ -351,13 +414,6 @@ class Config(BaseModel):
             if not Path(weights).is_file():
                 raise InputError(f"weights: {weights!r} is neither a file nor a folder")
         return weights
-
-    @field_validator("sources")
-    @classmethod
-    def _a_folder(cls, sources: str | None) -> str | None:
-        if sources is not None and not Path(sources).is_dir():
-            raise InputError(f"sources: {sources!r} is no folder; kinfed sources train makes one")
-        return sources
 
     @field_validator("data", "labelled")
     @classmethod
@@ -401,16 +457,6 @@ class Config(BaseModel):
     @classmethod
     def _available(cls, device: str) -> str:
         return available(device)
-
-    @field_validator("log")
-    @classmethod
-    def _known_trackers(cls, log: str | None) -> str | None:
-        from kinfed.experiment.trackers import TRACKERS, check_installed
-
-        for name in _listed(log):
-            check_choice("log", name, TRACKERS)
-            check_installed(name)
-        return log
 
     @field_validator("settings")
     @classmethod
@@ -463,8 +509,6 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _methods_have_what_they_need(self) -> Self:
-        from kinfed.methods import METHODS
-
         for name in self.methods:
             method = self.method(name)
             needs = method.requires
@@ -537,16 +581,12 @@ class Config(BaseModel):
 
     def method(self, label: str) -> Method:
         """Make one of the methods, with its fields."""
-        from kinfed.methods import make_method
-
         name, training = parse_label(label)[0], self.own_training(label)
         fields = {field: value for field, value in self.settings[label].items() if field not in training}
         return make_method(name, fields, finder(self._objects))
 
     def own_training(self, label: str) -> dict[str, Any]:
         """Return the settings of the local training that a method has for itself, such as ``lr``, by name."""
-        from kinfed.methods import method_fields
-
         names = {*OF_TRAINING} - {*method_fields(parse_label(label)[0], finder(self._objects))}
         return {name: value for name, value in self.settings[label].items() if name in names}
 
@@ -620,8 +660,6 @@ class Config(BaseModel):
         ``local`` is added if a method is personalised. ``local_ssl`` is added if a method learns without labels, with
         the settings that it shares with the first such method.
         """
-        from kinfed.methods import METHODS
-
         kinds = {label: self.method(label) for label in self.methods}
         unlabelled = [name for name, kind in kinds.items() if not kind.supervised]
         personal = any(kind.serves != "global" and kind.supervised for kind in kinds.values())
@@ -661,6 +699,26 @@ def _partition_of_data(fields: Mapping[str, Any]) -> str:
     return "shards"
 
 
+def refuse_mistyped(fields: Mapping[str, Any]) -> None:
+    """Refuse names and values that are wrong by themselves, as `Config.checked` does, but without importing torch.
+
+    Args:
+        fields: Values by name of the field. Those that are no text, which the command line never gives, are left to
+            the whole check.
+
+    Raises:
+        InputError: If a name is unknown or a value is not allowed.
+    """
+    named = fields.get("methods", ())
+    methods = [name for name in (named if isinstance(named, list | tuple) else [named]) if isinstance(name, str)]
+    texts = {name: value for name, value in with_present_names(fields).items() if isinstance(value, str)}
+    known = Fields.model_fields.keys() - {"settings"}
+    try:
+        Fields.model_validate({name: texts[name] for name in known & texts.keys()} | {"methods": methods})
+    except ValidationError as error:
+        raise InputError(one_line(error)) from error
+
+
 def model_shares(models: str) -> list[tuple[str, float]]:
     """Parse ``NAME:SHARE,…`` to names and shares; empty text gives an empty list.
 
@@ -690,8 +748,6 @@ def _listed(names: str | None) -> list[str]:
 
 def finder(objects: Mapping[str, Any] | None) -> Callable[[str], type[Method]]:
     """Return a function that finds the class of a method by its name; names in angle brackets are in ``objects``."""
-    from kinfed.methods import METHODS
-
     return lambda name: given_in_python("methods", name, objects) if name.startswith("<") else METHODS.find(name)
 
 
@@ -737,8 +793,6 @@ def _complete(
         optimizer: Optimiser of the experiment.
         find: Function that finds the class of a method by its name.
     """
-    from kinfed.methods import make_method, method_fields, name_and_fields
-
     name, _ = parse_label(label)
     fields = method_fields(name, find)
     training = {field: _type_of(field) for field in OF_TRAINING if field not in fields}
@@ -773,8 +827,6 @@ def _type_of(field: str) -> Any:
 
 def _architecture(name: str, objects: Mapping[str, Any] | None = None) -> Any:
     """Return an architecture: its name, after a check, or the Python object of a name in angle brackets."""
-    from kinfed.models import ARCHITECTURES
-
     if name.startswith("<"):
         return given_in_python("model", name, objects)
     ARCHITECTURES.find(name)

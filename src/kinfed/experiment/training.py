@@ -21,7 +21,7 @@ __all__ = ["Training"]
 class Training(BaseModel):
     """The data sets and settings for the training of source models, one on each data set."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     data: tuple[str, ...] = Field(
         description="names of the data sets (see: kinfed datasets), hub:OWNER/NAME, or their paths"

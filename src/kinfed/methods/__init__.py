@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from kinfed.errors import InputError
+from kinfed.errors import InputError, check_choice
 from kinfed.fields import field_types
-from kinfed.methods.fedavg import FedAvg
-from kinfed.methods.method import (
-    Client,
-    ClientId,
-    ClientState,
-    Message,
-    Method,
-    NamedTensors,
-    Requirements,
-    Server,
-    ServerState,
-    Serves,
-)
-from kinfed.methods.picture import Picture
-from kinfed.methods.wrapper import Wrapper
 from kinfed.registry import Registry
+
+if TYPE_CHECKING:
+    from kinfed.methods.fedavg import FedAvg
+    from kinfed.methods.method import (
+        Client,
+        ClientId,
+        ClientState,
+        Message,
+        Method,
+        NamedTensors,
+        Requirements,
+        Server,
+        ServerState,
+        Serves,
+    )
+    from kinfed.methods.picture import Picture
+    from kinfed.methods.wrapper import Wrapper
 
 __all__ = [
     "METHODS",
@@ -39,15 +42,35 @@ __all__ = [
     "ServerState",
     "Serves",
     "Wrapper",
+    "check_name",
     "is_method",
     "make_method",
     "method_fields",
     "name_and_fields",
 ]
 
+_MODULES = {
+    "method": (
+        "Client", "ClientId", "ClientState", "Message", "Method", "NamedTensors", "Requirements", "Server",
+        "ServerState", "Serves",
+    ),
+    "picture": ("Picture",),
+    "wrapper": ("Wrapper",),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    # Imports are lazy, so that the command's list of the methods needs no torch.
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"kinfed.methods.{module}"), name)
+    raise AttributeError(f"module 'kinfed.methods' has no attribute {name!r}")
+
 
 def _fault(found: Any) -> str | None:
     """Return the reason why an object from outside kinfed cannot be a method; None if it can."""
+    from kinfed.methods.method import Method
+
     if not (isinstance(found, type) and issubclass(found, Method)):
         return "is not a method; it must be a class derived from kinfed.methods.Method"
     return None if dataclasses.is_dataclass(found) else ("is not a dataclass; it must be frozen and keyword-only")
@@ -93,7 +116,7 @@ METHODS: Registry[type[Method]] = Registry(
 )
 
 BASE = "base"  # the field of a wrapper that is no field of a config
-Find = Callable[[str], type[Method]]
+Find = Callable[[str], "type[Method]"]
 
 
 def is_method(name: str) -> bool:
@@ -103,6 +126,19 @@ def is_method(name: str) -> bool:
     (True, True, False)
     """
     return all(part in METHODS for part in name.split("+", 1))
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is not that of a method; nothing is imported.
+
+    Args:
+        name: Name of a method, or ``WRAPPER+NAME``.
+
+    Raises:
+        InputError: If there is no such method; the message suggests the nearest name.
+    """
+    for part in name.split("+", 1):
+        check_choice("method", part, METHODS)
 
 
 def method_fields(name: str, find: Find = METHODS.find) -> dict[str, Any]:
@@ -146,7 +182,7 @@ def make_method(name: str, fields: Mapping[str, Any] | None = None, find: Find =
         return kind(**given)
     of_base = {field.name for field in dataclasses.fields(kind)}
     base = kind(**{field: value for field, value in given.items() if field in of_base})
-    return wrapper(cast(FedAvg, base), **{field: value for field, value in given.items() if field not in of_base})
+    return wrapper(cast("FedAvg", base), **{field: value for field, value in given.items() if field not in of_base})
 
 
 def name_and_fields(method: Method, name_of: Callable[[type[Method]], str]) -> tuple[str, dict[str, Any]]:
@@ -161,6 +197,9 @@ def name_and_fields(method: Method, name_of: Callable[[type[Method]], str]) -> t
         method: Method to describe.
         name_of: Function that returns the name of a method's class.
     """
+    from kinfed.methods.fedavg import FedAvg
+    from kinfed.methods.wrapper import Wrapper
+
     name = name_of(type(method))
     if not isinstance(method, Wrapper):
         return name, dataclasses.asdict(method)
@@ -175,6 +214,9 @@ def _kinds(name: str, find: Find) -> tuple[type[Wrapper] | None, type[Method]]:
     Raises:
         InputError: If there is no such method, or the wrapper cannot wrap it.
     """
+    from kinfed.methods.fedavg import FedAvg
+    from kinfed.methods.wrapper import Wrapper
+
     first, plus, inner = name.partition("+")
     kind = find(first)
     if not issubclass(kind, Wrapper):

@@ -10,7 +10,7 @@ from torch import nn
 from kinfed.errors import InputError, check_choice
 from kinfed.models.own import Maker
 
-__all__ = ["LIBRARIES", "of_library"]
+__all__ = ["of_library"]
 
 AUXILIARY = {"googlenet", "inception_v3"}  # in training they return several outputs
 
@@ -28,7 +28,7 @@ def of_library(name: str) -> Maker:
     'MobileNetV3'
     """
     library, _, own = name.partition(":")
-    return LIBRARIES[library](name, own)
+    return _MAKERS[library](name, own)
 
 
 def _of_torchvision(name: str, own: str) -> Maker:
@@ -69,4 +69,4 @@ def _refuse_other_than_colour(name: str, shape: tuple[int, ...]) -> None:
         raise InputError(f"model: {name} needs colour images 3×h×w, but the inputs have the shape {size}{grey}")
 
 
-LIBRARIES: dict[str, Callable[[str, str], Maker]] = {"torchvision": _of_torchvision, "timm": _of_timm}
+_MAKERS: dict[str, Callable[[str, str], Maker]] = {"torchvision": _of_torchvision, "timm": _of_timm}

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from kinfed.errors import InputError
+from kinfed.models.building import build
 from kinfed.models.card import Recipe
-from kinfed.models.catalogue import ARCHITECTURES, build
+from kinfed.models.catalogue import ARCHITECTURES
 from kinfed.models.model import ALL, BODY, HEAD, Model, Tensors, select
 from kinfed.models.tensor_files import checked, opened, told_in
 from kinfed.models.torchvision_names import torchvision_names

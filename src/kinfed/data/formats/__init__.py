@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kinfed.data.splits import Split
 from kinfed.errors import InputError
 from kinfed.registry import Registry
+
+if TYPE_CHECKING:
+    from kinfed.data.splits import Split
 
 __all__ = ["FORMATS", "Files", "Format", "find_files", "find_in_format"]
 

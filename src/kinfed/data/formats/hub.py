@@ -6,11 +6,12 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from kinfed.data.formats.parquet import readable, split_of
-from kinfed.data.splits import TEST_NAMES, Split
 from kinfed.errors import InputError
+
+if TYPE_CHECKING:
+    from kinfed.data.splits import Split
 
 __all__ = ["HUB", "Fetched", "HubSet"]
 
@@ -48,6 +49,8 @@ class HubSet:
         Raises:
             InputError: If `datasets` is not installed, the hub does not answer, or there is no such data set or split.
         """
+        from kinfed.data.splits import TEST_NAMES
+
         try:
             import datasets
         except ImportError as error:
@@ -80,6 +83,8 @@ class Fetched:
 
     def read(self) -> tuple[list[Split], list[Split]]:
         """Return the training split and the test split, each as a list of one `Split`; images stay encoded bytes."""
+        from kinfed.data.formats.parquet import readable, split_of
+
         with readable(self.name):
             train, test = (
                 split_of(split.with_format("arrow")[:], f"{self.name}, {name}", _downloads())  # images stay encoded

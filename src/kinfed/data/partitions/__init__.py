@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kinfed.data.partitions.partitioner import Partitioner
     from kinfed.data.partitions.saved import Saved
 
-__all__ = ["PARTITIONS", "as_partition", "make_partition", "partition_fields", "partition_options"]
+__all__ = ["PARTITIONS", "as_partition", "check_name", "make_partition", "partition_fields", "partition_options"]
 
 # In a name such as ``by:COLUMN``, the text after the colon is the first field of the class.
 PARTITIONS: Registry[Any] = Registry(
@@ -115,21 +115,36 @@ def partition_options(name: str) -> Mapping[str, str]:
     return options
 
 
-def _find(name: str) -> tuple[Any, dict[str, str]]:
-    """Return the class or function of a name, and the fields that the name gives."""
+def check_name(name: str) -> str:
+    """Return the name in `PARTITIONS`, or import path, of a name with fields; nothing is imported.
+
+    >>> check_name("dirichlet:alpha=0.1"), check_name("by:hospital")
+    ('dirichlet', 'by:COLUMN')
+
+    Raises:
+        InputError: If there is no such partition; the message suggests the nearest name.
+    """
     start, _, text = name.partition(":")
     form = next((form for form in PARTITIONS if form.startswith(f"{start}:")), None)
     if form is not None and text:
-        kind = PARTITIONS[form]
-        return kind, {fields(kind)[0].name: text}
-    base, typed = parse_label(name)
+        return form
+    base, _ = parse_label(name)
     if form is None and (base in {*PARTITIONS} or re.fullmatch(r"[\w.]+:[^\W\d][\w.]*", base)):
-        kind = PARTITIONS[base]
-        if unknown := [field for field in typed if field not in field_types(kind)]:
-            raise InputError(f"partition: {short(base)} has no field {unknown[0]!r}")
-        return kind, typed
+        return base
     *names, last = map(repr, PARTITIONS)
     raise InputError(
         f"partition: {short(name)} is not allowed; must be {', '.join(names)} or {last}, or package.module:Name"
         f"{nearest(base, PARTITIONS)}"
     )
+
+
+def _find(name: str) -> tuple[Any, dict[str, str]]:
+    """Return the class or function of a name, and the fields that the name gives."""
+    known = check_name(name)
+    kind = PARTITIONS[known]
+    base, typed = parse_label(name)
+    if ":" in known and known in [*PARTITIONS]:  # a form such as ``by:COLUMN``
+        return kind, {fields(kind)[0].name: name.partition(":")[2]}
+    if unknown := [field for field in typed if field not in field_types(kind)]:
+        raise InputError(f"partition: {short(base)} has no field {unknown[0]!r}")
+    return kind, typed
