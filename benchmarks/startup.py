@@ -97,7 +97,10 @@ def main() -> None:
     measured: dict[str, Callable[[], tuple[float, float]]] = {
         f"`kinfed {command}`": lambda command=command: answered(command) for command in COMMANDS
     }
-    measured |= {f"a program until {n} workers are ready": lambda n=n: workers_ready(n) for n in (1, 2, 4)}
+    measured |= {
+        f"a program until {n} {'worker is' if n == 1 else 'workers are'} ready": lambda n=n: workers_ready(n)
+        for n in (1, 2, 4)
+    }
     measured["the demo until its first round"] = first_round
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in measured}
     for _ in range(repeats):
