@@ -59,8 +59,8 @@ def row(name: str) -> str:
 def write_card(name: str) -> None:
     """Put what a method declares into its card, at its place in the table."""
     method = make_method(name, trial_fields(type(make_method(name).unwrapped)) | trial_fields(METHODS[name]))
-    labels = "; ".join(dict.fromkeys(one.labels for one in method.sends)) or "nothing"
-    rows = {"clients send": told(method.sends), "clients receive": told(method.receives), "labels": labels}
+    labels = "; ".join(dict.fromkeys(one.labels for one in method.carries_up)) or "nothing"
+    rows = {"clients send": told(method.carries_up), "clients receive": told(method.carries_down), "labels": labels}
     path = Path(__file__).parents[1] / "docs" / "methods" / f"{name}.md"
     lines = [line for line in path.read_text().splitlines() if not line.startswith(tuple(f"| {row} |" for row in rows))]
     at = max(i for i, line in enumerate(lines) if line.startswith(("|---|", "| knobs |", "| travels |"))) + 1

@@ -186,7 +186,9 @@ def test_code_that_only_a_file_names_is_not_imported(outside: str, tmp_path: Pat
 
 def test_the_signature_names_every_field_of_the_config() -> None:
     own = {"methods", "settings", "measure"}
-    assert Fields.__annotations__.keys() - {"training", "config"} == Config.model_fields.keys() - own | {"settings"}
+    assert Fields.__annotations__.keys() - {"training", "config", "dp"} == Config.model_fields.keys() - own | {
+        "settings"
+    }
     shown = inspect.signature(kinfed.compare).parameters
     assert (shown["lr"].default, shown["measure"].default) == (0.1, "accuracy")
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in shown.values())

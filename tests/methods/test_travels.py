@@ -31,7 +31,7 @@ def in_messages(name: str) -> tuple[list[NamedTensors], list[NamedTensors], tupl
             downs.append(down)
             ups.append(uploads[id])
         state = method.aggregate(runtime.server(round), state, uploads)
-    return ups, downs, ([*method.sends], [*method.receives])
+    return ups, downs, ([*method.carries_up], [*method.carries_down])
 
 
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.trains != "pooled"])
@@ -51,9 +51,9 @@ def test_a_card_has_what_the_method_says_of_its_messages(name: str) -> None:
     fields = trial_fields(type(make_method(name).unwrapped)) | trial_fields(METHODS[name])
     method = make_method(name, fields)
     card = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
-    for way, sent in (("clients send", method.sends), ("clients receive", method.receives)):
+    for way, sent in (("clients send", method.carries_up), ("clients receive", method.carries_down)):
         assert f"\n| {way} | {told(sent)} |\n" in card, (
             f"python benchmarks/travels.py --cards writes docs/methods/{name}.md"
         )
-    labels = "; ".join(dict.fromkeys(one.labels for one in method.sends)) or "nothing"
+    labels = "; ".join(dict.fromkeys(one.labels for one in method.carries_up)) or "nothing"
     assert f"\n| labels | {labels} |\n" in card

@@ -23,6 +23,7 @@ __all__ = ["Candidate", "able", "candidates", "reasons"]
 
 CONTRADICTION = 0.2  # conflict beyond chance with which one model cannot suit all (docs/advice.md)
 PLAIN = "fedavg"  # one model for all, with nothing added
+NOISY = "dp"
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ def _fit(name: str, kind: type[Method], traits: Traits) -> tuple[bool, str]:
     if kind.ceiling:
         pooled = kind.trains == "pooled"
         return pooled, f"{kind.ceiling}: {'a ceiling, which serves nobody' if pooled else 'no federation knows them'}"
+    if name == NOISY:
+        return False, "adds noise, which protects clients and helps no model; protect the advised method by --dp"
     if not traits.labelled:
         return True, "reads no labels"
     if name == PLAIN:

@@ -829,7 +829,7 @@ def _tell_travels(name: str) -> None:
     fields = {k: v for part in filter(None, (base, first)) for k, v in trial_fields(METHODS.find(part)).items()}
     method = make_method(name, fields)
     typer.echo(plain(name))
-    for way, sent in (("sends", method.sends), ("receives", method.receives)):
+    for way, sent in (("sends", method.carries_up), ("receives", method.carries_down)):
         for one in sent:
             when = f", {one.when}" if one.when else ""
             typer.echo(f"  {way:<9} {plain(f'{one.what} ({one.size}){when}')}")

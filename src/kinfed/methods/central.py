@@ -35,12 +35,12 @@ class Central(FedAvg):
     lr_scale: Annotated[float, Gt(0)] = 0.3
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """All samples: nothing of this is federated."""
         return POOLED
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """Nothing."""
         return ()
 

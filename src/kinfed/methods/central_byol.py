@@ -25,11 +25,11 @@ class CentralBYOL(FedBYOL):
     ceiling: ClassVar[str] = "all data at one place"
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """All samples: nothing of this is federated."""
         return POOLED
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """Nothing."""
         return ()

@@ -59,13 +59,13 @@ class CRSMMixing(RowWeights, ClientSimilarity, FedAvg):
     unknown: ClassVar[tuple[str, ...]] = (CRSM, WEIGHTS)
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """The shared part after local training, and representations of own samples, if these are compared."""
         own = Sent((OWN_SAMPLES,), "representations of some of its samples", "samples × d", OF_SAMPLES, FROM_SAMPLES)
-        return [*super().sends, own]
+        return [*super().carries_up, own]
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """The client's mixture of what all clients sent."""
         return of_parts(self.shared, "mixed for this client from all clients'", labels=True, body=OF_LIKE, head=OF_LIKE)
 

@@ -95,9 +95,9 @@ class DP(Wrapper):
         return replace(super().requires, fixed_statistics=True)
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """What clients of the base receive, with noise."""
-        return [replace(sent, what=f"{sent.what}, with noise", labels=PROTECTED) for sent in super().receives]
+        return [replace(sent, what=f"{sent.what}, with noise", labels=PROTECTED) for sent in super().carries_down]
 
     @property
     def _trained(self) -> FedAvg:

@@ -60,12 +60,12 @@ class FedAvg(Method):
         return frozenset({"momentum", *epochs, *({"save_local"} if self.shared == ALL else ())})
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """The shared part after local training."""
         return of_parts(self.shared, "after the client's training", labels=self.supervised)
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """The shared part of the server's model."""
         return of_parts(self.shared, "of the server", labels=self.supervised, body=OF_ALL, head=OF_ALL)
 

@@ -100,18 +100,18 @@ class FedKin(Grouped):
     # -- at the server ------------------------------------------------------------------------------------------------
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """What the base's clients send, and answers to the server's questions."""
         return [
-            *super().sends,
+            *super().carries_up,
             Sent(("kin.",), "losses of its kin's models on its samples", "a few", "how like theirs", WHEN_ASKED),
         ]
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """The model of the client's group, and the server's questions."""
         return [
-            *super().receives,
+            *super().carries_down,
             Sent(("kin.watch",), "whether it may be asked", "1", "nothing"),
             Sent(("kin.",), "mean models of its kin and of the others", "2 or more models", OF_GROUP, WHEN_ASKED),
         ]

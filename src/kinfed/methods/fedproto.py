@@ -55,7 +55,7 @@ class FedProto(FedAvg):
     aggregation: Literal["counts", "uniform"] = "counts"
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """Prototypes and numbers of samples of the client's classes."""
         return [
             Sent(("prototypes",), "mean representation of each of its classes", "K × d", "which classes it has"),
@@ -63,7 +63,7 @@ class FedProto(FedAvg):
         ]
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """Prototypes of all clients together."""
         return [Sent(("prototypes",), "mean prototypes of all clients", "K × d", OF_ALL)]
 

@@ -89,18 +89,18 @@ class Vote(Wrapper):
         return {**super().idle, **unread(reads)}
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """What the base's clients send, and the ballot."""
         return [
-            *super().sends,
+            *super().carries_up,
             Sent((CHOICE,), "sources that its model is most like", "m", "nothing: the vote reads none", "in one round"),
         ]
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """What the base's clients receive, and the source models."""
         return [
-            *super().receives,
+            *super().carries_down,
             Sent((VOTED,), "round of the vote", "1", "nothing", "after the vote"),
             Sent((), "the source models", "models", "nothing", "once"),
         ]

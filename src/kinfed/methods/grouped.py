@@ -49,9 +49,9 @@ class Grouped(Wrapper):
             object.__setattr__(self, "primary_label", "own group's model")
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """The model of the client's group."""
-        return [replace(sent, what=f"{sent.what}, for its group", labels=OF_GROUP) for sent in super().receives]
+        return [replace(sent, what=f"{sent.what}, for its group", labels=OF_GROUP) for sent in super().carries_down]
 
     @classmethod
     def wraps(cls, kind: type[Method]) -> bool:

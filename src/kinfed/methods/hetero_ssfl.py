@@ -100,15 +100,15 @@ class HeteroSSFL(LocalSSL):
     clean: Cleaning = "none"
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """Outputs for the public images, and how far they spread."""
         return [
             Sent((REPRESENTATION,), "its network's outputs for the public images", "L × d or L × L", NO_LABELS),
-            *super().sends,
+            *super().carries_up,
         ]
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """What the clients' outputs are on average."""
         return [
             Sent(("gram", "factors"), "mean similarity of the public images, over the clients", "L × L", NO_LABELS),

@@ -43,12 +43,15 @@ class IFCA(Grouped):
     k: Annotated[int, Ge(1)] = 4
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """What the base's clients send, and the chosen group."""
-        return [*super().sends, Sent((CHOSEN,), "group whose model fits best", "1", "which clients have like ones")]
+        return [
+            *super().carries_up,
+            Sent((CHOSEN,), "group whose model fits best", "1", "which clients have like ones"),
+        ]
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """The models of all groups."""
         return [Sent((GROUP,), "models of all groups", "groups × the model", OF_ALL)]
 

@@ -285,12 +285,12 @@ class Method(ABC):
         """
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """What a client sends in a round, beside the numbers of every upload (`travels.NUMBERS`)."""
         return ()
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """What a client receives in a round."""
         return ()
 

@@ -65,7 +65,7 @@ class SCAFFOLD(FedAvg):
     weights: Literal["samples", "uniform"] = "samples"
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """Changes of the model and of the control variate in the client's training, and buffers."""
         return [
             Sent((CHANGE,), "change of the model in the client's training", "the model", OF_HEAD),
@@ -74,9 +74,9 @@ class SCAFFOLD(FedAvg):
         ]
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """The server's model and its control variate."""
-        return [*super().receives, Sent((CONTROL,), "control variate of the server", "the model", OF_ALL)]
+        return [*super().carries_down, Sent((CONTROL,), "control variate of the server", "the model", OF_ALL)]
 
     @property
     def idle(self) -> Mapping[str, str]:

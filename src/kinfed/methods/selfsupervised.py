@@ -50,9 +50,9 @@ class SelfSupervised(FedAvg):
     out: Annotated[int, Gt(0)] = 128
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """The shared part after local training, and how far its outputs spread."""
-        return [*super().sends, Sent(("spread",), "spread of the network's outputs", "1", NO_LABELS)]
+        return [*super().carries_up, Sent(("spread",), "spread of the network's outputs", "1", NO_LABELS)]
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
         """Refuse inputs from which no views can be made, and models without a trainable parameter in the body."""

@@ -87,14 +87,14 @@ class Wrapper(Method):
         return self.base.unwrapped
 
     @property
-    def sends(self) -> Sequence[Sent]:
+    def carries_up(self) -> Sequence[Sent]:
         """What clients of the base send."""
-        return self.base.sends
+        return self.base.carries_up
 
     @property
-    def receives(self) -> Sequence[Sent]:
+    def carries_down(self) -> Sequence[Sent]:
         """What clients of the base receive."""
-        return self.base.receives
+        return self.base.carries_down
 
     def check(self, models: Sequence[Model], sources: Sequence[Source], shape: tuple[int, ...]) -> None:
         """Refuse what the base refuses."""
