@@ -1,6 +1,6 @@
 """What an onlooker learns: who was trained on, from saved models; shares of classes, from what clients send.
 
-``python benchmarks/onlooker.py [--only STUDY]... [--data DIR] [--seeds S]``
+``python benchmarks/onlooker.py [--only STUDY]... [--method METHOD]... [--data DIR] [--seeds S]``
 
 * **Membership.** The onlooker has the model that a client uses after the last round, and samples of which half were
   trained on. It takes those with a loss below a threshold for members; the threshold is chosen on one half of them, and
@@ -178,6 +178,7 @@ def main() -> None:
     """Print a table for each study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[*STUDIES], action="append", help="study; repeatable [all]")
+    parser.add_argument("--method", action="append", help="method; repeatable [those of the table]")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with cifar10")
     parser.add_argument("--seeds", type=int, default=3)
     asked = parser.parse_args()
@@ -186,7 +187,7 @@ def main() -> None:
         print(
             f"\n| {study} | membership | shares, half of the clients known | shares, read directly |\n|---|---|---|---|"
         )
-        for method in METHODS:
+        for method in asked.method or METHODS:
             with own_settings():
                 found = [*measured(method, STUDIES[study], asked.seeds)]
             print(f"| `{method}` | {' | '.join(cell([one[i] for one in found]) for i in range(3))} |", flush=True)
