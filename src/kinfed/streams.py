@@ -53,14 +53,14 @@ def torch_stream(seed: int, *address: str | int) -> torch.Generator:
 
 
 def secret_stream(seed: int, *address: str | int) -> np.random.Generator:
-    """Make the NumPy generator of what no client may foresee: in `with_secret` from the secret instead of the seed."""
+    """Make the NumPy generator of what no client may foresee: in `with_secret` its address begins with the secret."""
     secret = _SECRET.get()
-    return numpy_stream(seed if secret is None else secret, *address)
+    return numpy_stream(seed, *address) if secret is None else numpy_stream(secret, seed, *address)
 
 
 @contextlib.contextmanager
 def with_secret(secret: int | None) -> Iterator[None]:
-    """Context manager in whose block a number that only the server knows replaces the seed in `secret_stream`.
+    """Context manager in whose block `secret_stream` depends on a number that only the server knows.
 
     Sites of a real federation are told the seed of the run, so that noise from it would protect nobody. None changes
     nothing: in a simulation all is drawn from the seed.

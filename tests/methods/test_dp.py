@@ -13,6 +13,7 @@ from kinfed.experiment.configure import configure
 from kinfed.methods import METHODS, Message, Server, ServerState, make_method
 from kinfed.methods.dp import CLIP, DP, NOISE
 from kinfed.methods.fedavg import FedAvg
+from kinfed.methods.fedprox import FedProx
 from kinfed.methods.privacy_loss import epsilon, noise_for
 from kinfed.models import build
 from kinfed.streams import numpy_stream, with_secret
@@ -74,7 +75,7 @@ def test_the_noise_has_the_standard_deviation_of_multiplier_and_clip_over_client
     after = method.aggregate(at, state, {0: moved(state, {})})
     noise = torch.cat([(after.tensors[n] - t).flatten() for n, t in state.tensors.items()])
     assert float(noise.std()) == pytest.approx(2.0 * 0.5 / 5, rel=0.05)  # 41,402 draws: 0.35 % standard error
-    drawn = numpy_stream(0, "dp noise", 1).standard_normal(len(noise)) * 0.2
+    drawn = numpy_stream(0, "dp noise", repr(method), 1).standard_normal(len(noise)) * 0.2
     named = torch.cat([state.tensors[n].flatten() for n in FedAvg().parameters(at)])
     got = torch.cat([after.tensors[n].flatten() for n in FedAvg().parameters(at)])
     torch.testing.assert_close(got.double() - named.double(), torch.from_numpy(drawn), atol=1e-6, rtol=0)
@@ -194,6 +195,24 @@ def test_uploads_of_an_optimiser_at_the_server_are_protected() -> None:
     here = plain.aggregate(at, plain.init(at), {id: replace(u) for id, u in uploads.items()}).tensors
     for n, tensor in here.items():
         torch.testing.assert_close(tensor, there[n], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("secret", [None, 7])
+def test_methods_and_seeds_have_noise_of_their_own(secret: int | None) -> None:
+    """The same noise in two published models would be their difference, and protect nothing."""
+
+    def noise(method: DP, seed: int) -> torch.Tensor:
+        at = replace(server(2), seed=seed)
+        state = begun(method, at)
+        with with_secret(secret):
+            after = method.aggregate(at, state, {0: moved(state, {})})
+        found = (after.tensors[WEIGHT] - state.tensors[WEIGHT]).flatten()
+        return found / found.norm()
+
+    plain, other = DP(FedAvg(), noise=1.0), DP(FedAvg(), noise=2.0)
+    assert float(noise(plain, 0) @ noise(plain, 0)) == pytest.approx(1.0)
+    for of in (noise(other, 0), noise(plain, 1), noise(DP(FedProx(mu=1.0), noise=1.0), 0)):
+        assert abs(float(noise(plain, 0) @ of)) < 0.3  # 400 draws: 0.05 is one standard deviation
 
 
 def test_the_noise_of_a_real_federation_comes_from_a_number_that_no_site_is_told() -> None:

@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # so that the first one ends the run after its round
     try:
-        with own_settings(), with_secret(secret_in(str(job["secret"]))):
+        with own_settings(), with_secret(secret_in(str(job["secret"]), anew=not is_ours(Path(str(job["out"]))))):
             _do(grid, job, journal.observer)
     except Stopped as stopped:
         journal.note("stopped", stopped.exit_code)
@@ -86,11 +86,18 @@ def _do(grid: Grid, job: Mapping[str, Any], observer: MakeCallback) -> None:
         run(config, out, observer, executor=executor)
 
 
-def secret_in(path: str) -> int | None:
-    """Read a secret number from a file that only this user can read, which is written if it is missing."""
+def secret_in(path: str, *, anew: bool) -> int | None:
+    """Read a secret number from a file that only this user can read.
+
+    Args:
+        path: Path of the file, which is written if it is missing; empty for no secret.
+        anew: True for a new number, so that no two runs have the same noise; False for that of a run that goes on.
+    """
     if not path:
         return None
     file = Path(path)
+    if anew and file.is_file() and file.read_text().strip().isdecimal():
+        file.unlink()
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:

@@ -141,7 +141,8 @@ class DP(Wrapper):
             norm = float(change.norm())
             short += norm <= clip
             total += change * min(1.0, clip / norm) if norm > 0 else change
-        stream = secret_stream(server.seed, "dp noise", server.round)
+        # Two methods with the same noise would give it away by their difference.
+        stream = secret_stream(server.seed, "dp noise", repr(self), server.round)
         if self.quantile is not None:
             z, clip = self._adapted(z, clip, short, server.cohort, stream)
         scale = z * state.numbers[CLIP]
