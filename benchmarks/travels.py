@@ -58,7 +58,7 @@ def row(name: str) -> str:
 
 def write_card(name: str) -> None:
     """Put what a method declares into its card, at its place in the table."""
-    method = make_method(name, trial_fields(type(make_method(name).unwrapped)) | trial_fields(METHODS[name]))
+    method = make_method(name)
     labels = "; ".join(dict.fromkeys(one.labels for one in method.carries_up)) or "nothing"
     rows = {"clients send": told(method.carries_up), "clients receive": told(method.carries_down), "labels": labels}
     path = Path(__file__).parents[1] / "docs" / "methods" / f"{name}.md"

@@ -127,6 +127,8 @@ def test_what_other_packages_add_is_listed_without_being_imported(
         assert re.search(r"^their_net +\[kinfed-gone 1.2\]$", kinfed("models")[1], re.MULTILINE)
         code, _, err = kinfed("methods", "theirs")
         assert (code, "No module named 'kinfed_gone'" in err) == (2, True)
+        code, out, _ = kinfed("methods", "--travels")
+        assert (code, "\ntheirs: method: 'theirs' of kinfed-gone 1.2 cannot be imported" in out) == (0, True)
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])

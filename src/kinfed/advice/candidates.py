@@ -16,6 +16,7 @@ from kinfed.errors import InputError
 from kinfed.experiment.assemble import settled, sources_of
 from kinfed.experiment.config import Config
 from kinfed.methods import METHODS, Method
+from kinfed.methods.dp import DP
 from kinfed.report.rows import ALONE, learns_alone
 from kinfed.report.verdict import listed
 
@@ -23,7 +24,6 @@ __all__ = ["Candidate", "able", "candidates", "reasons"]
 
 CONTRADICTION = 0.2  # conflict beyond chance with which one model cannot suit all (docs/advice.md)
 PLAIN = "fedavg"  # one model for all, with nothing added
-NOISY = "dp"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _fit(name: str, kind: type[Method], traits: Traits) -> tuple[bool, str]:
     if kind.ceiling:
         pooled = kind.trains == "pooled"
         return pooled, f"{kind.ceiling}: {'a ceiling, which serves nobody' if pooled else 'no federation knows them'}"
-    if name == NOISY:
+    if issubclass(kind, DP):
         return False, "adds noise, which protects clients and helps no model; protect the advised method by --dp"
     if not traits.labelled:
         return True, "reads no labels"

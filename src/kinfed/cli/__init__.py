@@ -812,7 +812,12 @@ def methods(
 
     if travels:
         for of in METHODS if name is None else [name]:
-            _tell_travels(of)
+            try:
+                _tell_travels(of)
+            except InputError as error:  # a method of another package
+                if name is not None:
+                    raise
+                typer.echo(plain(f"{of}: {error}"))
         return
     if name is not None:
         _describe(name)
@@ -822,12 +827,9 @@ def methods(
 
 def _tell_travels(name: str) -> None:
     """Print what the messages of a method carry, and what it tells about labels."""
-    from kinfed.methods import METHODS, make_method
-    from kinfed.testing import trial_fields
+    from kinfed.methods import make_method
 
-    first, _, base = name.partition("+")
-    fields = {k: v for part in filter(None, (base, first)) for k, v in trial_fields(METHODS.find(part)).items()}
-    method = make_method(name, fields)
+    method = make_method(name)
     typer.echo(plain(name))
     for way, sent in (("sends", method.carries_up), ("receives", method.carries_down)):
         for one in sent:

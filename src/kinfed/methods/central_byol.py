@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from kinfed.methods.central import Central
 from kinfed.methods.fedbyol import FedBYOL
-from kinfed.methods.travels import POOLED, Sent
 
 __all__ = ["CentralBYOL"]
 
@@ -24,12 +23,5 @@ class CentralBYOL(FedBYOL):
     primary_label: ClassVar[str] = "linear probe, central encoder"
     ceiling: ClassVar[str] = "all data at one place"
 
-    @property
-    def carries_up(self) -> Sequence[Sent]:
-        """All samples: nothing of this is federated."""
-        return POOLED
-
-    @property
-    def carries_down(self) -> Sequence[Sent]:
-        """Nothing."""
-        return ()
+    carries_up = Central.carries_up
+    carries_down = Central.carries_down

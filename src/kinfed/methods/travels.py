@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kinfed.models import BODY, HEAD, PREDICTOR, PROJECTOR, Part
+from kinfed.models import BODY, HEAD, Part
 
 __all__ = ["NO_LABELS", "NUMBERS", "OF_ALL", "OF_BODY", "OF_GROUP", "OF_HEAD", "POOLED", "Sent", "of_parts", "told"]
 
@@ -58,12 +58,11 @@ def of_parts(shared: Part, whose: str, *, labels: bool, body: str = OF_BODY, hea
         body: What the body tells about labels.
         head: What the head tells about labels.
     """
-    heads = [Sent((prefix,), f"{prefix.rstrip('.')} {whose}", f"the {prefix.rstrip('.')}", NO_LABELS)
-             for prefix in (*PROJECTOR, *PREDICTOR) if prefix in shared]  # fmt: skip
+    tells = {**dict.fromkeys(BODY, body), **dict.fromkeys(HEAD, head)} if labels else {}
+    names = [prefix.rstrip(".") for prefix in shared]
     return [
-        *([Sent(BODY, f"body {whose}", "the body", body if labels else NO_LABELS)] if {*BODY} & {*shared} else []),
-        *([Sent(HEAD, f"head {whose}", "the head", head if labels else NO_LABELS)] if {*HEAD} & {*shared} else []),
-        *heads,
+        Sent((prefix,), f"{name} {whose}", f"the {name}", tells.get(prefix, NO_LABELS))
+        for prefix, name in zip(shared, names, strict=True)
     ]
 
 
