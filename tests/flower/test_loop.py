@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 from kinfed.data import Federation, Normalisation, Partition
 from kinfed.data.samples import ChannelSums
 from kinfed.engine.folder import save_model
+from kinfed.errors import InputError
 from kinfed.experiment.run import folder_of, run
 from kinfed.flower.federation import impossible
 from kinfed.flower.server_app import secret_in
@@ -157,3 +158,7 @@ def test_the_secret_of_a_server_is_written_once_for_its_eyes_only(tmp_path: Path
     assert first.bit_length() > 64
     assert secret_in(str(path), anew=True) not in (first, None)
     assert secret_in("", anew=True) is None
+    path.write_text("my notes")
+    with pytest.raises(InputError, match="is no file of kinfed"):
+        secret_in(str(path), anew=True)
+    assert path.read_text() == "my notes"

@@ -92,15 +92,18 @@ def secret_in(path: str, *, anew: bool) -> int | None:
     Args:
         path: Path of the file, which is written if it is missing; empty for no secret.
         anew: True for a new number, so that no two runs have the same noise; False for that of a run that goes on.
+
+    Raises:
+        InputError: If the file is somebody else's.
     """
     if not path:
         return None
     file = Path(path)
-    if anew and file.is_file() and file.read_text().strip().isdecimal():
-        file.unlink()
-    if not file.is_file():
+    if anew or not file.is_file():
+        if file.is_file() and not file.read_text("utf-8", "replace").strip().isdecimal():
+            raise InputError(f"secret: {path!r} is no file of kinfed; move it away")
         file.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as new:
             new.write(f"{secrets.randbits(128)}\n")
     return int(file.read_text())
 
