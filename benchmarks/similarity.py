@@ -1,6 +1,6 @@
 """How fast, how exact and how large `kinfed.similarity` is, and how biased CKA is: the tables of docs/similarity.md.
 
-``python benchmarks/similarity.py [--threads T] [matrix] [loss] [memory] [bias]``, all four if none is named.
+``python benchmarks/similarity.py [--threads T] [matrix] [loss] [memory] [layers] [bias]``, all if none is named.
 
 Every comparison is side by side in one run: the contestants take turns, and the times are medians over the turns.
 """
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfed.similarity import Gram, cka, similarity_matrix
+from kinfed.similarity import Gram, cka, compare_layers, similarity_matrix
 
 
 def turns(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -163,6 +163,18 @@ def memory_table() -> None:
     )
 
 
+def layers_table() -> None:
+    """Peak memory of this process, for the layers of two models; run alone, so that nothing else is in it."""
+    a, b = ({str(i): x for i, x in enumerate(clients(20, 2000, 512))} for _ in range(2))
+    filled = peak_gib()
+    start = time.process_time()
+    compare_layers(a, b)
+    print(
+        f"\nPeak memory, 20 layers of 2000×512 on both sides, float32: {peak_gib():.2f} GiB, {filled:.2f} with the "
+        f"activations; {time.process_time() - start:.1f} CPU seconds"
+    )
+
+
 def bias_table() -> None:
     """CKA of two independent Gaussian representations, d = 512; the truth is 0."""
     print(
@@ -179,7 +191,13 @@ def bias_table() -> None:
         print(f"| {n} | {cells[0]} | {cells[1]} |")
 
 
-TABLES = {"matrix": matrix_table, "loss": loss_table, "memory": memory_table, "bias": bias_table}
+TABLES = {
+    "matrix": matrix_table,
+    "loss": loss_table,
+    "memory": memory_table,
+    "layers": layers_table,
+    "bias": bias_table,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -189,7 +207,7 @@ if __name__ == "__main__":
     torch.set_num_threads(arguments.threads)
     print(f"torch {torch.__version__}, threads: {arguments.threads}", flush=True)
     for table in arguments.tables or TABLES:
-        if table == "memory" and arguments.tables != ["memory"]:
-            subprocess.run([sys.executable, __file__, "--threads", str(arguments.threads), "memory"], check=True)
+        if table in ("memory", "layers") and arguments.tables != [table]:
+            subprocess.run([sys.executable, __file__, "--threads", str(arguments.threads), table], check=True)
         else:
             TABLES[table]()

@@ -32,6 +32,15 @@ def test_clients_that_share_classes_stand_together() -> None:
     assert abs(order.index(0) - order.index(2)) == abs(order.index(1) - order.index(3)) == 1
 
 
+def test_many_clients_are_sorted_without_ordering_the_leaves_which_would_take_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scipy.cluster.hierarchy.optimal_leaf_ordering", None)
+    group = np.arange(201) % 3
+    order = kin_order((group[:, None] == group).astype(float))
+    assert np.count_nonzero(np.diff(group[order])) == 2
+
+
 def test_the_figure_shows_the_last_round_and_a_slider_the_others() -> None:
     left, right = (panel.figure for panel in kinship(pictured(r1=EARLY, r5=LATE), "crsm"))
     early, late = right.data

@@ -54,6 +54,26 @@ def test_blocks_and_chunks_change_nothing(monkeypatch, options):
     assert s.similarity_matrix(xs, **options) == pytest.approx(whole, abs=1e-13)
 
 
+def test_large_sides_are_made_ready_one_at_a_time_with_the_same_result(monkeypatch):
+    xs = representations(count=5)
+    a, b = ({str(i): x for i, x in enumerate(side)} for side in (xs[:2], xs[2:]))
+    whole = s.compare_layers(a, b)
+    monkeypatch.setattr(sys.modules["kinfed.similarity.cka"], "BLOCK_ENTRIES", 1)
+    again = s.compare_layers(a, b)
+    assert again.biased == pytest.approx(whole.biased, abs=1e-13)
+    assert again.debiased == pytest.approx(whole.debiased, abs=1e-13)
+
+
+@pytest.mark.parametrize("n", [12, 200])
+def test_layers_have_the_biased_and_debiased_cka_of_their_pairs(n):
+    """With few examples Grams are shorter, with many the products of features, which both share."""
+    xs = representations(count=5, n=n)
+    found = s.compare_layers({str(i): x for i, x in enumerate(xs[:2])}, {str(i): x for i, x in enumerate(xs[2:])})
+    for debiased, matrix in ((False, found.biased), (True, found.debiased)):
+        expected = np.array([[s.cka(x, y, debiased=debiased) for y in xs[2:]] for x in xs[:2]])
+        assert matrix == pytest.approx(expected, abs=1e-10)
+
+
 def test_single_precision_input_is_computed_in_double():
     xs = [torch.from_numpy(x).float() for x in representations()]
     matrix = s.similarity_matrix(xs)

@@ -34,11 +34,11 @@ from kinfed.similarity.inputs import (
 )
 from kinfed.similarity.options import Positive, checked
 
-__all__ = ["cka", "cka_gap"]
+__all__ = ["biased_and_debiased", "cka", "cka_gap"]
 
 # Limits on the entries of activations processed at once (they should fit the cache) and of Grams held at once.
 CHUNK_ENTRIES = 2**18
-BLOCK_ENTRIES = 2**25
+BLOCK_ENTRIES = 2**24
 
 
 @overload
@@ -248,18 +248,11 @@ def alignment_matrix(
 
     Undefined values are NaN, in a loss 0.
     """
-    n = len(xs[0])
-    own, others = ([x.shape[1] for x in side] for side in (xs, ys or []))
-    # Count the multiplications: one product of features for each pair, or one Gram for each side and inner products.
-    if ys is None:
-        by_features, alignments = n * sum(own) ** 2 / 2, len(xs) ** 2
-    else:
-        squares = sum(p * min(n, p) for p in own + others)
-        by_features, alignments = n * (sum(own) * sum(others) + squares), len(xs) * len(ys)
-    by_grams = n**2 * (sum(own + others) + alignments / 2)
     with full_precision(xs[0]):
-        if kernel == "linear" and by_features < by_grams:
-            matrix = _by_features(xs, ys, debiased=debiased, center=center)
+        if kernel == "linear" and _shorter_by_features(xs, ys):
+            alike, squares, live = _feature_products(xs, ys, center=center or debiased)
+            matrix = _from_products(alike, squares, live=live, debiased=debiased)
+            matrix = matrix if ys is None else matrix[: len(xs), len(xs) :]
         else:
             matrix = _by_grams(xs, ys, kernel, bandwidth, debiased=debiased, center=center)
     if ys is None:
@@ -273,35 +266,86 @@ def alignment_matrix(
     return matrix.diagonal_scatter(torch.where(diagonal.isnan() | (diagonal == 0), diagonal, 1))
 
 
-def _by_features(xs: Sequence[Tensor], ys: Sequence[Tensor] | None, *, debiased: bool, center: bool) -> Tensor:
-    """Linear CKA without n×n Grams, since ``<X Xᵀ, Y Yᵀ> = |Xᵀ Y|²``."""
+def biased_and_debiased(
+    xs: Sequence[Tensor], ys: Sequence[Tensor], kernel: Kernel, bandwidth: float
+) -> tuple[Tensor, Tensor]:
+    """Biased and debiased CKA of each of ``N`` matrices with each of ``M`` others that have the same rows, N×M both.
+
+    Products of features are computed once for both. Undefined values are NaN.
+    """
+    # Two Grams of each side, whose centring takes as long as half a product.
+    if kernel != "linear" or not _shorter_by_features(xs, ys, times=3):
+        options: dict[str, Any] = {"kernel": kernel, "bandwidth": bandwidth}
+        return alignment_matrix(xs, ys, **options), alignment_matrix(xs, ys, debiased=True, **options)
+    with full_precision(xs[0]):
+        alike, squares, live = _feature_products(xs, ys, center=True)
+        biased, debiased = (
+            _from_products(alike, squares, live=live, debiased=option)[: len(xs), len(xs) :] for option in (False, True)
+        )
+    return biased.clamp(0, 1), debiased.clamp(-1, 1)
+
+
+def _shorter_by_features(xs: Sequence[Tensor], ys: Sequence[Tensor] | None, times: int = 1) -> bool:
+    """Return True if products of features take fewer multiplications than ``times`` as many Grams."""
+    n = len(xs[0])
+    own, others = ([x.shape[1] for x in side] for side in (xs, ys or []))
+    # One product of features for each pair, or one Gram for each side and inner products.
+    if ys is None:
+        by_features, alignments = n * sum(own) ** 2 / 2, len(xs) ** 2
+    else:
+        squares = sum(p * min(n, p) for p in own + others)
+        by_features, alignments = n * (sum(own) * sum(others) + squares), len(xs) * len(ys)
+    return by_features < times * n**2 * (sum(own + others) + alignments / 2)
+
+
+def _feature_products(
+    xs: Sequence[Tensor], ys: Sequence[Tensor] | None, *, center: bool
+) -> tuple[Tensor, Tensor, bool]:
+    """Inner products of linear Grams without n×n matrices, since ``<X Xᵀ, Y Yᵀ> = |Xᵀ Y|²``.
+
+    Returns:
+        The products of the S = N or N + M sides, S×S, without those among the N or the M if there are M others; the
+        squared norms of the rows, S×n; True if a gradient is needed.
+    """
     n = len(xs[0])
     sides = [*xs, *(ys or [])]
-    sides, live = one_precision(*sides)
-    if center or debiased:
-        sides = [centred(x) for x in sides]
-    sides = [x / magnitude(x) for x in sides]
-    alike = sides[0].new_zeros(len(sides), len(sides))
-    for i, x in enumerate(sides):
-        for j, y in enumerate(sides[: i + 1]):
-            # With other sides given, pairs among the N or among the M are not needed.
-            if ys is None or i == j or j < len(xs) <= i:
-                # |Xᵀ X| = |X Xᵀ|; compute the smaller matrix.
-                product = x @ x.mT if i == j and n < x.shape[1] else x.mT @ y
-                alike[i, j] = alike[j, i] = product.square().sum()
+    dtype, live = precision(*sides)
+
+    def ready(x: Tensor) -> Tensor:
+        """Convert a side to the precision to compute in, centre and scale it."""
+        side = x.to(dtype) if live else exact(x.detach())
+        side = centred(side) if center else side
+        return side / magnitude(side)
+
+    # Large sides are made ready again for each product, so that only two are in memory.
+    at_once = sum(x.numel() for x in sides) <= BLOCK_ENTRIES
+    known = [ready(x) for x in sides] if at_once else None
+    alike, squares = xs[0].new_zeros(len(sides), len(sides), dtype=dtype), []
+    for i in range(len(sides)):
+        x = known[i] if known else ready(sides[i])
+        squares.append(x.square().sum(dim=1))
+        # |Xᵀ X| = |X Xᵀ|; compute the smaller matrix.
+        alike[i, i] = (x @ x.mT if n < x.shape[1] else x.mT @ x).square().sum()
+        for j in range(i if ys is None else len(xs) if i >= len(xs) else 0):
+            y = known[j] if known else ready(sides[j])
+            alike[i, j] = alike[j, i] = (x.mT @ y).square().sum()
+    return alike, torch.stack(squares), live
+
+
+def _from_products(alike: Tensor, squares: Tensor, *, live: bool, debiased: bool) -> Tensor:
+    """CKA of every pair of S sides, S×S, from what `_feature_products` returns."""
+    n = squares.shape[1]
     inner = alike
     if debiased:
         if n < 4:
             raise InputError(f"debiased CKA needs at least 4 examples, got {n}")
-        squares = torch.stack([x.square().sum(dim=1) for x in sides])
         totals = squares.sum(dim=1)
         inner = alike - n / (n - 2) * squares @ squares.T + totals[:, None] * totals / ((n - 1) * (n - 2))
     # A small difference of large numbers is rounding only.
     own, whole = inner.diagonal(), alike.diagonal()
     undefined = own <= 16 * n * torch.finfo(own.dtype).eps * whole
     norms = torch.where(undefined, 1, own).sqrt()
-    matrix = torch.where(undefined[:, None] | undefined, undefined_value(live), inner / (norms[:, None] * norms))
-    return matrix if ys is None else matrix[: len(xs), len(xs) :]
+    return torch.where(undefined[:, None] | undefined, undefined_value(live), inner / (norms[:, None] * norms))
 
 
 def _by_grams(
@@ -315,40 +359,39 @@ def _by_grams(
 ) -> Tensor:
     """CKA as inner products of unit Grams: one product of two matrices with one Gram in each row.
 
-    Representations are processed in blocks to bound the memory. With several blocks, the Grams of a block are computed
-    again for each other block.
+    To bound the memory, unit Grams are held in blocks, and the others pass by in small chunks. With several blocks, the
+    others are computed again for each block.
     """
     n = len(xs[0])
     others = xs if ys is None else ys
     dtype, live = precision(*xs, *others)
-    upper = torch.triu_indices(n, n, device=xs[0].device)
-    position = upper[0] * n + upper[1]
+    rows, columns = torch.triu_indices(n, n, dtype=torch.int32, device=xs[0].device)
     # Each entry above the diagonal also counts for the one below it.
-    weight = (1 + (upper[0] != upper[1])).to(dtype).sqrt()
+    weight = (1 + (rows != columns)).to(dtype).sqrt()
+    position = rows * n + columns if n < 2**15 else rows.long() * n + columns
+    del rows, columns
 
-    def rows(block: Sequence[Tensor]) -> Tensor:
-        """Upper triangles of the unit Grams, one in each row, weighted to keep the inner products."""
-        return torch.cat(
-            [
-                unit(gram_of(chunk, kernel, bandwidth, debiased=debiased, center=center), undefined_value(live))
-                .flatten(-2)
-                .index_select(-1, position)
-                .mul(weight)
-                for chunk in _chunks(block, dtype, live)
-            ]
-        )
+    def triangles(of: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yield the upper triangles of the unit Grams, one in each row, weighted to keep the inner products."""
+        for chunk in _chunks(of, dtype, live):
+            grams = unit(gram_of(chunk, kernel, bandwidth, debiased=debiased, center=center), undefined_value(live))
+            yield grams.flatten(-2).index_select(-1, position).mul(weight)
 
     size = max(1, BLOCK_ENTRIES // len(position))
     matrix = xs[0].new_empty(len(xs), len(others), dtype=dtype)
     for i in range(0, len(xs), size):
-        block = rows(xs[i : i + size])
-        # The matrix of all pairs is symmetric: its lower blocks are enough.
-        for j in range(0, i + 1 if ys is None else len(others), size):
-            other = block if ys is None and i == j else rows(others[j : j + size])
-            product = block @ other.T
-            matrix[i : i + size, j : j + size] = product
-            if ys is None:
-                matrix[j : j + size, i : i + size] = product.T
+        block = xs[0].new_empty(len(xs[i : i + size]), len(position), dtype=dtype)
+        done = 0
+        for triangle in triangles(xs[i : i + size]):
+            block[done : done + len(triangle)] = triangle
+            done += len(triangle)
+        if ys is not None:
+            matrix[i : i + size] = torch.cat([block @ other.T for other in triangles(ys)], dim=1)
+            continue
+        # The matrix of all pairs is symmetric: its upper blocks are enough.
+        after = torch.cat([block @ block.T, *(block @ other.T for other in triangles(xs[i + size :]))], dim=1)
+        matrix[i : i + size, i:] = after
+        matrix[i:, i : i + size] = after.T
     return matrix
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfed.errors import InputError
-from kinfed.similarity.cka import alignment_matrix
+from kinfed.similarity.cka import biased_and_debiased
 from kinfed.similarity.gram import Kernel, median_square_distance
 from kinfed.similarity.inputs import Array, flatten, same_rows, tensor, warn_undefined
 from kinfed.similarity.matrix import similarity_matrix
@@ -128,14 +128,17 @@ def compare_layers(
     n = same_rows("compare_layers", sides)
     biased = debiased = None
     if by.of_grams:
-        every = {
-            option: alignment_matrix(sides, kernel=kernel, bandwidth=bandwidth, debiased=option).cpu().numpy()
-            for option in (False, True)
-        }
-        if undefined := [name for name, own in zip(named, every[True].diagonal(), strict=True) if np.isnan(own)]:
-            warn_undefined("CKA", {name: named[name] for name in undefined})
-        biased, debiased = (matrix[: len(a), len(a) :] for matrix in every.values())
-        values = every[by.debiased][: len(a), len(a) :]
+        xs, ys = sides[: len(a)], sides[len(a) :]
+        biased, debiased = (matrix.cpu().numpy() for matrix in biased_and_debiased(xs, ys, kernel, bandwidth))
+        blank = np.isnan(debiased)  # one of the two layers has no similarity, not even with itself
+        suspects = [*blank.all(axis=1), *blank.all(axis=0)]
+        if undefined := {
+            name: x
+            for (name, x), suspect in zip(named.items(), suspects, strict=True)
+            if suspect and biased_and_debiased([x], [x], kernel, bandwidth)[1].isnan().all()
+        }:
+            warn_undefined("CKA", undefined)
+        values = debiased if by.debiased else biased
     else:
         values = similarity_matrix(sides[: len(a)], by, against=sides[len(a) :]).cpu().numpy()
     features = [x.shape[1] for x in sides]
