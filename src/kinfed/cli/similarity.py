@@ -88,9 +88,9 @@ def _test_images(data: str, samples: int) -> tuple[list[int], Samples]:
 
 
 def _is_model(path: Path) -> bool:
-    from kinfed.models import saved_about
+    from kinfed.models import is_saved, saved_about
 
-    return path.is_file() and path.suffix == ".safetensors" and saved_about(path) is not None
+    return is_saved(path) and path.suffix == ".safetensors" and saved_about(path) is not None
 
 
 def _file(path: Path, layers: list[str] | None) -> _Side:

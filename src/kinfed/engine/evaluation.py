@@ -5,6 +5,7 @@ Specification G.1 and G.2 define the quantities, H.4 (CRC-T2) the tests at clien
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -12,8 +13,8 @@ from itertools import zip_longest
 from kinfed.engine.checks import not_finite
 from kinfed.engine.client_store import StoredRounds
 from kinfed.engine.evaluator import PROBED, UNTESTED, TestResult
-from kinfed.engine.executor import Executor, Failure, Task
-from kinfed.engine.folder import RunFolder
+from kinfed.engine.executor import Executor, Failure, Task, Tested
+from kinfed.engine.folder import ClientModels, RunFolder
 from kinfed.engine.lines import Line
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.engine.stopping import VALIDATION
@@ -22,7 +23,7 @@ from kinfed.methods import ClientId, Message, ServerState
 from kinfed.methods.aggregation import mean_of
 from kinfed.models import BODY, Tensors, select
 
-__all__ = ["Evaluation", "save_own"]
+__all__ = ["Evaluation", "models_of", "save_own"]
 
 OWN = ("personal", f"{VALIDATION}personal")  # names of what is measured at the clients, on test and validation samples
 Served = Mapping[ClientId, Callable[[], Tensors]]  # functions, so that only one model is in memory at a time
@@ -167,7 +168,7 @@ class Evaluation:
         there = method.supervised or probed is not None
         saved = model if there else select(model, BODY)
         where = "the pooled test set" if federation.labelled is None else f"the test set of {federation.labelled.name}"
-        if self.final:
+        if self.final and self.runtime.settings.save_models != "none":
             told_on = {
                 "client": None,
                 "accuracy": told["global_acc"],
@@ -212,11 +213,12 @@ class Evaluation:
     def _own(self, tasks: Iterator[Task], own: _Accuracies) -> Served:
         """Test the clients' own models; return the primary ones, which are saved after the last round."""
         primary, served = self.runtime.method.primary, {}
-        for id, results in self._results(tasks, own, len(own.sizes), "evaluation"):
+        models = models_of(self.folder, self.runtime)
+        for id, results in self._results(tasks, own, len(own.sizes), "evaluation", models):
             for result in results:
                 self._note(result, id, own)
                 self._note_probe(result, [id])
-                called = save_own(self.folder, self.runtime, self.round, id, result)
+                called = save_own(models, self.runtime, self.round, id, result)
                 if result.name == primary and called:
                     served[id] = lambda called=called: self.folder.model(called)
         return dict(sorted(served.items()))
@@ -259,11 +261,13 @@ class Evaluation:
 
     def _further(self, served: Served, own: _Accuracies) -> None:
         """Test the global model as each client's primary one in further ways."""
-        tasks = (Task(id, self.round, Message(of()), test="primary model") for id, of in served.items())
-        for id, results in self._results(tasks, own, len(served), "primary model"):
+        asked = {id: of for id, of in served.items() if id in self.runtime.tested_further}
+        tasks = (Task(id, self.round, Message(of()), test="primary model") for id, of in asked.items())
+        models = models_of(self.folder, self.runtime)
+        for id, results in self._results(tasks, own, len(asked), "primary model", models):
             for result in results:
                 own.note(result, id)
-                save_own(self.folder, self.runtime, self.round, id, result)
+                save_own(models, self.runtime, self.round, id, result)
 
     def _groups_of_new(self, state: ServerState, count: int) -> list[int | None]:
         """Let every new client train once, and return the group that the method finds for it.
@@ -329,17 +333,25 @@ class Evaluation:
         return mean_of([count / sum(counts) for count in counts], (of() for of in served.values()))
 
     def _results(
-        self, tasks: Iterable[Task], accuracies: _Accuracies, total: int, what: str
+        self,
+        tasks: Iterable[Task],
+        accuracies: _Accuracies,
+        total: int,
+        what: str,
+        models: ClientModels | None = None,
     ) -> Iterator[tuple[ClientId, Sequence[TestResult]]]:
         """Yield the valid results of each client, in order of completion; record the reasons for missing ones.
+
+        The clients of a shard of models are tested before those of the next, so that few models are in memory.
 
         Args:
             tasks: Tasks of the tests.
             accuracies: Accuracies, which get an entry for the name of each result without an accuracy.
             total: Number of tasks.
             what: Name of the step for progress reports.
+            models: Writer of the models in the results; None if there are none.
         """
-        for done, (id, answer) in enumerate(self.executor.evaluate(tasks), start=1):
+        for done, (id, answer) in enumerate(self._answers(tasks, models), start=1):
             if isinstance(answer, Failure):
                 whose = str(id) if what == "evaluation" else f"{id}, {what}"
                 name = self.runtime.federation.name(id)
@@ -356,28 +368,43 @@ class Evaluation:
                 yield id, [result for result in answer.results if not result.fault]
             self.told(what, done, total)
 
+    def _answers(
+        self, tasks: Iterable[Task], models: ClientModels | None
+    ) -> Iterator[tuple[ClientId, Tested | Failure]]:
+        if models is None or models.together == 1:
+            yield from self.executor.evaluate(tasks)
+            return
+        for _, of_shard in itertools.groupby(tasks, lambda task: task.id // models.together):
+            yield from self.executor.evaluate(of_shard)
+        models.flush()
+
     def _noted(self, failure: Failure, where: str) -> str:
         """Return the reason of a failure, and write its traceback to the log of errors."""
         self.folder.note_failure(failure, f"round {self.round}, {where}")
         return failure.reason
 
 
-def save_own(folder: RunFolder, runtime: ClientRuntime, round: int, id: ClientId, result: TestResult) -> str:
+def models_of(folder: RunFolder, runtime: ClientRuntime, kind: str = "own") -> ClientModels:
+    """Return the writer of a kind of the clients' models of a run."""
+    largest = max(sum(tensor.nbytes for tensor in initial.values()) for initial in runtime.initial)
+    return ClientModels(folder, len(runtime.federation), largest, kind)
+
+
+def save_own(models: ClientModels, runtime: ClientRuntime, round: int, id: ClientId, result: TestResult) -> str:
     """Save the model of a client in a result, if it has one, and return its name in the folder; else empty.
 
     It is done by whoever may hold the model: the process that runs the rounds, or the site of the client.
 
     Args:
-        folder: Folder that gets the model.
+        models: Writer of the models.
         runtime: Runtime of the run.
         round: Number of the round.
         id: Number of the client.
         result: Result of a test.
     """
-    if not result.tensors:
+    if not result.tensors or runtime.settings.save_models != "all":
         return ""
-    name = f"client-{id:05d}-{'personal' if result.name == runtime.method.primary else result.name}"
+    kind = "personal" if result.name == runtime.method.primary else result.name
     measured_on = f"the client's own test samples, {result.test.samples}"
     told = {"client": id, "accuracy": result.test.accuracy, "measured_on": measured_on}
-    folder.save_model(name, result.tensors, runtime.about_model(id), runtime.about_run(round) | told)
-    return name
+    return models.save(id, kind, result.tensors, runtime.about_model(id), runtime.about_run(round) | told)

@@ -154,6 +154,8 @@ class TaskRunner:
             primary: Tensors of the model.
         """
         evaluator, runtime = self.evaluator, self.runtime
+        if task.id not in runtime.tested_further:
+            return Tested([])
         due = {
             "own classes": (evaluator.test_own_classes, runtime.method.supervised),
             "re-fitting": (evaluator.refit, runtime.adapts),

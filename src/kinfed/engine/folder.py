@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,24 +16,38 @@ from kinfed.engine.client_store import ClientStates, ClientStore, StoredRounds
 from kinfed.engine.executor import Failure
 from kinfed.errors import InputError, plain
 from kinfed.files import delete, read_json_lines, saving, sync, write_whole
-from kinfed.methods import Picture, ServerState
-from kinfed.models import Tensors, read_tensors, save_tensors, told_in
+from kinfed.methods import ClientId, Picture, ServerState
+from kinfed.models import (
+    MODEL_FILES,
+    Tensors,
+    read_tensors,
+    save_shard,
+    save_tensors,
+    shard_name,
+    told_in,
+    write_cards,
+)
 
-__all__ = ["CHECKPOINT_VERSION", "MODEL_VERSION", "Checkpoint", "RunFolder", "save_model"]
+__all__ = ["CHECKPOINT_VERSION", "MODEL_VERSION", "Checkpoint", "ClientModels", "RunFolder", "save_model"]
 
 CHECKPOINT_VERSION = 2
 MODEL_VERSION = 1
+SHARDED = 100  # largest number of clients that have a file each
+SHARDS = 50  # number of shards, unless clients are few or models large
+SHARD_BYTES = 2**29
+KINDS = 3  # models that a client may have, such as the personal and the fine-tuned one
 METRICS, SECONDS, ERRORS, CONFUSION = "metrics.jsonl", "seconds.jsonl", "errors.log", "confusion.json"
 
 # Paths of the files that a run writes into its folder; no other file there is ever deleted.
 RUN_FILES = re.compile(
     r"config\.toml|federation\.json|metrics\.jsonl|seconds\.jsonl|errors\.log|(?:summary|so_far|confusion)\.json|(?:mlflow|wandb)_run_id|sites\.json"
     rf"|(?:checkpoints|pictures)/round-\d+\.safetensors|memories/{CLIENT_STATES.pattern}"
-    r"|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)"
+    rf"|{MODEL_FILES}"
     r"|exported/(?:global|client-\d+-\w+)\.(?:onnx|torchscript|safetensors)(?:\.json)?"
     r"|tensorboard/events\.out\.tfevents\.[^/]+"
     r"|vote\.(?:json|png)|report(?:-(?:kinship|vote)-[^/]+)?\.(?:html|png)"
-    r"|(?:checkpoints|pictures|models|memories/\d+)/\.tmp\w+"  # names of safetensors files while they are written
+    # names of safetensors files while they are written
+    r"|(?:checkpoints|pictures|models|memories/(?:\d+|shards))/\.tmp\w+"
 )
 
 Line = dict[str, Any]
@@ -264,13 +279,81 @@ class RunFolder:
         path = self.path / "models" / f"{name}.safetensors"
         save_model(path, tensors, about, {**self.about, **about, **told}, durable=False)
 
+    def save_models(
+        self, name: str, models: Mapping[str, tuple[Tensors, Mapping[str, Any], Mapping[str, Any]]]
+    ) -> None:
+        """Write several models to the shard ``models/NAME.safetensors``, and their cards to ``models/NAME.json``.
+
+        Args:
+            name: Name of the shard (`kinfed.models.shard_name`).
+            models: What `save_model` takes for each model, by its name.
+        """
+        path = self.path / "models" / f"{name}.safetensors"
+        with saving(path):
+            path.parent.mkdir(exist_ok=True)
+        cards = {
+            called: {"version": MODEL_VERSION, **self.about, **about, **told}
+            for called, (_, about, told) in models.items()
+        }
+        write_cards(path, cards)
+        save_shard(path, {called: (tensors, about) for called, (tensors, about, _) in models.items()}, durable=False)
+
     def model(self, name: str) -> Tensors:
-        """Read the tensors of a saved model.
+        """Read the tensors of a saved model, from a file of its own or from a shard.
 
         Raises:
             ValueError: If the file is missing or damaged.
         """
         return read_tensors(self.path / "models" / f"{name}.safetensors")[0]
+
+
+@dataclass
+class ClientModels:
+    """Writer of the clients' models: a file for each, or, for more than 100 clients, shards of many clients each.
+
+    The models must come shard by shard; a shard is written when the first model of another one comes, or by `flush`.
+
+    Attributes:
+        folder: Folder of the run.
+        clients: Number N of clients.
+        nbytes: Size of the largest model in bytes.
+        kind: Last word of the names of shards.
+    """
+
+    folder: RunFolder
+    clients: int
+    nbytes: int
+    kind: str = "own"
+    _first: int = 0
+    _waiting: dict[str, tuple[Tensors, Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def together(self) -> int:
+        """Number of clients with a file in common: 1, or a fiftieth of all, at least 100, in up to 512 MiB."""
+        if self.clients <= SHARDED:
+            return 1
+        fit = SHARD_BYTES // (KINDS * max(self.nbytes, 1))
+        return min(max(SHARDED, math.ceil(self.clients / SHARDS)), max(fit, 1))
+
+    def save(self, id: ClientId, kind: str, tensors: Tensors, about: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+        """Save a model of a client, now or with its shard, and return its name; see `RunFolder.save_model`."""
+        name = f"client-{id:05d}-{kind}"
+        if self.together == 1:
+            self.folder.save_model(name, tensors, about, told)
+            return name
+        first = id // self.together * self.together
+        if first != self._first:
+            self.flush()
+            self._first = first
+        self._waiting[name] = (tensors, about, told)
+        return name
+
+    def flush(self) -> None:
+        """Write the models that are waiting for others of their shard."""
+        if self._waiting:
+            last = min(self._first + self.together, self.clients) - 1
+            self.folder.save_models(shard_name(self._first, last, self.kind), dict(sorted(self._waiting.items())))
+        self._waiting = {}
 
 
 def save_model(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from kinfed.engine.callbacks import Callback
 from kinfed.engine.checks import diverged, not_finite, unsound, upload_error
 from kinfed.engine.client_store import StateLedger, StoredRounds
-from kinfed.engine.evaluation import Evaluation
+from kinfed.engine.evaluation import Evaluation, models_of
 from kinfed.engine.executor import Executor, Failure, Task
 from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
 from kinfed.engine.interrupt import Interrupt, Stopped
@@ -346,10 +346,12 @@ class _Round:
 
     def _save_local(self, answers: _Answers) -> None:
         """Save the clients' models of the last round, for comparisons (`kinfed similarity`), if the settings say so."""
+        models = models_of(self.folder, self.runtime, "local")
         for id, upload in answers.uploads.items() if self.runtime.settings.save_local else ():
             if upload.tensors.keys() == self.runtime.tensor_names(id):
                 told = self.runtime.about_run(self.number) | {"client": id}
-                self.folder.save_model(f"client-{id:05d}-local", upload.tensors, self.runtime.about_model(id), told)
+                models.save(id, "local", upload.tensors, self.runtime.about_model(id), told)
+        models.flush()
 
     def _noted(self, failure: Failure, where: str) -> str:
         """Return the reason of a failure, and write its traceback to the log of errors."""

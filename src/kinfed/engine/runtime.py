@@ -19,6 +19,7 @@ from kinfed.errors import InputError
 from kinfed.learning import unnormalised
 from kinfed.methods import Client, ClientId, ClientState, Message, Method, Server
 from kinfed.models import Model, Source, Tensors, may_draw
+from kinfed.streams import numpy_stream
 
 __all__ = ["ClientRuntime"]
 
@@ -61,6 +62,11 @@ class ClientRuntime:
             )
         if self.method.requires.true_groups and not self.federation.groups:
             raise InputError(NO_GROUPS)
+        saved = self.settings.save_models
+        if saved != "all" and len(self.federation.new_clients) and self.method.serves == "private":
+            raise InputError(
+                f"save_models: {saved!r} is not allowed; new clients are given the mean of the clients' saved models"
+            )
         for model in self.models:
             if fault := not_finite(model.state_dict()):
                 raise InputError(f"weights, model: the initial weights cannot be used: {fault}")
@@ -83,6 +89,15 @@ class ClientRuntime:
     def trained(self) -> Federation:
         """Federation that trains; for pooled methods, one client with everybody's data."""
         return self.federation.pooled() if self.method.trains == "pooled" else self.federation
+
+    @cached_property
+    def tested_further(self) -> frozenset[ClientId]:
+        """Clients whose primary models are tested in further ways after the last round (specification G.2)."""
+        clients, wanted = len(self.federation), self.settings.further_clients
+        if wanted is None or wanted >= clients:
+            return frozenset(range(clients))
+        drawn = numpy_stream(self.settings.seed, "tested further").choice(clients, wanted, replace=False)
+        return frozenset(drawn.tolist())
 
     @cached_property
     def samples(self) -> int:

@@ -45,6 +45,9 @@ class RoundSettings:
         patience: Rounds without a better validation accuracy after which a run ends early; None for no early end.
         stop_acc: Accuracy of the global model on the pooled test set at which a run ends early; likewise.
         save_local: True to save the whole models that clients upload in the last round.
+        save_models: Models to save after the last round: ``none``, ``global``, or ``all``, also those of the clients.
+        further_clients: Number of clients, drawn at random, whose primary models are tested in further ways after the
+            last round: by fine-tuning, re-fitted heads, and among their own classes; None for all.
         fine_tuning: Phase in which each client fine-tunes a copy of its primary model in the last evaluation; None for
             no fine-tuning.
         refitting: Settings with which heads are re-fitted in the last evaluation, the same for all methods of a
@@ -68,6 +71,8 @@ class RoundSettings:
     patience: int | None = None
     stop_acc: float | None = None
     save_local: bool = False
+    save_models: str = "all"
+    further_clients: int | None = None
     fine_tuning: Phase | None = None
     refitting: LocalTraining | None = None
     linear_probe: bool | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from kinfed.engine import (
 )
 from kinfed.errors import InputError, plain
 from kinfed.experiment.config import OF_TRAINING, Config, model_shares
+from kinfed.experiment.device import computed_in
 from kinfed.experiment.folders import (
     FEDERATION,
 )
@@ -33,6 +35,7 @@ __all__ = [
     "about_clients", "check_unchanged", "federation_of", "open_sources", "runtime_of", "settled", "sources_of",
 ]  # fmt: skip
 
+MANY, FURTHER = 1000, 200  # of more clients than these only so many are tested in further ways
 PARTS = {"full": ALL, "head": HEAD, "body": BODY}
 
 
@@ -127,6 +130,8 @@ def runtime_of(config: Config) -> ClientRuntime:
         patience=config.patience,
         stop_acc=config.stop_acc,
         save_local=config.save_local,
+        save_models=config.save_models,
+        further_clients=config.further_clients or (FURTHER if len(federation) > MANY else None),
         fine_tuning=tuning if config.ft_epochs else None,
         linear_probe=config.linear_probe,
         knn_every=config.knn_every,
@@ -214,6 +219,7 @@ def _model(config: Config, name: str, federation: Federation, weights: Path | No
     model = build(made, shape, classes, config.seed, bn=config.bn, head=config.head)
     if weights is not None:
         load_weights(model, weights)
+    model.body.in_bfloat16 = computed_in(config.precision, config.device)[0] == "bfloat16"
     return model.to(config.device)
 
 
@@ -234,13 +240,17 @@ def _architectures(shares: Sequence[float], clients: int) -> tuple[int, ...]:
 
 
 def settled(config: Config, runtime: ClientRuntime) -> Config:
-    """Return the config with the number of public images that was derived from the data.
+    """Return the config with what was derived from the data and the device: number of public images, and precision.
 
     Raises:
         InputError: If a method needs more public images, or a field has no effect on the models.
     """
     refuse_idle_in(config, runtime.models)
-    return Config.checked(config.model_dump() | {"public": len(runtime.federation.public_rows)}, config.objects)
+    precision, why = computed_in(config.precision, config.device)
+    if why:
+        warnings.warn(f"precision: auto is {precision} here, since {why}", stacklevel=2)
+    derived = {"public": len(runtime.federation.public_rows), "precision": precision}
+    return Config.checked(config.model_dump() | derived, config.objects)
 
 
 def about_clients(runtime: ClientRuntime) -> str:

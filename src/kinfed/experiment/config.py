@@ -32,7 +32,7 @@ from kinfed.data.partitions import PARTITIONS, as_partition, make_partition, par
 from kinfed.data.partitions import check_name as check_partition
 from kinfed.errors import InputError, check_choice
 from kinfed.experiment.config_file import MARK, read_toml, with_present_names
-from kinfed.experiment.device import available
+from kinfed.experiment.device import Precision, available
 from kinfed.fields import listed, one_line, plain_value, short
 from kinfed.labels import folder_name, parse_label
 from kinfed.methods import METHODS, make_method, method_fields, name_and_fields
@@ -57,6 +57,7 @@ __all__ = [
     "refuse_mistyped",
 ]
 
+SavedModels = Literal["none", "global", "all"]
 Measure = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc"]
 
 CLIENTS = 20  # default number of clients, unless the data define them
@@ -67,8 +68,8 @@ FEWEST_PUBLIC = 4  # smallest number of public images; similarities on fewer are
 # rounding. The target is applied to the results: another one needs no training. The folder of the source models may
 # change, since federation.json records which models they are. The measure only says by which results a run is judged.
 EXECUTION = {
-    "workers", "client_timeout", "checkpoint_every", "save_local", "seeds", "log", "device", "target_acc", "sources",
-    "measure",
+    "workers", "client_timeout", "checkpoint_every", "save_local", "save_models", "seeds", "log", "device",
+    "target_acc", "sources", "measure",
 }  # fmt: skip
 
 # Fields that say how the data set is read.
@@ -225,6 +226,12 @@ class Fields(BaseModel):
     )
     ft_lr: float = Field(1e-3, gt=0, description="learning rate of the fine-tuning")
     ft_part: Literal["full", "head", "body"] = Field("full", description="part of the model that is fine-tuned")
+    further_clients: int | None = Field(
+        None,
+        ge=1,
+        description="number of clients, drawn at random, at which models are fine-tuned, re-fitted and tested among "
+        "the client's own classes after the last round; by default all of up to 1,000, and 200 of more",
+    )
     linear_probe: bool | None = Field(
         None,
         description="true to fit linear probes after the last round; by default for methods that read no labels",
@@ -270,6 +277,9 @@ class Fields(BaseModel):
         False,
         description="true to save the clients' models of the last round, for methods that send whole models",
     )
+    save_models: SavedModels = Field(
+        "all", description="models to save after the last round: none, global, or all, also those of the clients"
+    )
     workers: int = Field(
         0, ge=0, description="number of worker processes; 0 to train the clients one by one in this process"
     )
@@ -279,6 +289,11 @@ class Fields(BaseModel):
         description="seconds after which a client's work counts as failed; needs workers; by default no limit",
     )
     device: str = Field("cpu", description="cpu, cuda, cuda:N or mps")
+    precision: Precision = Field(
+        "float32",
+        description="float32; bfloat16 for the layers of models, which is faster on some processors and GPUs; auto for "
+        "bfloat16 on those",
+    )
     log: str | None = Field(None, description="trackers to log to: tensorboard, mlflow, wandb, or several with commas")
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict, description="fields of the methods, by method")
 

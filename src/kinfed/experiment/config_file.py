@@ -17,7 +17,7 @@ MARK = "# a run of kinfed"  # the first line of a config that kinfed wrote
 # Fields that older runs do not have; at their defaults they change nothing.
 ADDED = (
     "validation", "patience", "stop_acc", "shift", "classes", "optimizer", "label", "client", "group", "test_fraction",
-    "drop", "standardise", "labelled", "hold_out",
+    "drop", "standardise", "labelled", "hold_out", "further_clients", "precision",
 )  # fmt: skip
 FORMER_NAMES = {"public": "probe"}  # fields of an experiment that had another name, which is still read
 

@@ -1,11 +1,16 @@
-"""Check of devices."""
+"""Check of devices, and of the precision in which they compute."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
 
 from kinfed.errors import InputError
 from kinfed.fields import short
 
-__all__ = ["available"]
+__all__ = ["Precision", "available", "computed_in"]
+
+Precision = Literal["float32", "bfloat16", "auto"]
 
 DEVICES = ("cpu", "cuda", "mps")
 
@@ -28,3 +33,34 @@ def available(device: str) -> str:
     if kind not in DEVICES:
         raise InputError(f"device: {short(device)} is not allowed; must be cpu, cuda, cuda:N or mps")
     return device
+
+
+def computed_in(precision: Precision, device: str) -> tuple[Precision, str]:
+    """Return the precision that a run computes in, and why; ``auto`` is bfloat16 where the device has units for it.
+
+    Args:
+        precision: Precision of the config.
+        device: Device of the config, which is available.
+
+    Returns:
+        ``float32`` or ``bfloat16``, and the reason in words; empty if the config names it.
+    """
+    if precision != "auto":
+        return precision, ""
+    import torch
+
+    if device.startswith("cuda"):
+        has, what = torch.cuda.is_bf16_supported(including_emulation=False), torch.cuda.get_device_name(device)
+    else:
+        flags = _flags() if device == "cpu" else set()
+        has, what = bool(flags & {"amx_bf16", "avx512_bf16"}), "this processor" if device == "cpu" else device
+    return ("bfloat16", f"{what} has units for it") if has else ("float32", f"{what} has no units for bfloat16")
+
+
+def _flags() -> set[str]:
+    """Return the names of the processor's instructions, as Linux tells them; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return {name for line in lines if line.startswith("flags") for name in line.split(":", 1)[1].split()}

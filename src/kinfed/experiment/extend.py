@@ -19,6 +19,7 @@ from kinfed.experiment.folders import COMPARISON, CONFIG, SUMMARY, is_ours, run_
 from kinfed.experiment.run import folder_of
 from kinfed.files import claimed, delete, read_json_object, write_whole, written
 from kinfed.learning.schedule import parse_schedule
+from kinfed.models import MODEL_FILES
 from kinfed.settings import own_settings
 
 __all__ = ["extend"]
@@ -26,7 +27,7 @@ __all__ = ["extend"]
 CHECKPOINTS = re.compile(r"checkpoints/round-\d+\.safetensors")
 PICTURES = re.compile(r"pictures/round-\d+\.safetensors")
 # The files that are written after the last round.
-ENDED = re.compile(r"(?:summary|confusion)\.json|models/(?:global|client-\d+-\w+)\.(?:safetensors|json)")
+ENDED = re.compile(rf"(?:summary|confusion)\.json|{MODEL_FILES}")
 
 
 @own_settings()

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 
-from kinfed.experiment.config import Config, Measure
+from kinfed.experiment.config import Config, Measure, SavedModels
+from kinfed.experiment.device import Precision
 
 if TYPE_CHECKING:
     from kinfed.data import Dataset, Federation
@@ -73,6 +74,7 @@ class Fields(TypedDict, total=False):
     ft_epochs: int
     ft_lr: float
     ft_part: Literal["full", "head", "body"]
+    further_clients: int | None
     linear_probe: bool | None
     linear_probe_images: int | None
     knn_every: int
@@ -84,9 +86,11 @@ class Fields(TypedDict, total=False):
     stop_acc: float | None
     checkpoint_every: int
     save_local: bool
+    save_models: SavedModels
     workers: int
     client_timeout: float | None
     device: str
+    precision: Precision
     log: str | None
     settings: Mapping[str, Mapping[str, Any]]
     dp: str | None

@@ -27,8 +27,10 @@ from kinfed.models import (
     Model,
     factory,
     from_module,
+    is_saved,
     restored,
     saved_about,
+    saved_models,
     select,
     set_batchnorm,
     weights_for,
@@ -224,21 +226,24 @@ def model_file(path: Path, client: int | str | None) -> Path:
             raise InputError(
                 f"client: {short(client)} is not allowed; it needs a run folder, and {str(path)!r} is not one"
             )
-        if path.suffix != ".safetensors" or not path.is_file():
+        if path.suffix != ".safetensors" or not is_saved(path):
             raise InputError(f"load: {str(path)!r} is neither a run folder nor an existing safetensors file")
         return path
     _refuse_comparison(path)
     number = _number_of(path, client) if isinstance(client, str) else client
     name = "global" if number is None else f"client-{number:05d}-personal"
     file = path / "models" / f"{name}.safetensors"
-    if not file.is_file():
+    if not is_saved(file):
         if number is None and (clients := saved_clients(path)):
             raise InputError(
                 f"client: must be given, since {str(path)!r} has no global model; the clients with a model of their "
                 f"own are {_few([*clients])}"
             )
-        there = sorted(other.stem for other in file.parent.glob("*.safetensors"))
-        has = ", ".join(there[:3]) + (", …" if len(there) > 3 else "") or "none, since a run saves models when it ends"
+        there = saved_models(file.parent)
+        has = (
+            ", ".join(there[:3]) + (", …" if len(there) > 3 else "")
+            or "none, since a run saves models when it ends, unless save_models says otherwise"
+        )
         raise InputError(f"load: {str(path)!r} has no model {name}; it has {has}")
     return file
 
@@ -263,8 +268,8 @@ def saved_clients(path: Path) -> dict[str, int]:
         InputError: If the folder is a comparison, or ``federation.json`` is damaged.
     """
     _refuse_comparison(path)
-    files = (path / "models").glob("client-*-personal.safetensors")
-    numbers = sorted(int(told[1]) for file in files if (told := re.fullmatch(r"client-(\d+)-personal", file.stem)))
+    models = saved_models(path / "models")
+    numbers = sorted(int(told[1]) for name in models if (told := re.fullmatch(r"client-(\d+)-personal", name)))
     names = (read_json_object(path / FEDERATION).get("names") if numbers else None) or []
     return {names[number] if number < len(names) else str(number): number for number in numbers}
 

@@ -136,6 +136,10 @@ OF_METHODS: dict[str, Use] = {
         lambda config, method: method.supervised or config.linear_probe is not False,
         off="accuracy",
     ),
+    "further_clients": Use(
+        "methods whose clients have labels and train at their own place",
+        lambda _, method: method.supervised or method.adapts,
+    ),
     "save_local": Use(
         "methods whose clients send whole models, such as fedavg",
         lambda _, method: "save_local" in method.reads,

@@ -27,6 +27,7 @@ from kinfed.methods import ClientId
 from kinfed.methods.fedavg import FedAvg
 from kinfed.methods.fedvote import Vote
 from kinfed.methods.voting import Count, ballot, count, scores
+from kinfed.models import saved_models
 from kinfed.settings import own_settings
 from kinfed.similarity import MEASURES
 
@@ -66,7 +67,7 @@ class Electorate:
         if not (run / CONFIG).is_file():
             raise InputError(f"run: {str(run)!r} is not a run folder")
         config = Config.read(run / CONFIG)
-        saved = sorted((run / "models").glob("client-*-local.safetensors"))
+        saved = [name for name in saved_models(run / "models") if name.endswith("-local")]
         if not saved:
             raise InputError(
                 f"run: {str(run)!r} has no saved client models of the last round; run it with --save-local and a "
@@ -75,7 +76,7 @@ class Electorate:
         runtime = runtime_of(config)
         check_unchanged(runtime, run)
         sources = open_sources(pool, runtime.federation.dataset.shape, config.device)
-        ids = [int(path.stem.split("-")[1]) for path in saved]
+        ids = [int(name.split("-")[1]) for name in saved]
         # A method with a vote would check that the sources fit the model, which is not needed without a transfer.
         method = FedAvg() if isinstance(runtime.method, Vote) else runtime.method
         return cls(config, replace(runtime, method=method, sources=sources), RunFolder(run), ids)

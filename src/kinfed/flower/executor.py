@@ -127,6 +127,9 @@ class SiteStates:
     def sync(self, stored: Mapping[ClientId, int]) -> None:
         """Do nothing: a site flushes a state before it answers."""
 
+    def tidy(self, needed: Sequence[StoredRounds]) -> None:
+        """Do nothing: every site has few files."""
+
     def forget_all_but(self, needed: Sequence[StoredRounds]) -> None:
         """Note that only states to which a mapping refers are needed."""
         self.rounds.clear()

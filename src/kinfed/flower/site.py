@@ -29,6 +29,7 @@ from kinfed.engine import ClientRuntime, RunFolder, TaskRunner
 from kinfed.engine.client_store import ClientStore
 from kinfed.engine.evaluation import save_own
 from kinfed.engine.executor import Done, Failure, Task
+from kinfed.engine.folder import ClientModels
 from kinfed.errors import InputError
 from kinfed.experiment.assemble import runtime_of
 from kinfed.experiment.config import OF_READING, Config, as_tuple, model_shares
@@ -175,8 +176,9 @@ class Site:
         tested = TaskRunner(runtime, store).evaluate(task)
         if isinstance(tested, Failure):
             return self._failed(tested)
+        models = ClientModels(folder, 1, 0)
         for result in tested.results:
-            save_own(folder, runtime, task.round, task.id, result)
+            save_own(models, runtime, task.round, task.id, result)
         for name, failure in tested.failures.items():
             folder.note_failure(failure, f"round {task.round}, {name}")
         told = {name: Failure(_told(failure)) for name, failure in tested.failures.items()}

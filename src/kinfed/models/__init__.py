@@ -15,14 +15,24 @@ if TYPE_CHECKING:
     from kinfed.models.own import Maker, factory, from_module
     from kinfed.models.pool import Source, open_pool
     from kinfed.models.saved import load_weights, open_saved, refuse_pickle, restored, saved_about, weights_for
+    from kinfed.models.shards import MODEL_FILES, is_saved, saved_models, shard_name, write_cards
     from kinfed.models.siamese import ONLINE, PREDICTOR, PROJECTOR, TARGET, Siamese, Target
-    from kinfed.models.tensor_files import apart, checksum, read_tensors, save_tensors, told_in
+    from kinfed.models.tensor_files import (
+        apart,
+        checksum,
+        members,
+        read_tensors,
+        save_shard,
+        save_tensors,
+        told_in,
+    )
 
 __all__ = [
     "ALL",
     "ARCHITECTURES",
     "BODY",
     "HEAD",
+    "MODEL_FILES",
     "NOTHING",
     "ONLINE",
     "PREDICTOR",
@@ -45,21 +55,27 @@ __all__ = [
     "default_architecture",
     "factory",
     "from_module",
+    "is_saved",
     "load_weights",
     "may_draw",
+    "members",
     "open_pool",
     "open_saved",
     "read_tensors",
     "refuse_pickle",
     "reinitialised",
     "restored",
+    "save_shard",
     "save_tensors",
     "saved_about",
+    "saved_models",
     "select",
     "set_batchnorm",
+    "shard_name",
     "told_in",
     "under",
     "weights_for",
+    "write_cards",
 ]
 
 _MODULES = {
@@ -72,8 +88,9 @@ _MODULES = {
     "own": ("Maker", "factory", "from_module"),
     "pool": ("Source", "open_pool"),
     "saved": ("load_weights", "open_saved", "refuse_pickle", "restored", "saved_about", "weights_for"),
+    "shards": ("MODEL_FILES", "is_saved", "saved_models", "shard_name", "write_cards"),
     "siamese": ("ONLINE", "PREDICTOR", "PROJECTOR", "TARGET", "Siamese", "Target"),
-    "tensor_files": ("apart", "checksum", "read_tensors", "save_tensors", "told_in"),
+    "tensor_files": ("apart", "checksum", "members", "read_tensors", "save_shard", "save_tensors", "told_in"),
 }
 
 

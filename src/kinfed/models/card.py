@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from kinfed.errors import InputError
 from kinfed.models.batchnorm import BatchNorm
+from kinfed.models.shards import card_of
 
 __all__ = ["LONGEST", "Card", "Recipe"]
 
@@ -114,16 +115,18 @@ class Card(Recipe):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a card from a file.
+        """Read a card from a file, or from the cards of a shard (see `kinfed.models.shards`).
 
         Raises:
             InputError: If the file is missing, damaged, or of another version.
         """
-        try:
-            with path.open("rb") as file:
-                text = file.read(LONGEST + 1)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        text = card_of(path)
+        if text is None:
+            try:
+                with path.open("rb") as file:
+                    text = file.read(LONGEST + 1)
+            except OSError as error:
+                raise InputError(f"{path}: cannot be read: {error.strerror}") from error
         if len(text) > LONGEST:
             raise InputError(f"{path}: is not a description of a model: it has more than {LONGEST:,} bytes")
         try:

@@ -5,6 +5,7 @@ A tap point is a named place in a model, usually the end of a layer, at which th
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,8 @@ from kinfed.errors import InputError
 from kinfed.streams import seeded_globals
 
 __all__ = [
-    "ALL", "BODY", "HEAD", "NOTHING", "BeforeReLU", "Model", "Part", "Parts", "Tensors", "reinitialised", "select",
-    "under",
+    "ALL", "BODY", "HEAD", "NOTHING", "BeforeReLU", "Body", "Model", "Part", "Parts", "Tensors", "reinitialised",
+    "select", "under",
 ]  # fmt: skip
 
 Tensors = dict[str, Tensor]
@@ -135,15 +136,29 @@ class BeforeReLU(nn.Sequential):
     """
 
 
-class _Body(nn.Sequential):
-    """Sequence of stages; it copies its input, since the first stage may work in place."""
+class Body(nn.Sequential):
+    """Sequence of stages; it copies its input, since the first stage may work in place.
+
+    Attributes:
+        in_bfloat16: True to compute layers in bfloat16 where `torch.autocast` does; weights and outputs stay float32.
+    """
+
+    in_bfloat16 = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the representations, n×d."""
         x = x.clone()
-        for stage in self:
-            x = stage(x)
-        return x
+        with self.computing():
+            for stage in self:
+                x = stage(x)
+        return x.float() if self.in_bfloat16 else x
+
+    def computing(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context manager in which layers compute in this body's precision."""
+        if not self.in_bfloat16:
+            return contextlib.nullcontext()
+        device = next((parameter.device.type for parameter in self.parameters()), "cpu")
+        return torch.autocast(device, torch.bfloat16)
 
 
 class Model(Parts):
@@ -176,7 +191,7 @@ class Model(Parts):
     def __init__(self, stages: Mapping[str, nn.Module], head: nn.Linear, taps: Sequence[str]) -> None:
         super().__init__()
         self.recipe = {}
-        self.body = _Body()
+        self.body = Body()
         for name, stage in stages.items():
             self.body.add_module(name, stage)
         self.head = head
@@ -214,12 +229,15 @@ class Model(Parts):
         wanted = set(taps)
         read: Tensors = {}
         x = x.clone()  # like the outputs that are read, since a stage may change its input in place
-        for name, stage in self.stages.items():
-            if wanted <= read.keys():
-                break
-            x = stage(x)
-            if name in wanted:
-                read[name] = x.relu() if isinstance(stage, BeforeReLU) else x.clone()
+        with self.body.computing():
+            for name, stage in self.stages.items():
+                if wanted <= read.keys():
+                    break
+                x = stage(x)
+                if name in wanted:
+                    read[name] = x.relu() if isinstance(stage, BeforeReLU) else x.clone()
+        if self.body.in_bfloat16:
+            x, read = x.float(), {name: output.float() for name, output in read.items()}
         if "body" in wanted:
             read["body"] = x
         if "head" in wanted:

@@ -13,6 +13,7 @@ from kinfed.models.card import Card
 from kinfed.models.catalogue import ARCHITECTURES
 from kinfed.models.model import Model
 from kinfed.models.saved import refuse_pickle, restored, saved_about
+from kinfed.models.shards import is_saved, saved_models
 
 __all__ = ["Source", "open_pool"]
 
@@ -45,7 +46,7 @@ def open_pool(folder: Path) -> tuple[Source, ...]:
         raise InputError(f"sources: {str(folder)!r} is not a folder")
     for path in sorted(folder.iterdir()):
         refuse_pickle(path)
-    paths = sorted(folder.glob("*.safetensors"), key=lambda path: path.stem)
+    paths = [folder / f"{name}.safetensors" for name in saved_models(folder)]
     if not paths:
         raise InputError(
             f"sources: {str(folder)!r} has no source; a pool must have NAME.safetensors and NAME.json; kinfed sources "
@@ -56,7 +57,7 @@ def open_pool(folder: Path) -> tuple[Source, ...]:
 
 def _open(path: Path) -> Source:
     beside = path.with_suffix(".json")
-    if not beside.is_file():
+    if not is_saved(beside):
         raise InputError(f"sources: {path} must have its description {beside.name} beside it")
     card = Card.read(beside)
     if not ARCHITECTURES.installed(card.architecture):

@@ -10,7 +10,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from kinfed.models.model import BODY, Model, Part, Parts
+from kinfed.models.model import BODY, Body, Model, Part, Parts
 from kinfed.streams import seeded_globals, torch_stream
 
 __all__ = ["ONLINE", "PREDICTOR", "PROJECTOR", "TARGET", "Siamese", "Target"]
@@ -48,7 +48,7 @@ class Siamese(Model):
     def __init__(self, model: Model, seed: int, *, hidden: int, out: int) -> None:
         super().__init__(model.stages, model.head, model.taps[:-2])
         self.recipe, self.frozen, self.still = model.recipe, model.frozen, model.still
-        self.out = out
+        self.body.in_bfloat16, self.out = model.body.in_bfloat16, out
         with seeded_globals(torch_stream(seed, "siamese")):
             projector, predictor = _mlp(model.head.in_features, hidden, out), _mlp(out, hidden, out)
         self.projector = projector.to(model.head.weight.device)
@@ -56,8 +56,9 @@ class Siamese(Model):
 
     def project(self, x: Tensor) -> Tensor:
         """Compute the projections ``o(x)``, n×out."""
-        projection: Tensor = self.projector(self.body(x))
-        return projection
+        with self.body.computing():
+            projection: Tensor = self.projector(self.body(x))
+        return projection.float() if self.body.in_bfloat16 else projection
 
 
 class Target(Parts):
@@ -78,8 +79,11 @@ class Target(Parts):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the projections ``ξ(x)``, n×out."""
-        projection: Tensor = self.target(x)
-        return projection
+        body = self.target.get_submodule("body")
+        assert isinstance(body, Body)
+        with body.computing():
+            projection: Tensor = self.target(x)
+        return projection.float() if body.in_bfloat16 else projection
 
     @torch.no_grad()
     def follow(self, online: Siamese, momentum: float) -> None:

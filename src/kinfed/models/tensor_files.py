@@ -15,12 +15,26 @@ from torch import Tensor, uint8
 
 from kinfed.files import saving, sync, unfinished_name
 from kinfed.models.model import Tensors
+from kinfed.models.shards import shard_of
 
-__all__ = ["apart", "checked", "checksum", "open_tensors", "opened", "read_tensors", "save_tensors", "told_in"]
+__all__ = [
+    "apart",
+    "checked",
+    "checksum",
+    "members",
+    "open_tensors",
+    "opened",
+    "read_tensors",
+    "save_shard",
+    "save_tensors",
+    "told_in",
+]
 
 # The only metadata entry, since the order of several would differ between processes. It is a JSON list: the description
 # as a JSON text, and the checksum of text and tensors. Older files have an object with a checksum of the tensors only.
+# In a shard it is an object with such a list for each member.
 ABOUT = "about"
+MEMBERS = "members"
 LONGEST = 2**26  # characters of the entry
 
 
@@ -42,12 +56,39 @@ def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, dura
     ...     read_tensors(Path(folder, "model.safetensors"))
     ({'weight': tensor([1., 1.])}, {'round': 3})
     """
-    unfinished = unfinished_name(path)
     whole = apart(tensors)
-    text = json.dumps(about, default=lambda number: number.item())
+    _save(path, whole, _entry(whole, about), durable=durable)
+
+
+def save_shard(path: Path, members: Mapping[str, tuple[Tensors, Mapping[str, Any]]], *, durable: bool = True) -> None:
+    """Write the tensors of several members to one safetensors file, atomically, each as ``MEMBER/NAME``.
+
+    Args:
+        path: Final name of the file.
+        members: Tensors and their description, as for `save_tensors`, by the name of the member.
+        durable: True to flush the file to disk before returning.
+
+    Raises:
+        NotSaved: If the file cannot be written.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "shard.safetensors")
+    ...     save_shard(path, {"a": ({"weight": torch.ones(1)}, {}), "b": ({"weight": torch.zeros(1)}, {"round": 3})})
+    ...     read_tensors(path, "b")
+    ({'weight': tensor([0.])}, {'round': 3})
+    """
+    wholes = {member: apart(tensors) for member, (tensors, _) in members.items()}
+    together = {f"{member}/{name}": tensor for member, whole in wholes.items() for name, tensor in whole.items()}
+    entries = {member: _entry(wholes[member], about) for member, (_, about) in members.items()}
+    _save(path, apart(together), {MEMBERS: entries}, durable=durable)
+
+
+def _save(path: Path, tensors: Tensors, entry: Any, *, durable: bool) -> None:
+    unfinished = unfinished_name(path)
     with saving(path):
         path.parent.mkdir(exist_ok=True)
-        save_file(whole, unfinished, {ABOUT: json.dumps([text, _crc(text, whole)])})
+        save_file(tensors, unfinished, {ABOUT: json.dumps(entry)})
         if durable:
             sync(unfinished)
         unfinished.replace(path)
@@ -55,44 +96,97 @@ def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, dura
             sync(path.parent)
 
 
-def read_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read a file that `save_tensors` wrote: its tensors and their description.
+def _entry(whole: Tensors, about: Mapping[str, Any]) -> tuple[str, int]:
+    """Return a description as text, and the checksum of it and its tensors."""
+    text = json.dumps(about, default=lambda number: number.item())
+    return text, _crc(text, whole)
+
+
+def read_tensors(path: Path, member: str | None = None) -> tuple[Tensors, dict[str, Any]]:
+    """Read a file that `save_tensors` wrote, or a member of one that `save_shard` wrote: tensors and description.
 
     Raises:
-        ValueError: If the file cannot be read, was not written by kinfed, or was changed since.
+        ValueError: If the file cannot be read, was not written by kinfed, was changed since, or lacks the member.
     """
-    tensors, about = open_tensors(path)
+    tensors, about = open_tensors(path, member)
     if about is None:
         raise ValueError("it has no checksum of kinfed")
     return tensors, about
 
 
-def open_tensors(path: Path) -> tuple[Tensors, dict[str, Any] | None]:
+def open_tensors(path: Path, member: str | None = None) -> tuple[Tensors, dict[str, Any] | None]:
     """Read the tensors of any safetensors file and their description; None for it if kinfed did not write the file.
 
     Raises:
-        ValueError: If the file cannot be read, or does not have the checksum that kinfed wrote into it.
+        ValueError: If the file cannot be read, does not have the checksum that kinfed wrote into it, or lacks the
+            member.
     """
-    with opened(path) as file:
+    with opened(path, member) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         return tensors, checked(file, tensors)
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def opened(path: Path, member: str | None = None) -> Iterator[Any]:
     """Context manager that opens a safetensors file for reading and gives the handle of `safetensors.safe_open`.
 
+    Args:
+        path: The file, or the path that a member of a shard of models would have as a file of its own.
+        member: Name of the member of a shard to which the handle is limited; None for the whole file.
+
     Raises:
-        ValueError: If the file cannot be read.
+        ValueError: If the file cannot be read, or lacks the member.
     """
+    if member is None and (shard := shard_of(path)) is not None:
+        path, member = shard, path.stem
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            yield file
+            yield file if member is None else _Member(file, member)
     except ValueError:
         raise
     except (OSError, SafetensorError, TypeError, RuntimeError, AttributeError) as error:
         # A type that torch does not know can raise any of these.
         raise ValueError(f"it cannot be read as safetensors: {error}") from error
+
+
+class _Member:
+    """Handle of one member of an open shard, with the methods of a handle of `safetensors.safe_open`."""
+
+    def __init__(self, file: Any, member: str) -> None:
+        entries = _entries(file)
+        if member not in entries:
+            raise ValueError(f"it has no {member}")
+        self._file, self._prefix, self._entry = file, f"{member}/", entries[member]
+
+    def keys(self) -> list[str]:
+        return [name.removeprefix(self._prefix) for name in self._file.keys() if name.startswith(self._prefix)]  # noqa: SIM118
+
+    def get_tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(self._prefix + name)
+        return tensor
+
+    def get_slice(self, name: str) -> Any:
+        return self._file.get_slice(self._prefix + name)
+
+    def metadata(self) -> dict[str, str]:
+        return {ABOUT: json.dumps(self._entry)}
+
+
+def members(path: Path) -> list[str]:
+    """Return the names of the members of a shard; empty for a file that is none.
+
+    Raises:
+        ValueError: If the file cannot be read.
+    """
+    with opened(path) as file:
+        return [*_entries(file)]
+
+
+def _entries(file: Any) -> dict[str, Any]:
+    """Return the descriptions and checksums of the members of an open shard; empty for a file that is none."""
+    told = _parsed((file.metadata() or {}).get(ABOUT, ""))
+    entries = told.get(MEMBERS) if isinstance(told, dict) else None
+    return entries if isinstance(entries, dict) else {}
 
 
 def checked(file: Any, tensors: Tensors) -> dict[str, Any] | None:

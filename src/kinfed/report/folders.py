@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -87,10 +88,13 @@ class Run:
 
     def client_name(self, id: int) -> str:
         """Return the name of a client or new client in the data, or its number if the data have no names."""
-        names = [*(self.federation.get("names") or ()), *self.federation.get("new_names", ())]
-        return names[id] if id < len(names) else str(id)
+        return self._client_names[id] if id < len(self._client_names) else str(id)
 
-    @property
+    @cached_property
+    def _client_names(self) -> list[str]:
+        return [*(self.federation.get("names") or ()), *self.federation.get("new_names", ())]
+
+    @cached_property
     def client_labels(self) -> list[str]:
         """The names of the clients as printable, short and distinct labels for an axis."""
         return labels(map(self.client_name, range(len(self.samples))), LABEL)

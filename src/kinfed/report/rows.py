@@ -30,7 +30,7 @@ JUDGED = (
 # Fields of the config that do not define a row: the seed, and those that do not influence the results.
 NO_BEARING = (
     "seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "knn_every", "save_local",
-    "log", "target_acc", "measure",
+    "save_models", "log", "target_acc", "measure",
 )  # fmt: skip
 
 
@@ -143,10 +143,11 @@ def setting(runs: Sequence[Run]) -> str:
                 f"{labelled['train']:,} training samples of {labelled['name']} and tested on its {labelled['test']:,} "
                 "test samples."
             )
+    in_half = " in bfloat16" if runs[0].config.get("precision") == "bfloat16" else ""
     new = f"{data['new_clients']} new clients held out, " if data.get("new_clients") else ""
     return (
         f"{data['name']}: {samples} over {data['clients']} clients "
         f"({how.get(data['partition'], data['partition'])}{shift}), {new}{data['probe']} set aside as public images; "
-        f"{first['model']}, {planned_rounds(runs[0])} rounds{ends}, seed{'s' if len(seeds) > 1 else ''} "
+        f"{first['model']}{in_half}, {planned_rounds(runs[0])} rounds{ends}, seed{'s' if len(seeds) > 1 else ''} "
         f"{', '.join(map(str, seeds))}. {told}{'' if runs[0].untested else marked}"
     )

@@ -18,7 +18,7 @@ from kinfed.experiment.papers.figure import HEAD_DISTANCE, Matrix
 from kinfed.experiment.targets import rounds_to
 from kinfed.files import read_json, read_json_lines
 from kinfed.learning import class_overlap, features, rank_correlation
-from kinfed.models import HEAD, open_saved, read_tensors, select
+from kinfed.models import HEAD, open_saved, read_tensors, saved_models, select
 from kinfed.similarity import MEASURES
 from kinfed.streams import numpy_stream
 
@@ -48,9 +48,15 @@ def head_distance(run: Path) -> float:
 
     It is how far predictors drift apart in FedCRC's Figure 1.
     """
-    paths = sorted((run / "models").glob("client-*-personal.safetensors"))
+    paths = _models(run, "personal")
     heads = [torch.cat([x.flatten() for x in select(read_tensors(path)[0], HEAD).values()]) for path in paths]
     return float(torch.pdist(torch.stack(heads).double()).mean())
+
+
+def _models(run: Path, kind: str) -> list[Path]:
+    """Return the paths of the clients' models of a kind in a run, in the order of the clients."""
+    folder = run / "models"
+    return [folder / f"{name}.safetensors" for name in saved_models(folder) if name.endswith(f"-{kind}")]
 
 
 def speed_up(run: Path, baseline: Path) -> float:
@@ -93,7 +99,7 @@ def layer_similarity(run: Path) -> dict[str, Matrix]:
     config = Config.read(run / CONFIG)
     test = load(config.data, **config.reading).test
     images = test.take(numpy_stream(0, "similarity").choice(len(test), min(IMAGES, len(test)), replace=False))
-    paths = [run / "models" / "global.safetensors", *sorted((run / "models").glob("client-*-local.safetensors"))]
+    paths = [run / "models" / "global.safetensors", *_models(run, "local")]
     models = [open_saved(path)[0] for path in paths]
     layers = [*models[0].layers]
     common, *own = [[features(model, images, layer) for layer in layers] for model in models]

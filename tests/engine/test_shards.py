@@ -1,0 +1,145 @@
+"""Few files for many clients: shards of models and of client states, and what reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kinfed
+from kinfed.engine import client_store, folder
+from kinfed.engine.client_store import ClientStore, StateLedger
+from kinfed.errors import InputError
+from kinfed.methods import ClientState
+from kinfed.models import open_pool, read_tensors, save_shard, saved_models
+
+FIELDS: dict[str, Any] = {
+    "data": "digits", "train_images": 200, "model": "mlp", "clients": 10, "partition": "iid", "rounds": 2, "public": 0,
+    "participation": 0.5, "checkpoint_every": 1, "ft_epochs": 1, "lr_schedule": "constant", "quiet": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def few_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of more than four clients have shards, of four clients each."""
+    monkeypatch.setattr(folder, "SHARDED", 4)
+    monkeypatch.setattr(client_store, "ALONE", 4)
+
+
+def test_many_clients_have_few_files_and_one_is_read_without_the_others(tmp_path: Path, few_alone: None) -> None:
+    run = kinfed.run("fedper", out=tmp_path / "run", **FIELDS).path
+    models = sorted(path.name for path in (run / "models").iterdir())
+    ranges = ("00000-00003", "00004-00007", "00008-00009")
+    assert models == [f"clients-{own}-own.{suffix}" for own in ranges for suffix in ("json", "safetensors")]
+    assert {path.parent.name for path in (run / "memories").rglob("*.safetensors")} == {"shards"}
+    accuracies = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["client_acc"]["personal"]
+    for id in (3, 8):
+        assert kinfed.load(run, client=id).card.accuracy == accuracies[id]
+
+
+def test_shards_hold_what_files_of_their_own_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = kinfed.run("fedper", out=tmp_path / "alone", **FIELDS).path
+    monkeypatch.setattr(folder, "SHARDED", 4)
+    monkeypatch.setattr(client_store, "ALONE", 4)
+    sharded = kinfed.run("fedper", out=tmp_path / "sharded", workers=2, **FIELDS).path
+    assert (alone / "metrics.jsonl").read_bytes() == (sharded / "metrics.jsonl").read_bytes()
+    names = saved_models(alone / "models")
+    assert saved_models(sharded / "models") == names
+    for name in names:
+        of = [read_tensors(run / "models" / f"{name}.safetensors") for run in (alone, sharded)]
+        assert of[0][1] == of[1][1]
+        assert all(torch.equal(tensor, of[1][0][key]) for key, tensor in of[0][0].items())
+    assert [source.card for source in open_pool(alone / "models")] == [
+        source.card for source in open_pool(sharded / "models")
+    ]
+
+
+def test_a_run_with_shards_goes_on_with_the_same_bits(tmp_path: Path, few_alone: None) -> None:
+    whole = kinfed.run("fedper", out=tmp_path / "whole", **FIELDS | {"rounds": 4}).path
+    begun = kinfed.run("fedper", out=tmp_path / "begun", **FIELDS).path
+    kinfed.resume(begun, rounds=4, quiet=True)
+    assert (whole / "metrics.jsonl").read_bytes() == (begun / "metrics.jsonl").read_bytes()
+    for name in saved_models(whole / "models"):
+        of = [read_tensors(run / "models" / f"{name}.safetensors")[0] for run in (whole, begun)]
+        assert all(torch.equal(tensor, of[1][key]) for key, tensor in of[0].items())
+
+
+@pytest.mark.parametrize(("saved", "there"), [("none", []), ("global", ["global"])])
+def test_only_the_models_that_are_asked_for_are_saved(tmp_path: Path, saved: str, there: list[str]) -> None:
+    run = kinfed.run("fedavg", out=tmp_path / "run", save_models=saved, **FIELDS).path
+    assert saved_models(run / "models") == there
+    if not there:
+        with pytest.raises(InputError, match="it has none, since a run saves models when it ends, unless save_models"):
+            kinfed.load(run)
+
+
+def test_new_clients_need_the_saved_models(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="save_models: 'global' is not allowed; new clients are given the mean"):
+        kinfed.run("fedper", out=tmp_path / "run", save_models="global", new_clients=2, **FIELDS)
+
+
+def test_a_sample_of_the_clients_is_tested_further(tmp_path: Path) -> None:
+    """The others have no such accuracy, and all else is as without the sample."""
+    lines = {}
+    for wanted in (3, None):
+        run = kinfed.run("fedper", out=tmp_path / f"{wanted}", further_clients=wanted, **FIELDS).path
+        lines[wanted] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["client_acc"]
+    for kind, accuracies in lines[None].items():
+        sample = lines[3][kind]
+        if kind in ("fine_tuned", "refit", "own_classes"):
+            assert sum(accuracy is not None for accuracy in sample) == 3
+            assert all(own in (None, other) for own, other in zip(sample, accuracies, strict=True))
+        else:
+            assert sample == accuracies
+
+
+def test_states_that_nothing_needs_leave_with_their_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_store, "ALONE", 3)
+    store = ClientStore(tmp_path / "memories")
+    ledger = StateLedger(store, {}, {})
+    for round in (1, 2, 3):
+        for id in range(5):
+            store.write(id, round, ClientState({"x": torch.tensor([id, round])}))
+            ledger.accept(id, round, keeps=True)
+        ledger.sync()
+        ledger.saved(round, [round])
+    assert [path.relative_to(store.folder).as_posix() for path in store.folder.rglob("*.*")] == [
+        "shards/000002.safetensors"
+    ]
+    assert store.read(4, 3).tensors["x"].tolist() == [4, 3]
+    with pytest.raises(ValueError, match="the state of client 4 after round 2 cannot be used"):
+        store.read(4, 2)
+
+
+def test_shards_are_merged_when_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five clients a round of 100, each state in a shard of its round until there are too many shards."""
+    monkeypatch.setattr(client_store, "ALONE", 3)
+    monkeypatch.setattr(client_store, "SHARDS", 6)
+    store = ClientStore(tmp_path / "memories")
+    ledger = StateLedger(store, {}, {})
+    for round in range(1, 41):
+        for id in range(5 * round % 100, 5 * round % 100 + 5):
+            store.write(id, round, ClientState({"x": torch.tensor([id, round])}))
+            ledger.accept(id, round, keeps=True)
+        ledger.sync()
+        ledger.saved(round, [round])
+        assert len([*store.folder.rglob("*.safetensors")]) <= 7
+    for id, round in ledger.now.items():
+        assert store.read(id, round).tensors["x"].tolist() == [id, round]
+    assert len(ledger.now) == 100
+
+
+def test_a_member_that_was_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "shard.safetensors"
+    save_shard(path, {name: ({"x": torch.full((4,), value)}, {}) for name, value in (("a", 1.0), ("b", 2.0))})
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert read_tensors(path, "a")[0]["x"].tolist() == [1.0] * 4
+    with pytest.raises(ValueError, match="do not match its checksum"):
+        read_tensors(path, "b")
+    with pytest.raises(ValueError, match="it has no c"):
+        read_tensors(path, "c")
