@@ -274,14 +274,17 @@ def resumed(work: Path) -> None:
     command = (sys.executable, "-m", "kinfed", "run", "fedper", *given, "--out", str(there), "--executor", "flower")
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     metrics = there / "metrics.jsonl"
-    while not metrics.is_file() or not metrics.read_text():
-        time.sleep(0.2)
-    for pid in descendants(run.pid):
-        with contextlib.suppress(OSError):
-            if b"serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
-    assert run.stderr is not None
-    said = run.stderr.read().strip().splitlines()[-1]
+    try:
+        while not metrics.is_file() or not metrics.read_text():
+            time.sleep(0.2)
+        for pid in descendants(run.pid):
+            with contextlib.suppress(OSError):
+                if b"serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+        assert run.stderr is not None
+        said = run.stderr.read().strip().splitlines()[-1]
+    finally:
+        run.terminate()  # does nothing to one that has ended
     print(
         f"after SIGKILL of the server: exit code {run.wait()}, {said}; {len(metrics.read_text().splitlines())} rounds"
     )
