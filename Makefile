@@ -36,7 +36,7 @@ test-instructions: $(VENV)/installed
 	    echo "with $$limit"; env $$limit $(BIN)/pytest -n 2 -m "not slow" $(NUMBERS) || exit 1; \
 	done
 
-# The commands of docs/deploy.md as they are written: a server and two sites on this machine.
+# The commands of docs/deploy.md as they are written: a server and three sites on this machine.
 deploy-demo: $(VENV)/installed
 	$(BIN)/python benchmarks/deploy_demo.py
 

@@ -4,8 +4,8 @@
 
 * ``same``: every method that sites can do, two nodes, two rounds: the server's state, metrics, and what clients keep
   beside a run in one process, bit for bit. Ports and connections of all processes are looked at meanwhile.
-* ``faults``: one run of FedPer in which something happens to the second site in each round, and a run whose server is
-  killed and resumed.
+* ``faults``: one run of FedPer in which something happens to the second site in each round, compared with one in which
+  this site was absent in the rounds that were refused; and a run whose server is killed and resumed.
 * ``refusals``: nodes without a key, with an unknown key, and with another certificate authority; a site whose policy
   says no, and a node that trusts the apps of somebody else.
 * ``cost``: seconds of a round with 2 and 8 nodes, beside one process and two workers. Nothing else may run meanwhile.
@@ -182,8 +182,21 @@ class Faulty(FedPer):
 FAULTS = {
     2: "an error", 3: "NaN", 4: "a wrong shape", 5: "it works longer than the time limit", 7: "its process ends",
     9: "its machine sleeps, and its answer comes late", 10: "nothing: it wakes up", 12: "its node is ended by SIGKILL",
-    13: "nothing: its node is started again", 15: "it loses its state",
+    13: "nothing: its node is started again", 18: "it loses its state", 19: "nothing: its state is still lost",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent(FedPer):
+    """FedPer whose client 1 sends nothing in some rounds."""
+
+    absent: tuple[int, ...] = ()
+
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        """Train like all, unless it is client 1 in one of these rounds."""
+        if client.id == 1 and client.round in self.absent:
+            raise OSError("absent")
+        return super().update(client, message, state)
 
 
 def faults(work: Path) -> None:
@@ -219,6 +232,11 @@ def faults(work: Path) -> None:
             if "loses" in fault:
                 for path in sites.glob("site-1/state/runs/*/memories/*/*"):
                     path.unlink()
+    absent = tuple(line["round"] for line in RunFolder(out).lines("metrics.jsonl") if "1" in line["refused"])
+    here = work / "faults-absent"
+    kinfed.run(Absent(absent=absent), out=here, quiet=True, **fields)
+    one, other = (read_tensors(max((of / "checkpoints").glob("*.safetensors")))[0] for of in (out, here))
+    print(f"the server's state is that of a run in one process without client 1 in rounds {absent}: {same(one, other)}")
 
 
 def asleep(node: int) -> list[int]:
@@ -256,14 +274,17 @@ def resumed(work: Path) -> None:
     command = (sys.executable, "-m", "kinfed", "run", "fedper", *given, "--out", str(there), "--executor", "flower")
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     metrics = there / "metrics.jsonl"
-    while not metrics.is_file() or not metrics.read_text():
-        time.sleep(0.2)
-    for pid in descendants(run.pid):
-        with contextlib.suppress(OSError):
-            if b"serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
-    assert run.stderr is not None
-    said = run.stderr.read().strip().splitlines()[-1]
+    try:
+        while not metrics.is_file() or not metrics.read_text():
+            time.sleep(0.2)
+        for pid in descendants(run.pid):
+            with contextlib.suppress(OSError):
+                if b"serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+        assert run.stderr is not None
+        said = run.stderr.read().strip().splitlines()[-1]
+    finally:
+        run.terminate()  # does nothing to one that has ended
     print(
         f"after SIGKILL of the server: exit code {run.wait()}, {said}; {len(metrics.read_text().splitlines())} rounds"
     )

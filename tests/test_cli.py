@@ -93,6 +93,36 @@ def test_without_arguments_it_explains_itself_with_exit_code_2(kinfed) -> None: 
     assert "Usage" in out
 
 
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        (
+            ["failed", ["RunFailed", "the power went"]],
+            1,
+            "kinfed: the power went; what was saved stays, go on with: flwr",
+        ),
+        (["stopped", [143]], 143, "kinfed: stopped; what was saved stays, go on with: flwr run"),
+    ],
+)
+def test_who_watches_a_run_that_ends_early_is_told_in_a_line(  # type: ignore[no-untyped-def]
+    line: list[object], code: int, told: str, kinfed
+) -> None:
+    Path("out.journal.jsonl").write_text(f'["process", [{os.getpid()}]]\n{json.dumps(line)}\n')
+    ended, _, err = kinfed("watch", "out")
+    assert ended == code
+    assert err.splitlines()[-1].startswith(told)
+
+
+def test_ctrl_c_ends_the_display_of_a_run_and_says_nothing_of_the_run(  # type: ignore[no-untyped-def]
+    kinfed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kinfed.flower.journal.watch", interrupted)
+    assert kinfed("watch", "out") == (130, "", "")
+
+
 LIGHT = """
 import sys
 from kinfed.cli import main

@@ -13,14 +13,19 @@ import torch._dynamo  # otherwise the first step of an optimiser imports it, whi
 
 pytest.importorskip("flwr")
 
-from flwr.app import Error, Message
+import httpx
+from flwr.app import Context, Error, Message, RecordDict
 from safetensors.torch import save_file
 
 from kinfed.data import Federation
-from kinfed.errors import InputError
+from kinfed.engine import NoCallback
+from kinfed.errors import InputError, RunFailed
+from kinfed.experiment.config import Config
 from kinfed.experiment.provenance import provenance
-from kinfed.flower import executor
+from kinfed.flower import executor, server_app
+from kinfed.flower.executor import nodes_of
 from kinfed.flower.federation import Introduction, agreed, refuse_impossible
+from kinfed.flower.journal import journal_of, watch
 from kinfed.flower.letters import Letter
 from kinfed.flower.policy import Policy
 from kinfed.flower.site import processor
@@ -161,8 +166,39 @@ def test_a_site_says_no_to_what_its_policy_does_not_allow(fed: Federation, tmp_p
     ):
         policy.write_text(text)
         assert not Policy.read(policy).refusal(["fedavg"], samples=2000)
-        with pytest.raises(InputError, match=rf"sites: node \d+ takes no part: {reason}"):
+        told = "; ".join(rf"node \d+ takes no part: site-{id}: {reason}" for id in range(4))
+        with pytest.raises(InputError, match=f"^sites: {told}$"):
             run_at_sites(at_sites(fed, tmp_path, policy=str(policy)), config_of("fedper", fed), fed, tmp_path / "out")
+
+
+def test_whoever_waits_for_nodes_is_told_how_many_are_there() -> None:
+    class Coming(LoopGrid):
+        looks = 0
+
+        def get_node_ids(self) -> list[int]:
+            self.looks += 1
+            return super().get_node_ids()[: self.looks // 2]
+
+    said: list[str] = []
+    assert nodes_of(Coming([{}, {}]), 2, wait=60, say=said.append) == [100, 101]
+    waits = "waits for the nodes of the sites: {} of 2 connected"
+    assert said == [waits.format(0), waits.format(1)]
+
+
+def test_a_run_that_is_stopped_at_the_superlink_says_so(tmp_path: Path) -> None:
+    class Stopping(LoopGrid):
+        def get_node_ids(self) -> list[int]:
+            request = httpx.Request("POST", "https://127.0.0.1")
+            raise httpx.HTTPStatusError("401", request=request, response=httpx.Response(401, request=request))
+
+    config = Config.checked({"methods": ("fedavg",), "data": "<sites>", "clients": 2}, {"<sites>": None})
+    out = tmp_path / "out"
+    job = {"config": config.toml(), "out": str(out), "sites": 2, "timeout": 9.0, "images": "", "secret": ""}
+    context = Context(1, 0, {}, RecordDict(), {**job, "journal": str(journal_of(out))})
+    with pytest.raises(httpx.HTTPStatusError):
+        server_app.main(Stopping([]), context)
+    with pytest.raises(RunFailed, match="somebody has stopped it, or the SuperLink has lost its database"):
+        watch(out, lambda *_: NoCallback())
 
 
 def test_the_server_cannot_name_a_file_of_a_site(fed: Federation, tmp_path: Path) -> None:

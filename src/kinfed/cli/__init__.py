@@ -717,10 +717,16 @@ def deploy(
 def watch(out: Annotated[Path, typer.Argument(metavar="DIR", help="folder of the results at the server")]) -> None:
     """Show the progress of a run at sites that flwr run has started; Ctrl-C ends the display, not the run."""
     from kinfed.display import Display
+    from kinfed.engine.interrupt import Stopped
     from kinfed.flower.journal import watch as follow
 
-    with Display() as display:
-        follow(out, display.run)
+    with _resumable("flwr run, as before"), Display() as display:
+        try:
+            follow(out, display.run)
+        except KeyboardInterrupt as error:
+            if isinstance(error, Stopped):  # the run, and not only its display
+                raise
+            raise typer.Exit(INTERRUPTED) from None
 
 
 @sources.command("train")

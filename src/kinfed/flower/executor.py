@@ -52,19 +52,23 @@ REASONS = {  # of Flower's codes of errors
 }
 
 
-def nodes_of(grid: Grid, count: int, wait: float) -> list[int]:
+def nodes_of(grid: Grid, count: int, wait: float, say: Callable[[str], None] = lambda _: None) -> list[int]:
     """Wait until the nodes of all sites are there, and return their ids.
 
     Args:
         grid: Flower's grid.
         count: Number of sites.
         wait: Seconds after which the wait ends.
+        say: Function that is told how many are there, when it is not all of them and whenever that changes.
 
     Raises:
         RunFailed: If there are fewer or more nodes.
     """
-    end = time.monotonic() + wait
+    end, there = time.monotonic() + wait, -1
     while len(nodes := sorted(grid.get_node_ids())) < count and time.monotonic() < end:
+        if len(nodes) != there:
+            there = len(nodes)
+            say(f"waits for the nodes of the sites: {there} of {count} connected")
         time.sleep(POLL)
     if len(nodes) != count:
         raise RunFailed(f"there are {len(nodes)} nodes, and must be {count}")
@@ -81,17 +85,20 @@ def introduced(grid: Grid, nodes: Sequence[int], config: Config, wait: float) ->
         wait: Seconds after which a node that does not answer is given up.
 
     Raises:
-        InputError: If a site does not answer, takes no part, or sends no introduction.
+        InputError: If sites do not answer, take no part, or send no introduction; the message has all of them.
     """
     letter = {"kind": "introduce", "config": config.toml(), "files": []}
     told: dict[int, Introduction] = {}
+    refused: list[str] = []
     for node, answer in _exchanged(grid, [(node, node, "query", letter, {}) for node in nodes], wait):
         try:
             if isinstance(answer, Failure):
                 raise ValueError(answer.reason)
             told[node] = Introduction.of(answer.about)
         except ValueError as error:
-            raise InputError(f"sites: node {node} takes no part: {error}") from error
+            refused.append(f"node {node} takes no part: {error}")
+    if refused:
+        raise InputError(f"sites: {'; '.join(refused)}")
     return dict(sorted(told.items(), key=lambda item: item[1].name))
 
 

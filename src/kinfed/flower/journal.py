@@ -143,7 +143,7 @@ def watch(out: Path, make_callback: MakeCallback) -> None:
         time.sleep(LOOK)
         new, at = entries(path, at)
         if not alive and not new:
-            raise RunFailed("the server's process has ended; flwr run continues the run")
+            raise RunFailed("the server's process has ended")
 
 
 def _is_alive(process: int) -> bool:

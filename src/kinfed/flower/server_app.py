@@ -7,12 +7,13 @@ import secrets
 import signal
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from httpx import HTTPStatusError
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -35,6 +36,7 @@ from kinfed.streams import with_secret
 __all__ = ["app", "secret_in"]
 
 WAIT = 300.0  # seconds in which all nodes must be there, and then introduce themselves
+GONE = "the SuperLink does not know this run any more: somebody has stopped it, or the SuperLink has lost its database"
 
 app = ServerApp()
 
@@ -54,10 +56,11 @@ def main(grid: Grid, context: Context) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # so that the first one ends the run after its round
     try:
         with own_settings(), with_secret(secret_in(str(job["secret"]), anew=not is_ours(Path(str(job["out"]))))):
-            _do(grid, job, journal.observer)
+            _do(grid, job, journal.observer, display.say)
     except Stopped as stopped:
         journal.note("stopped", stopped.exit_code)
-    except Exception as error:
+    except Exception as raised:
+        error = RunFailed(GONE) if _refused_by_superlink(raised) else raised
         journal.note("failed", type(error).__name__, str(error))
         display.say(f"kinfed: {error if isinstance(error, InputError | RunFailed | NotSaved) else repr(error)}")
         raise
@@ -65,8 +68,13 @@ def main(grid: Grid, context: Context) -> None:
         journal.note("done")
 
 
-def _do(grid: Grid, job: Mapping[str, Any], observer: MakeCallback) -> None:
-    """Do the run or comparison of a job, or the rest of it."""
+def _refused_by_superlink(error: Exception) -> bool:
+    """Return True if the SuperLink no longer lets this process speak for its run."""
+    return isinstance(error, HTTPStatusError) and error.response.status_code in (401, 403)
+
+
+def _do(grid: Grid, job: Mapping[str, Any], observer: MakeCallback, say: Callable[[str], None]) -> None:
+    """Do the run or comparison of a job, or the rest of it; `say` shows a line."""
     out, sites = Path(str(job["out"])), int(job["sites"])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.toml"
@@ -74,7 +82,7 @@ def _do(grid: Grid, job: Mapping[str, Any], observer: MakeCallback) -> None:
         name = str(read_toml(path)["data"])
         config = Config.read(path, {name: None})
         refuse_impossible(config)
-        nodes = introduced(grid, nodes_of(grid, sites, WAIT), config, WAIT)
+        nodes = introduced(grid, nodes_of(grid, sites, WAIT, say), config, WAIT)
         objects = {name: agreed([*nodes.values()], images=_public(str(job["images"]), config), name=name)}
         config = Config.read(path, objects)
     executor = FlowerExecutor(grid, [*nodes], float(job["timeout"]))

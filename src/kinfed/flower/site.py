@@ -94,6 +94,12 @@ class Site:
 
     def answer(self, letter: Letter) -> Letter:
         """Answer a letter of the server; an error becomes a reason in one line, without its text."""
+        answer = self._answered(letter)
+        if letter.about.get("kind") == "introduce" and "failure" in answer.about:  # the server knows no name yet
+            return _refused(f"{self.name}: {answer.about['failure']}")
+        return answer
+
+    def _answered(self, letter: Letter) -> Letter:
         kinds: dict[str, Callable[[Letter], Letter]] = {
             "introduce": self._introduce,
             "keep": self._keep,
