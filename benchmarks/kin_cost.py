@@ -59,7 +59,6 @@ def main() -> None:
             rounds=100,
             clients=asked.clients,
             cohort=asked.clients,
-            secret=0,
             public_images=None,
         )
 

@@ -42,7 +42,7 @@ RECIPES: dict[str, Callable[..., Partition]] = {
     "groups": TwoGroups(),
     "quantity 0.5": Quantity(0.5),
     "by a column": lambda train, test, clients, rng: ByColumn("column")(
-        *(np.arange(len(labels)) % clients for labels in (train, test)), clients, rng
+        np.arange(len(train)) % clients, np.arange(len(test)) % clients, clients, rng
     ),
 }
 

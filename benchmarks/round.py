@@ -1,12 +1,12 @@
 """Seconds that a round of FedAvg takes, against loops written by hand: the table of docs/performance.md.
 
-``python benchmarks/round.py [--rounds R] [--quick]``
+``python benchmarks/round.py [--rounds R] [--quick] [--model cnn4]``
 
-CIFAR-10's first 10,000 training images over 10 clients, and over 100, with FedCKA's small CNN: one local epoch in
-batches of 50, then a test of the average on 2,000 images. Without CIFAR-10 in ``$KINFED_DATA`` the images are noise,
-which takes as long. kinfed runs its whole round loop and writes a run folder; the loops by hand train, average and
-test, and do nothing else. Every contestant is a process of its own with one thread (or two such processes), and they
-take turns, a round each, so that whatever else the machine does falls on all of them alike.
+CIFAR-10's first 10,000 training images over 10 clients, and over 100, with FedCKA's small CNN (or ``cnn4``): one local
+epoch in batches of 50, then a test of the average on 2,000 images. Without CIFAR-10 in ``$KINFED_DATA`` the images are
+noise, which takes as long. kinfed runs its whole round loop and writes a run folder; the loops by hand train, average
+and test, and do nothing else. Every contestant is a process of its own with one thread (or two such processes), and
+they take turns, a round each, so that whatever else the machine does falls on all of them alike.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from kinfed.engine import (
     run_rounds,
 )
 from kinfed.errors import InputError
+from kinfed.experiment.device import Precision, computed_in
 from kinfed.learning import LocalTraining
 from kinfed.methods import METHODS
 from kinfed.models import build
@@ -50,7 +51,8 @@ from kinfed.settings import own_settings
 TRAIN, TEST, BATCH, LR, MOMENTUM = 10_000, 2_000, 50, 0.01, 0.9
 
 Turn = Callable[[], None]
-Contestant = Callable[[int, int, Turn], None]  # clients, rounds, what to call before the first round and after each
+# model, clients, rounds, what to call before the first round and after each
+Contestant = Callable[[str, int, int, Turn], None]
 ServerState = dict[str, Tensor]
 
 
@@ -75,8 +77,11 @@ def dataset() -> Dataset:
 # -- by hand ----------------------------------------------------------------------------------------------------------
 
 
-def small_cnn() -> nn.Module:
-    """The same network as kinfed's ``small_cnn``."""
+def network(model: str) -> nn.Module:
+    """The same network as kinfed's, as a plain sequence."""
+    if model != "small_cnn":
+        made = build(model, (3, 32, 32), 10, seed=0)
+        return nn.Sequential(*made.body.children(), made.head).to(memory_format=torch.channels_last)
     conv = lambda inputs, outputs: (nn.Conv2d(inputs, outputs, 5), nn.ReLU(), nn.MaxPool2d(2))  # noqa: E731
     dense = lambda inputs, outputs: (nn.Linear(inputs, outputs), nn.ReLU())  # noqa: E731
     return nn.Sequential(
@@ -88,7 +93,7 @@ def small_cnn() -> nn.Module:
 class ByHand:
     """Plain PyTorch: one module, images in memory, no loader."""
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, model: str) -> None:
         data = dataset()
         self.train, self.test = (
             s.inputs.contiguous(memory_format=torch.channels_last) for s in (data.train, data.test)
@@ -96,7 +101,7 @@ class ByHand:
         self.train_labels, self.test_labels = data.train.labels, data.test.labels
         self.mean, self.std = (torch.tensor(v).view(1, 3, 1, 1) for v in vars(data.train.normalise).values())
         self.clients = torch.arange(TRAIN).split(TRAIN // clients)
-        self.net = small_cnn()
+        self.net = network(model)
         self.state = self.copy()
 
     def copy(self) -> ServerState:
@@ -131,9 +136,9 @@ class ByHand:
         return sum(int((self.logits(self.test[p]).argmax(1) == self.test_labels[p]).sum()) for p in parts)
 
 
-def plain(clients: int, rounds: int, turn: Turn) -> None:
+def plain(model: str, clients: int, rounds: int, turn: Turn) -> None:
     """One process."""
-    hand = ByHand(clients)
+    hand = ByHand(clients, model)
     turn()
     for _ in range(rounds):
         hand.state = {name: total / TRAIN for name, total in hand.trained(hand.state, range(clients)).items()}
@@ -141,11 +146,11 @@ def plain(clients: int, rounds: int, turn: Turn) -> None:
         turn()
 
 
-def two_plain(clients: int, rounds: int, turn: Turn) -> None:
+def two_plain(model: str, clients: int, rounds: int, turn: Turn) -> None:
     """Two processes: this one, and a helper that does the other half."""
-    hand = ByHand(clients)
+    hand = ByHand(clients, model)
     here, there = multiprocessing.Pipe()
-    helper = multiprocessing.get_context("spawn").Process(target=help_out, args=(there, clients, rounds))
+    helper = multiprocessing.get_context("spawn").Process(target=help_out, args=(there, model, clients, rounds))
     helper.start()
     here.recv()
     turn()
@@ -159,10 +164,10 @@ def two_plain(clients: int, rounds: int, turn: Turn) -> None:
     helper.join()
 
 
-def help_out(pipe: Connection, clients: int, rounds: int) -> None:
+def help_out(pipe: Connection, model: str, clients: int, rounds: int) -> None:
     """The helper's half of every round."""
     torch.set_num_threads(1)
-    hand = ByHand(clients)
+    hand = ByHand(clients, model)
     received = lambda: {name: torch.from_numpy(array) for name, array in pipe.recv().items()}  # noqa: E731
     pipe.send("ready")
     for _ in range(rounds):
@@ -193,13 +198,15 @@ class Turns(NoCallback):
         self.turn()
 
 
-def runtime(clients: int, rounds: int) -> ClientRuntime:
+def runtime(model: str, precision: Precision, clients: int, rounds: int) -> ClientRuntime:
     """FedAvg over equal clients."""
     federation = make_federation(dataset(), IID(), clients=clients, public=0, seed=0)
+    built = build(model, federation.dataset.shape, 10, seed=0)
+    built.body.in_bfloat16 = precision == "bfloat16"
     return ClientRuntime(
         METHODS["fedavg"](),
         federation,
-        (build("small_cnn", federation.dataset.shape, 10, seed=0),),
+        (built,),
         RoundSettings(
             rounds=rounds,
             training=LocalTraining(lr=LR, epochs=1, batch_size=BATCH, momentum=MOMENTUM),
@@ -211,20 +218,25 @@ def runtime(clients: int, rounds: int) -> ClientRuntime:
     )
 
 
-def kinfed(executor_of: Callable[[], Executor], clients: int, rounds: int, turn: Turn) -> None:
+def kinfed(
+    executor_of: Callable[[], Executor], precision: Precision, model: str, clients: int, rounds: int, turn: Turn
+) -> None:
     """A whole run."""
-    shop = runtime(clients, rounds)
+    shop = runtime(model, precision, clients, rounds)
     with tempfile.TemporaryDirectory() as out, contextlib.closing(executor_of()) as executor, own_settings():
         folder = RunFolder(Path(out))
-        executor.start(functools.partial(runtime, clients, rounds), TaskRunner(shop, folder.memories))
+        executor.start(
+            functools.partial(runtime, model, precision, clients, rounds), TaskRunner(shop, folder.client_states)
+        )
         run_rounds(shop, executor, folder, Turns(turn))
 
 
 CONTESTANTS: dict[str, Contestant] = {
     "by hand": plain,
-    "kinfed": functools.partial(kinfed, SerialExecutor),
+    "kinfed": functools.partial(kinfed, SerialExecutor, "float32"),
+    "kinfed, bfloat16": functools.partial(kinfed, SerialExecutor, "bfloat16"),
     "two processes by hand": two_plain,
-    "kinfed, 2 workers": functools.partial(kinfed, functools.partial(ProcessExecutor, 2)),
+    "kinfed, 2 workers": functools.partial(kinfed, functools.partial(ProcessExecutor, 2), "float32"),
 }
 
 
@@ -241,7 +253,7 @@ def cpu_seconds() -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def take_part(pipe: Connection, contestant: Contestant, clients: int, rounds: int) -> None:
+def take_part(pipe: Connection, contestant: Contestant, model: str, clients: int, rounds: int) -> None:
     """Run a contestant in this process, one round whenever the pipe says so."""
     torch.set_num_threads(1)
 
@@ -249,10 +261,10 @@ def take_part(pipe: Connection, contestant: Contestant, clients: int, rounds: in
         pipe.send(cpu_seconds())
         pipe.recv()
 
-    contestant(clients, rounds, turn)
+    contestant(model, clients, rounds, turn)
 
 
-def measured(clients: int, rounds: int) -> dict[str, tuple[float, float]]:
+def measured(model: str, clients: int, rounds: int) -> dict[str, tuple[float, float]]:
     """Median seconds a round of each contestant, of the wall and of the CPU; the first round warms up."""
     spawn = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
@@ -260,7 +272,7 @@ def measured(clients: int, rounds: int) -> dict[str, tuple[float, float]]:
     cpu: dict[str, float] = {}
     for name, contestant in CONTESTANTS.items():
         pipes[name], theirs = spawn.Pipe()
-        processes.append(spawn.Process(target=take_part, args=(theirs, contestant, clients, rounds + 1)))
+        processes.append(spawn.Process(target=take_part, args=(theirs, contestant, model, clients, rounds + 1)))
         processes[-1].start()
         cpu[name] = pipes[name].recv()
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
@@ -285,13 +297,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each contestant that count (default 9)")
     parser.add_argument("--quick", action="store_true", help="3 rounds")
+    parser.add_argument("--model", default="small_cnn", choices=("small_cnn", "cnn4"))
     arguments = parser.parse_args()
     rounds = 3 if arguments.quick else arguments.rounds
-    print(f"torch {torch.__version__}, {dataset().name}, medians of {rounds} rounds")
+    print(f"torch {torch.__version__}, {dataset().name}, {arguments.model}, medians of {rounds} rounds")
+    print(computed_in("auto", "cpu")[1])
     for clients in (10, 100):
         print(f"\n{clients} clients of {TRAIN // clients} images: seconds a round")
         print(f"  {'':28}{'wall':>8}{'CPU':>8}{'ratio':>8}")
-        times = measured(clients, rounds)
+        times = measured(arguments.model, clients, rounds)
         for name, (wall, cpu) in times.items():
             alone = "process" not in name and "worker" not in name
             ratio = cpu / times["by hand"][1] if alone else wall / times["two processes by hand"][0]

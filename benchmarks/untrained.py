@@ -37,7 +37,7 @@ def main() -> None:
                     results = Evaluator(runtime).evaluate_representation(1, runtime.models[0].tensors(), final=True)
                 right: dict[str, list[float]] = {}
                 for result in results:
-                    right.setdefault(result.name, []).append(100 * result.correct.double().mean().item())
+                    right.setdefault(result.name, []).append(100 * (result.test.accuracy or 0.0))
                 told = "".join(f"{statistics.fmean(right[name]):>8.1f}" for name in (PROBED, LOCAL, KNN))
                 print(f"{data:<20}{model:<14}{seed:>4}{told}", flush=True)
 

@@ -22,6 +22,7 @@ def tensors_of(run: Path) -> dict[str, torch.Tensor]:
     return read_tensors(run / "models" / "global.safetensors")[0]
 
 
+@pytest.mark.filterwarnings("ignore:precision:UserWarning")
 @pytest.mark.parametrize("method", ["fedavg", "fedcka", "fedbyol"])
 def test_bfloat16_gives_the_same_bits_in_workers_and_after_a_stop(tmp_path: Path, method: str) -> None:
     fields = FIELDS | ({"ft_epochs": 0} if method == "fedbyol" else {}) | {"precision": "bfloat16"}
@@ -37,6 +38,12 @@ def test_bfloat16_gives_the_same_bits_in_workers_and_after_a_stop(tmp_path: Path
     other = tensors_of(whole)
     assert any(not torch.equal(tensor, other[name]) for name, tensor in expected.items())
     assert all(tensor.dtype == other[name].dtype for name, tensor in expected.items())
+
+
+def test_a_processor_without_units_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_flags", set)
+    with pytest.warns(UserWarning, match="precision: this processor has no units for bfloat16, which is slower here"):
+        kinfed.run("fedavg", out=tmp_path / "run", precision="bfloat16", **FIELDS | {"rounds": 1})
 
 
 def test_layers_compute_in_bfloat16_and_outputs_and_gradients_are_float32() -> None:
@@ -74,8 +81,8 @@ def test_networks_without_labels_compute_in_the_precision_of_their_body() -> Non
     ("flags", "precision", "why"),
     [
         ({"fpu", "avx2"}, "float32", "this processor has no units for bfloat16"),
-        ({"fpu", "avx512_bf16"}, "bfloat16", "this processor has units for it"),
-        ({"amx_bf16"}, "bfloat16", "this processor has units for it"),
+        ({"fpu", "avx512_bf16"}, "bfloat16", "this processor has units for bfloat16"),
+        ({"amx_bf16"}, "bfloat16", "this processor has units for bfloat16"),
     ],
 )
 def test_auto_takes_what_the_processor_has_units_for(

@@ -15,6 +15,8 @@ from kinfed.engine.client_store import ClientStore, StateLedger
 from kinfed.errors import InputError
 from kinfed.methods import ClientState
 from kinfed.models import open_pool, read_tensors, save_shard, saved_models
+from kinfed.report.folders import read_runs
+from kinfed.report.notes import notes
 
 FIELDS: dict[str, Any] = {
     "data": "digits", "train_images": 200, "model": "mlp", "clients": 10, "partition": "iid", "rounds": 2, "public": 0,
@@ -85,7 +87,10 @@ def test_a_sample_of_the_clients_is_tested_further(tmp_path: Path) -> None:
     """The others have no such accuracy, and all else is as without the sample."""
     lines = {}
     for wanted in (3, None):
-        run = kinfed.run("fedper", out=tmp_path / f"{wanted}", further_clients=wanted, **FIELDS).path
+        result = kinfed.run("fedper", out=tmp_path / f"{wanted}", further_clients=wanted, **FIELDS)
+        told = "fine-tuned models were tested at 3 of 10 clients, drawn at random (--further-clients)."
+        assert any(note.endswith(told) for note in notes(read_runs([result.path]))) == (wanted == 3)
+        run = result.path
         lines[wanted] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["client_acc"]
     for kind, accuracies in lines[None].items():
         sample = lines[3][kind]

@@ -246,9 +246,9 @@ def settled(config: Config, runtime: ClientRuntime) -> Config:
         InputError: If a method needs more public images, or a field has no effect on the models.
     """
     refuse_idle_in(config, runtime.models)
-    precision, why = computed_in(config.precision, config.device)
-    if why:
-        warnings.warn(f"precision: auto is {precision} here, since {why}", stacklevel=2)
+    precision, told = computed_in(config.precision, config.device)
+    if told:
+        warnings.warn(f"precision: {told}", stacklevel=2)
     derived = {"public": len(runtime.federation.public_rows), "precision": precision}
     return Config.checked(config.model_dump() | derived, config.objects)
 

@@ -36,16 +36,16 @@ def available(device: str) -> str:
 
 
 def computed_in(precision: Precision, device: str) -> tuple[Precision, str]:
-    """Return the precision that a run computes in, and why; ``auto`` is bfloat16 where the device has units for it.
+    """Return the precision that a run computes in; ``auto`` is bfloat16 where the device has units for it.
 
     Args:
         precision: Precision of the config.
         device: Device of the config, which is available.
 
     Returns:
-        ``float32`` or ``bfloat16``, and the reason in words; empty if the config names it.
+        ``float32`` or ``bfloat16``, and what is to be told of it; empty if nothing is.
     """
-    if precision != "auto":
+    if precision == "float32":
         return precision, ""
     import torch
 
@@ -54,7 +54,10 @@ def computed_in(precision: Precision, device: str) -> tuple[Precision, str]:
     else:
         flags = _flags() if device == "cpu" else set()
         has, what = bool(flags & {"amx_bf16", "avx512_bf16"}), "this processor" if device == "cpu" else device
-    return ("bfloat16", f"{what} has units for it") if has else ("float32", f"{what} has no units for bfloat16")
+    if precision == "auto":
+        precision = "bfloat16" if has else "float32"
+        return precision, f"auto is {precision} here, since {what} has {'' if has else 'no '}units for bfloat16"
+    return precision, "" if has else f"{what} has no units for bfloat16, which is slower here than float32"
 
 
 def _flags() -> set[str]:

@@ -23,6 +23,7 @@ DIVERGED = 2  # training has diverged if its cross-entropy exceeds that of guess
 ERRORS = 2  # standard errors above chance that an accuracy has to be
 SIZES = ("train", "test", "validation")  # keys of the summary's ``data`` with the numbers of samples
 
+ALL_TESTED = 1000  # largest number of clients that are all tested in further ways unless the config says otherwise
 LEFT_OUT = {  # reason for left-out samples, of methods with labels and without
     True: "since it was alone in a batch and BatchNorm needs two",
     False: "since the last batch of an epoch was incomplete",
@@ -51,6 +52,7 @@ def _of_comparison(runs: Sequence[Run]) -> Iterator[str]:
             "good representation; test it with labelled data of the same kind: --labelled PATH."
         )
     yield from _of_measure(runs)
+    yield from _of_further_tests(runs[0])
     if len({is_supervised(run) for run in runs}) > 1:
         yield (
             "The own test accuracy of methods without labels is that of a classifier on their representations, "
@@ -105,6 +107,17 @@ def _of_run(run: Run) -> Iterator[str]:
     yield from s.get("start", ())
     yield from _of_vote(run)
     yield from filter(None, (_of_participation(run), _of_loss(run)))
+
+
+def _of_further_tests(run: Run) -> Iterator[str]:
+    """Yield a note if only a sample of the clients was tested in further ways after the last round."""
+    known = [of for name, of in run.lines[-1]["client_acc"].items() if name in ("own_classes", "refit", "fine_tuned")]
+    tested, clients = (max((sum(a is not None for a in of) for of in known), default=0), len(run.samples))
+    if 0 < tested < clients and (run.config.get("further_clients") or clients > ALL_TESTED):
+        yield (
+            f"Own classes, re-fitted heads and fine-tuned models were tested at {tested} of {clients} clients, drawn "
+            "at random (--further-clients)."
+        )
 
 
 def _of_measure(runs: Sequence[Run]) -> Iterator[str]:
