@@ -69,7 +69,8 @@ GROUPS = {
 # Fields without a meaning where every site has data of its own.
 NOT_AT_SITES = (
     "methods", "settings", "data", "partition", "clients", "client", "new_clients", "hold_out", "shift", "validation",
-    "patience", "classes", "train_images", "workers", "client_timeout",
+    "patience", "classes", "train_images", "workers", "client_timeout", "cpus_per_client", "gpus_per_client",
+    "parallel",
 )  # fmt: skip
 
 
@@ -133,6 +134,7 @@ def with_options(
 
 
 with_config_options = functools.partial(with_options, config=Config, but=("methods", "settings"))
+with_run_options = functools.partial(with_options, config=Config, but=("methods", "settings", "parallel"))
 with_unjudged_options = functools.partial(with_options, config=Config, but=("methods", "settings", "measure"))
 with_tuning_options = functools.partial(
     with_options, config=Config, but=("methods", "settings", "log"), usual=TUNING_DEFAULTS
@@ -206,9 +208,12 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="print the summaries of the runs as JSON instead of the table, and no progress")
 ]
 ExecutorName = Annotated[
-    Literal["flower"] | None,
+    str | None,
     typer.Option(
-        "--executor", help="where the clients work: flower is a rehearsal, with a Flower node for each on this machine"
+        "--executor",
+        metavar="flower|ray[:ADDRESS]",
+        help="where the clients work: flower is a rehearsal, with a Flower node for each on this machine; ray has the "
+        "workers on the cluster at HOST:PORT, or without an address on this machine",
     ),
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or comparison")]
@@ -230,7 +235,7 @@ def _asked(
 
 
 @app.command(cls=Grouped)
-@with_config_options
+@with_run_options
 def run(
     method: Annotated[
         str,

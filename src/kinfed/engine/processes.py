@@ -51,7 +51,7 @@ from kinfed.settings import own_settings, untouched
 if TYPE_CHECKING:
     from multiprocessing.forkserver import ForkServer  # not on every system
 
-__all__ = ["TRIES", "ProcessExecutor", "packed", "parts_of_test", "set_up", "unpacked"]
+__all__ = ["START", "TRIES", "ProcessExecutor", "own_server", "packed", "parts_of_test", "set_up", "unpacked"]
 
 START = "forkserver" if sys.platform == "linux" else "spawn"  # elsewhere system libraries do not allow a fork
 LOGITS = "logits"
@@ -109,10 +109,17 @@ class _Lost(Failure):
     """Failure of a job whose process has ended: it may have been killed from outside.
 
     Attributes:
+        end: End of the process, in words.
         ready: False if the process had not yet begun with the job.
     """
 
+    end: str = ""
     ready: bool = True
+
+    @classmethod
+    def at(cls, end: str, *, ready: bool) -> _Lost:
+        """Make the failure of a job with which the last of three processes has ended."""
+        return cls(f"{TRIES} worker processes were lost with its work; the last one {end}", end=end, ready=ready)
 
 
 class ProcessExecutor(Executor):
@@ -231,7 +238,7 @@ class ProcessExecutor(Executor):
                             again.append(replace(job, lost=job.lost + 1))
                             continue
                         if not answer.ready:
-                            raise WorkersFailed(f"{answer.reason} before it was ready".replace("its", "a", 1))
+                            raise WorkersFailed(f"a worker process {answer.end} before it was ready")
                 elif (further := following()) is not None:  # works while its answer is read
                     worker.give(further, self._timeout)
                 self._exchange.delivered(job.parcel)
@@ -257,7 +264,7 @@ class _Worker:
             target=_serve, args=(theirs, exchange, dict(os.environ)), daemon=True
         )
         try:
-            with _without_main(), _with_server(), out_of_reach():
+            with own_server(), out_of_reach():
                 self._process.start()
         except (OSError, EOFError, RuntimeError, AssertionError) as error:  # AssertionError: a daemonic process
             raise WorkersFailed(f"a worker process cannot be started: {Failure.of(error).reason}") from error
@@ -323,7 +330,7 @@ class _Worker:
             answer = self.pipe.recv()
         except (EOFError, OSError):
             self.job, self.lost = None, True
-            return _Lost(f"its worker process {self._end()}", ready=self._ready)
+            return _Lost.at(self._end(), ready=self._ready)
         if isinstance(answer, _Ready):
             self._be_ready(answer)
             return None
@@ -360,6 +367,13 @@ class _Worker:
         self._process.join(5)
         self._process.kill()
         self._process.join()
+
+
+@contextlib.contextmanager
+def own_server() -> Iterator[None]:
+    """Context manager for starting processes as workers are started: by kinfed's server, without the main module."""
+    with _without_main(), _with_server():
+        yield
 
 
 @contextlib.contextmanager

@@ -14,12 +14,14 @@ import logging
 import os
 import platform
 import secrets
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+from unittest import mock
 
 import cloudpickle
 import numpy as np
@@ -50,8 +52,7 @@ Bytes = NDArray[np.uint8]  # an array, since Ray shares the memory of arrays amo
 Packed = tuple[Bytes, dict[str, float]]  # tensors in the format of safetensors, and numbers
 Ref = Any  # reference to an object in Ray's store
 
-# Environment in which Ray is started: nothing is reported to its makers, and a Ray of this process's own listens on
-# loopback only, for those who know a token.
+# Environment of Ray: nothing is reported to its makers, and one that is started here listens on loopback only.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
@@ -81,7 +82,7 @@ class RayExecutor(Executor):
     """Executor with actors of Ray, which can serve any number of runs.
 
     What an actor was doing when it was lost, another one does again. A client is refused only after three actors were
-    lost with its work. An actor reads the data where it is, and gets them from here if they are missing or differ there.
+    lost with its work. An actor reads the data where it is; if they are missing or differ there, they are sent to it.
 
     Args:
         address: Address ``HOST:PORT`` of a cluster, or ``auto`` for the one of this machine; None for a Ray of this
@@ -215,10 +216,10 @@ class RayExecutor(Executor):
                 if answer.again and job.lost + 1 < TRIES:
                     again.append(replace(job, lost=job.lost + 1))
                     continue
-            if job is None:
-                self._lost_starts = 0
-            else:
+            if job is not None:
                 yield job, answer
+            elif actor.free:
+                self._lost_starts = 0
 
     def _heard(self, *, patient: bool) -> _Actor:
         """Wait until an actor has answered, was lost or exceeded its deadline, and return it.
@@ -385,14 +386,15 @@ def _pickled(build: Callable[[], ClientRuntime]) -> Bytes:
 def _checksum(runtime: ClientRuntime) -> int:
     """Compute a checksum of the data, of the clients' rows and of the initial models."""
     federation = runtime.federation
-    held = {"public": [federation.public_rows], "validation": federation.validation}
-    for name, of in {"": federation.partition, "new ": federation.new_clients}.items():
-        held |= {f"{name}train": of.train, f"{name}test": of.test}
-    tensors = {f"{name} {at}": torch.from_numpy(np.asarray(r)) for name, of in held.items() for at, r in enumerate(of)}
+    parts = federation.partition, federation.new_clients
+    held = [rows for part in parts for rows in (*part.train, *part.test)]
+    held += [*federation.validation, federation.public_rows]
+    tensors = {"rows": torch.from_numpy(np.concatenate([[*map(len, held)], *held]))}
     for name, samples in {"train": federation.dataset.train, "test": federation.dataset.test}.items():
         tensors[name] = samples.inputs
         if samples.labels is not None:
             tensors[f"{name} labels"] = samples.labels
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
     for at, initial in enumerate(runtime.initial):
         tensors |= {f"model {at}: {name}": tensor.cpu() for name, tensor in initial.items()}
     return checksum(tensors)
@@ -411,9 +413,7 @@ def _room(nodes: Sequence[Mapping[str, Any]], cpus: float, gpus: float) -> int:
     """
     there = [node["Resources"] for node in nodes if node["Alive"]]
     needs = {"CPU": cpus, "GPU": gpus}
-    room = sum(
-        min(int(of.get(name, 0) / needed + 1e-9) for name, needed in needs.items() if needed) for of in there
-    )
+    room = sum(min(int(of.get(name, 0) / needed + 1e-9) for name, needed in needs.items() if needed) for of in there)
     if not room:
         most = {name: max((of.get(name, 0) for of in there), default=0) for name in needs}
         name = next((name for name, needed in needs.items() if needed > most[name]), "CPU")
@@ -437,15 +437,15 @@ def _connected(address: str | None, cores: float) -> Iterator[Any]:
     """
     with contextlib.ExitStack() as stack:
         with untouched(), kept_handlers(), out_of_reach():
-            os.environ.update(QUIET if address else QUIET | ON_LOOPBACK)
-            if address is None and "RAY_AUTH_MODE" not in os.environ:
-                os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_token())
+            os.environ.update(QUIET if address else QUIET | _for_own())
             ray: Any = importlib.import_module("ray")
             if not ray.is_initialized():
                 how: dict[str, Any] = {"address": address}
                 if address is None:
                     place = tempfile.TemporaryDirectory(prefix="kinfed-ray-", ignore_cleanup_errors=True)
                     how = {"num_cpus": cores, "include_dashboard": False, "_temp_dir": stack.enter_context(place)}
+                # Ray prints lost nodes to the standard output, even if it shall print nothing there.
+                stack.enter_context(mock.patch.object(ray._private.worker, "print_to_stdstream", create=True))
                 stack.callback(ray.shutdown)
                 try:
                     ray.init(**how, log_to_driver=False, logging_level=logging.ERROR)
@@ -458,9 +458,15 @@ def _connected(address: str | None, cores: float) -> Iterator[Any]:
 
 
 @functools.cache
-def _token() -> str:
-    """Token without which nobody gives work to a Ray that this process starts; Ray reads it once in a process."""
-    return secrets.token_hex(32)
+def _for_own() -> dict[str, str]:
+    """Environment for a Ray that this process starts; it has a token, without which nobody can give it work.
+
+    Ray reads it once, when it is imported; a program that has imported it before has chosen for itself.
+    """
+    if "ray" in sys.modules:
+        return {}
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return ON_LOOPBACK | ({} if "RAY_AUTH_MODE" in os.environ else token)
 
 
 # -- in an actor ------------------------------------------------------------------------------------------------------

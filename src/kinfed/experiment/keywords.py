@@ -86,6 +86,9 @@ class Fields(TypedDict, total=False):
     save_local: bool
     workers: int
     client_timeout: float | None
+    cpus_per_client: float | None
+    gpus_per_client: float | None
+    parallel: int
     device: str
     log: str | None
     settings: Mapping[str, Mapping[str, Any]]
