@@ -204,6 +204,8 @@ def run(
     if "methods" in fields:
         raise InputError("methods: run takes one method, the first argument; compare takes several")
     config = _config({**fields, "methods": method}, allow_code=allow_code)
+    if config.parallel > 1:
+        raise InputError(f"parallel: {config.parallel} would do nothing; it is of several runs, as of compare")
     refuse_executor(config, executor)
     from kinfed.experiment.run import run as run_config
 

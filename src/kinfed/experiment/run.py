@@ -179,9 +179,7 @@ def resume(
 
 
 @own_settings()
-def go_on(
-    config: Config, folder: Path, make_callback: MakeCallback, executor: Executor | str | None = None
-) -> None:
+def go_on(config: Config, folder: Path, make_callback: MakeCallback, executor: Executor | str | None = None) -> None:
     """Run a comparison, or continue it with the methods, workers and seeds of this config.
 
     Methods that the comparison in the folder has beside these stay in it as they are; new ones join it.
@@ -217,9 +215,7 @@ def go_on(
             _compare(config, folder, make_callback, do, whole)
 
 
-def _compare(
-    config: Config, out: Path, make_callback: MakeCallback, do: Doing, whole: Config | None = None
-) -> None:
+def _compare(config: Config, out: Path, make_callback: MakeCallback, do: Doing, whole: Config | None = None) -> None:
     """Do the remaining runs of a comparison, and update ``comparison.json`` after each.
 
     Args:
@@ -338,7 +334,6 @@ def _run(
     if not (out / FEDERATION).is_file():
         write_whole(out / FEDERATION, about_clients(runtime))
     check_unchanged(runtime, out)
-    (method,) = config.methods
     folder = dataclasses.replace(folder_of(config, out), states=executor.client_states(out))
     executor.start(functools.partial(runtime_of, config), TaskRunner(runtime, folder.client_states))
     so_far = SoFar(folder, config.rounds, functools.partial(summarise, config, runtime))
@@ -349,6 +344,13 @@ def _run(
         return
     lines, seconds = folder.lines("metrics.jsonl"), folder.lines("seconds.jsonl")
     write_whole(out / SUMMARY, json.dumps(summarise(config, runtime, lines, seconds), indent=1) + "\n")
+
+
+def _refuse_unimportable(config: Config, by: str, instead: str) -> None:
+    """Refuse a model that other processes cannot import."""
+    names = [config.model, *(name for name, _ in model_shares(config.models or ""))]
+    if name := next((name for name in names if name and name.startswith("__main__:")), None):
+        raise InputError(f"model: {name!r} cannot be imported by {by}; move it to a module, or use {instead}")
 
 
 @contextlib.contextmanager
@@ -365,6 +367,7 @@ def doing(config: Config, executor: Executor | str | None = None) -> Iterator[Do
         return
     clear_left_behind()
     refuse_executor(config, executor)
+    _refuse_unimportable(config, "runs side by side", "parallel=1")
     side_by_side = SideBySide(config.parallel, do_run, functools.partial(executor_of, given=executor))
     with contextlib.closing(side_by_side):
         yield side_by_side
@@ -385,14 +388,14 @@ def executor_of(config: Config, given: Executor | str | None = None) -> Iterator
     clear_left_behind()
     refuse_executor(config, given)
     if given is not None and not isinstance(given, str):
-        for name, value in {"workers": config.workers, "parallel": config.parallel - 1 and config.parallel}.items():
+        idle = {"workers": config.workers, "parallel": config.parallel if config.parallel > 1 else 0}
+        for name, value in idle.items():
             if value:
                 raise InputError(f"{name}: {value} would do nothing, since an executor is given")
         yield given
         return
-    names = [config.model, *(name for name, _ in model_shares(config.models or ""))]
-    if config.workers and (name := next((name for name in names if name and name.startswith("__main__:")), None)):
-        raise InputError(f"model: {name!r} cannot be imported by workers; move it to a module, or use workers=0")
+    if config.workers:
+        _refuse_unimportable(config, "workers", "workers=0")
     executor: Executor = SerialExecutor()
     if given is not None:
         from kinfed.engine.ray_executor import RayExecutor

@@ -91,6 +91,8 @@ class SideBySide:
 
     def __init__(self, count: int, do: Do, executor_of: Callable[[Config], AbstractContextManager[Executor]]) -> None:
         self._work = cloudpickle.dumps((do, executor_of))
+        self._again: list[Job] = []  # runs whose processes were lost
+        self._asked: int | None = None  # number of the signal that asks to stop
         self._processes = [_Process(self._work) for _ in range(count)]
 
     def __call__(self, jobs: Iterable[Job], ended: Ended) -> None:
@@ -99,38 +101,42 @@ class SideBySide:
         Raises:
             Stopped: If a signal ends the runs, each after its present round, with a checkpoint.
         """
-        waiting, again = iter(jobs), []
+        waiting = iter(jobs)
+        self._again, self._asked = [], None
         with Interrupt() as interrupt:
-            asked: int | None = None
-            while True:
-                for process in self._processes:
-                    if process.job is None and asked is None:
-                        if (job := again.pop() if again else next(waiting, None)) is None:
-                            break
-                        process.give(job)
-                busy = {process.pipe: process for process in self._processes if process.job is not None}
-                if not busy:
-                    break
+            while busy := self._busy(waiting):
                 for pipe in wait([*busy], LOOK):
-                    process = busy[pipe]  # type: ignore[index]
-                    job, answer = process.job, process.hear()
-                    assert job is not None
-                    if isinstance(answer, Stopped):
-                        asked = asked or answer.exit_code - 128
-                    elif isinstance(answer, _Lost):
-                        self._processes[self._processes.index(process)] = _Process(self._work)
-                        if job.lost + 1 < TRIES:
-                            again.append(replace(job, lost=job.lost + 1))
-                        else:
-                            ended(job, RunFailed(f"{TRIES} processes were lost with it; the last one {answer.end}"))
-                    elif answer is not None:
-                        ended(job, answer.failed)
-                if interrupt.asked and asked is None:
-                    asked = interrupt.asked
+                    self._hear(busy[pipe], ended)
+                if interrupt.asked and self._asked is None:
+                    self._asked = interrupt.asked
                     for process in self._processes:
-                        process.signal(asked)
-            if asked is not None:
-                raise Stopped(asked)
+                        process.signal(self._asked)
+        if self._asked is not None:
+            raise Stopped(self._asked)
+
+    def _busy(self, waiting: Iterator[Job]) -> dict[Any, _Process]:
+        """Give a run to each free process, unless a signal asks to stop; return those that do one by their pipes."""
+        for process in self._processes:
+            if process.job is None and self._asked is None:
+                if (job := self._again.pop() if self._again else next(waiting, None)) is None:
+                    break
+                process.give(job)
+        return {process.pipe: process for process in self._processes if process.job is not None}
+
+    def _hear(self, process: _Process, ended: Ended) -> None:
+        """Hear a message of a process, and report its run if that has ended."""
+        job, answer = process.job, process.hear()
+        assert job is not None
+        if isinstance(answer, Stopped):
+            self._asked = self._asked or answer.exit_code - 128
+        elif isinstance(answer, _Lost):
+            self._processes[self._processes.index(process)] = _Process(self._work)
+            if job.lost + 1 < TRIES:
+                self._again.append(replace(job, lost=job.lost + 1))
+            else:
+                ended(job, RunFailed(f"{TRIES} processes were lost with it; the last one {answer.end}"))
+        elif answer is not None:
+            ended(job, answer.failed)
 
     def close(self) -> None:
         """End the processes; what they have saved stays."""
@@ -196,13 +202,14 @@ class _Process:
             getattr(self._observer, what)(*told)
             return None
         if what == "warning":
-            warnings.warn(*told, stacklevel=2)
+            text, category = told
+            warnings.warn(text, category, stacklevel=2)
             return None
         self.job = None
-        getattr(self._observer, "close", lambda: None)()
+        getattr(self._observer, "over", lambda: None)()
         if what == "error":
             raise told
-        return {"ended": _Ended, "stopped": Stopped, "lost": _Lost}[what](told)  # type: ignore[no-any-return]
+        return {"over": _Ended, "stopped": Stopped, "lost": _Lost}[what](told)  # type: ignore[no-any-return]
 
     def signal(self, number: int) -> None:
         """Send the process a signal, if it does a run."""
@@ -249,9 +256,9 @@ def _serve(pipe: Connection[Any, Any], work: bytes, environment: Mapping[str, st
             try:
                 executor = executor or stack.enter_context(executor_of(config))
                 do(config, out, until, _Telling(pipe), executor)
-                pipe.send(("ended", None))
+                pipe.send(("over", None))
             except RunFailed as error:
-                pipe.send(("ended", error))
+                pipe.send(("over", error))
             except KeyboardInterrupt as error:
                 pipe.send(("stopped", getattr(error, "exit_code", 128 + signal.SIGINT) - 128))
             except PASSED_ON as error:
