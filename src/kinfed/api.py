@@ -343,7 +343,7 @@ def resume(
             extend(folder, rounds, device=device, objects=objects)
         with _spectator(quiet) as spectator:
             if is_tuning(folder) and not (folder / COMPARISON).is_file():
-                go_on_tuning(folder, spectator, spectator.run, objects)
+                go_on_tuning(folder, spectator, spectator.run, objects, executor)
             elif is_ours(folder) and (folder / COMPARISON).is_file():
                 other = {} if device is None else {"device": device}
                 spectator.runs(cost_of({folder: Config.read(folder / COMPARISON, objects, **other)}))
@@ -361,6 +361,7 @@ def tune(
     out: str | Path | None = None,
     quiet: bool = False,
     allow_code: bool = False,
+    executor: str | None = None,
     **fields: Unpack[JudgedFields],
 ) -> Result:
     """Tune methods on validation samples, and compare the best setting of each on fresh seeds.
@@ -379,6 +380,7 @@ def tune(
             the folder of the same tuning, it continues.
         quiet: Show no progress.
         allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
+        executor: ``"ray"`` or ``"ray:HOST:PORT"``, as in `run`.
         **fields: Fields of the experiment, as in `compare`; ``seeds`` is the number of fresh seeds.
 
     Returns:
@@ -397,11 +399,14 @@ def tune(
     there = {} if file is None else read_toml(file)
     usual = {name: value for name, value in TUNING_DEFAULTS.items() if name not in there}
     config = _config({**usual, **asked}, alone=True, allow_code=allow_code)
+    if executor == "flower":
+        raise InputError("executor: flower is of run and compare; tune has ray")
+    refuse_executor(config, executor)
     seconds = None if budget is None else parse_duration("budget", budget)
     from kinfed.tuning import tune as tune_config
 
     with result_folder(out, "tune") as path, _spectator(quiet) as spectator:
-        tune_config(config, over, path, spectator, spectator.run, seconds)
+        tune_config(config, over, path, spectator, spectator.run, seconds, executor=executor)
     return Result(path)
 
 

@@ -134,7 +134,6 @@ def with_options(
 
 
 with_config_options = functools.partial(with_options, config=Config, but=("methods", "settings"))
-with_run_options = functools.partial(with_options, config=Config, but=("methods", "settings", "parallel"))
 with_unjudged_options = functools.partial(with_options, config=Config, but=("methods", "settings", "measure"))
 with_tuning_options = functools.partial(
     with_options, config=Config, but=("methods", "settings", "log"), usual=TUNING_DEFAULTS
@@ -235,7 +234,7 @@ def _asked(
 
 
 @app.command(cls=Grouped)
-@with_run_options
+@with_config_options
 def run(
     method: Annotated[
         str,
@@ -336,6 +335,7 @@ def tune(
     budget: Budget = None,
     config: ConfigFile = None,
     out: Out = None,
+    executor: ExecutorName = None,
     assignments: Assignments = None,
     dp: Protection = None,
     allow_code: AllowCode = False,
@@ -350,8 +350,8 @@ def tune(
     from kinfed import api
 
     asked = _asked(config, assignments, given, dp)
-    with api.result_folder(out, "tune") as folder, _resumable(f"kinfed resume {folder}"):
-        asked |= {"over": over or (), "budget": budget, "out": folder, "allow_code": allow_code}
+    with api.result_folder(out, "tune") as folder, _resumable(f"kinfed resume {folder}{_with(executor)}"):
+        asked |= {"over": over or (), "budget": budget, "out": folder, "allow_code": allow_code, "executor": executor}
         _show(api.tune(methods, quiet=quiet or as_json, **asked), as_json)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kinfed.engine import Callback, NoCallback
+from kinfed.engine import Callback, Executor, NoCallback
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.assemble import runtime_of, settled, sources_of
 from kinfed.experiment.config import EXECUTION, Config
@@ -126,7 +126,7 @@ def tune(
     make_callback: MakeCallback,
     budget: float | None = None,
     finalists: Finalists | None = None,
-    executor: str | None = None,
+    executor: Executor | str | None = None,
 ) -> None:
     """Tune methods on validation samples of one seed, and compare the best setting of each on fresh seeds.
 
@@ -142,7 +142,7 @@ def tune(
         budget: Seconds for tuning and comparison together; fewer settings race if all would take longer.
         finalists: Methods that are compared on fresh seeds; None for all. A method whose settings all failed is left
             out, with a warning.
-        executor: ``ray[:ADDRESS]``; None for the executor of the config.
+        executor: Executor of the clients' tasks, or ``ray[:ADDRESS]``; None for that of the config.
 
     Raises:
         InputError: If a field is wrong, Optuna is not installed, or the folder holds another tuning.
@@ -179,7 +179,11 @@ def is_tuning(out: Path) -> bool:
 
 
 def go_on_tuning(
-    out: Path, spectator: Spectator, make_callback: MakeCallback, objects: Any = None, executor: str | None = None
+    out: Path,
+    spectator: Spectator,
+    make_callback: MakeCallback,
+    objects: Any = None,
+    executor: Executor | str | None = None,
 ) -> None:
     """Continue a tuning in its folder, with an executor as for `tune`.
 
@@ -236,7 +240,7 @@ def _race(
     spectator: Spectator,
     budget: float | None,
     finalists: Finalists | None,
-    executor: str | None,
+    executor: Executor | str | None,
 ) -> Config:
     """Run the races of all methods; return the config of the comparison.
 
