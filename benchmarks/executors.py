@@ -53,12 +53,12 @@ MIB = 2**20
 
 
 class Sending(FedAvg):
-    """FedAvg whose clients send what they got."""
+    """FedAvg whose clients send a copy of what they got."""
 
     def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
-        """Return the message."""
+        """Return a copy of the message."""
         numbers = {"samples": float(len(client.train)), "steps": 1.0, "loss": 0.0, "cross_entropy": 0.0}
-        return Message(message.tensors, numbers), ClientState()
+        return Message({name: tensor.clone() for name, tensor in message.tensors.items()}, numbers), ClientState()
 
 
 def runtime(model: str) -> ClientRuntime:
