@@ -556,3 +556,6 @@ class _Carried:
 
     def forget_all_but(self, needed: Sequence[StoredRounds]) -> None:
         """Do nothing."""
+
+    def tidy(self, needed: Sequence[StoredRounds]) -> None:
+        """Do nothing."""
