@@ -85,9 +85,9 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
         folder = RunFolder(Path(path))
         before = resident()
         executor = SerialExecutor()
-        executor.start(lambda: shop, TaskRunner(shop, folder.memories))
+        executor.start(lambda: shop, TaskRunner(shop, folder.client_states))
         run_rounds(shop, executor, folder, Timed())
-        files = [p.stat().st_size for p in folder.memories.folder.rglob("*.safetensors")]
+        files = [p.stat().st_size for p in folder.client_states.folder.rglob("*.safetensors")]
     trained = {"peak": peak(), "before": before, "client seconds": statistics.median(seconds[:-1])}
     return {"clients": clients, **trained, "client states": len(files), "memory bytes": sum(files)}
 

@@ -107,8 +107,8 @@ def test_every_command_runs_or_would_begin_to_train(page: Path, ready: Any, monk
 
     A folder of results that a command would write is then that of another run.
     """
-    for module in ("kinfed.experiment.run", "kinfed.tuning.tune"):
-        monkeypatch.setattr(importlib.import_module(module), "executor_of", begin)
+    for module, name in (("experiment.run", "executor_of"), ("experiment.run", "doing"), ("tuning.tune", "doing")):
+        monkeypatch.setattr(importlib.import_module(f"kinfed.{module}"), name, begin)
     monkeypatch.setattr("kinfed.experiment.sources.train", untrained)
     for called, *arguments in commands(page.read_text()):
         if called == "python":

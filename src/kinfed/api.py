@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from kinfed.errors import InputError, check_choice
+from kinfed.errors import InputError
 from kinfed.experiment.config import Config, Measure, refuse_mistyped
 from kinfed.experiment.config_file import read_toml
+from kinfed.experiment.executors import refuse_executor, refuse_unknown
 from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS, Fields, JudgedFields, with_fields
 from kinfed.fields import is_text, parse_duration, short
 from kinfed.files import own_folder
@@ -171,7 +172,7 @@ def run(
     overwrite: bool = False,
     quiet: bool = False,
     allow_code: bool = False,
-    executor: Executor | Literal["flower"] | None = None,
+    executor: Executor | str | None = None,
     **fields: Unpack[JudgedFields],
 ) -> Result:
     """Run one method with one seed, and write a run folder.
@@ -185,6 +186,7 @@ def run(
         allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
         executor: Executor that does the clients' work, such as ``ProcessExecutor(2)``, which stays open for other runs;
             ``workers=2`` is its short form. ``"flower"`` is a rehearsal: a Flower node for each client on this machine.
+            ``"ray"`` has the ``workers`` as actors of Ray on this machine, ``"ray:HOST:PORT"`` on a cluster.
         **fields: Fields of the experiment, as in `compare`.
 
     Returns:
@@ -202,11 +204,14 @@ def run(
     if "methods" in fields:
         raise InputError("methods: run takes one method, the first argument; compare takes several")
     config = _config({**fields, "methods": method}, allow_code=allow_code)
+    if config.parallel > 1:
+        raise InputError(f"parallel: {config.parallel} would do nothing; it is of several runs, as of compare")
+    refuse_executor(config, executor)
     from kinfed.experiment.run import run as run_config
 
     with result_folder(out, config.methods[0]) as path, _spectator(quiet) as spectator:
-        if isinstance(executor, str):
-            _rehearsal(executor, overwrite=overwrite).rehearse(config, path, spectator.run)
+        if executor == "flower":
+            _rehearsal(overwrite=overwrite).rehearse(config, path, spectator.run)
         else:
             run_config(config, path, spectator.run, overwrite=overwrite, executor=executor)
     return Result(path)
@@ -221,7 +226,7 @@ def compare(
     overwrite: bool = False,
     quiet: bool = False,
     allow_code: bool = False,
-    executor: Executor | Literal["flower"] | None = None,
+    executor: Executor | str | None = None,
     **fields: Unpack[JudgedFields],
 ) -> Result:
     """Run several methods, with one or more seeds, on the same clients, and write a comparison folder.
@@ -237,6 +242,7 @@ def compare(
         allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
         executor: Executor that does the clients' work, such as ``ProcessExecutor(2)``, which stays open for other runs;
             ``workers=2`` is its short form. ``"flower"`` is a rehearsal: a Flower node for each client on this machine.
+            ``"ray"`` has the ``workers`` as actors of Ray on this machine, ``"ray:HOST:PORT"`` on a cluster.
         **fields: Fields of the experiment. The signature lists them with their defaults, and ``kinfed compare --help``
             describes them. ``data`` may be a name, a path, arrays ``(x_train, y_train, x_test, y_test)``, or a pandas
             DataFrame; these are stored in the cache folder, where a resumed run finds them. ``training`` is a
@@ -257,13 +263,14 @@ def compare(
     _truths(overwrite=overwrite, quiet=quiet, allow_code=allow_code)
     asked = {**fields} if methods is None else {**fields, "methods": methods}
     config = _config(asked, alone=True, allow_code=allow_code)
+    refuse_executor(config, executor)
     from kinfed.experiment.cost import cost_of
     from kinfed.experiment.run import compare as compare_config
 
     with result_folder(out, "compare") as path, _spectator(quiet) as spectator:
         spectator.runs(cost_of({path: config}, anew=True))
-        if isinstance(executor, str):
-            _rehearsal(executor, overwrite=overwrite).rehearse(config, path, spectator.run)
+        if executor == "flower":
+            _rehearsal(overwrite=overwrite).rehearse(config, path, spectator.run)
         else:
             compare_config(config, path, spectator.run, overwrite=overwrite, executor=executor)
     return Result(path)
@@ -281,7 +288,7 @@ def resume(
     device: str | None = None,
     quiet: bool = False,
     allow_code: bool = False,
-    executor: Executor | Literal["flower"] | None = None,
+    executor: Executor | str | None = None,
 ) -> Result:
     """Continue a run or a comparison where it stopped, with the same result as without the interruption.
 
@@ -300,6 +307,7 @@ def resume(
         allow_code: Let the run's files name code (``package.module:Name``), which is then imported and run.
         executor: Executor that does the clients' work, such as ``ProcessExecutor(2)``, which stays open for other runs;
             ``workers=2`` is its short form. ``"flower"`` is a rehearsal: a Flower node for each client on this machine.
+            ``"ray"`` has the ``workers`` as actors of Ray on this machine, ``"ray:HOST:PORT"`` on a cluster.
 
     Returns:
         The results of the run or the comparison.
@@ -321,12 +329,13 @@ def resume(
 
     _truths(quiet=quiet, allow_code=allow_code)
     folder = _path("run", path)
-    if isinstance(executor, str):
+    refuse_unknown(executor)
+    if executor == "flower":
         for name, value in {"rounds": rounds, "device": device}.items():
             if value is not None:
                 raise InputError(f"{name}: is not possible with executor={executor}")
         with _spectator(quiet) as spectator:
-            _rehearsal(executor).resume_rehearsal(folder, spectator.run)
+            _rehearsal().resume_rehearsal(folder, spectator.run)
         return Result(folder)
     objects, names = of_folder(folder, methods=methods, data=data, partition=partition, model=model)
     with nothing_from_files(names, folder, allow=allow_code):
@@ -334,7 +343,7 @@ def resume(
             extend(folder, rounds, device=device, objects=objects)
         with _spectator(quiet) as spectator:
             if is_tuning(folder) and not (folder / COMPARISON).is_file():
-                go_on_tuning(folder, spectator, spectator.run, objects)
+                go_on_tuning(folder, spectator, spectator.run, objects, executor)
             elif is_ours(folder) and (folder / COMPARISON).is_file():
                 other = {} if device is None else {"device": device}
                 spectator.runs(cost_of({folder: Config.read(folder / COMPARISON, objects, **other)}))
@@ -352,6 +361,7 @@ def tune(
     out: str | Path | None = None,
     quiet: bool = False,
     allow_code: bool = False,
+    executor: str | None = None,
     **fields: Unpack[JudgedFields],
 ) -> Result:
     """Tune methods on validation samples, and compare the best setting of each on fresh seeds.
@@ -370,6 +380,7 @@ def tune(
             the folder of the same tuning, it continues.
         quiet: Show no progress.
         allow_code: Let a ``config`` file name code (``package.module:Name``), which is then imported and run.
+        executor: ``"ray"`` or ``"ray:HOST:PORT"``, as in `run`.
         **fields: Fields of the experiment, as in `compare`; ``seeds`` is the number of fresh seeds.
 
     Returns:
@@ -388,11 +399,14 @@ def tune(
     there = {} if file is None else read_toml(file)
     usual = {name: value for name, value in TUNING_DEFAULTS.items() if name not in there}
     config = _config({**usual, **asked}, alone=True, allow_code=allow_code)
+    if executor == "flower":
+        raise InputError("executor: flower is of run and compare; tune has ray")
+    refuse_executor(config, executor)
     seconds = None if budget is None else parse_duration("budget", budget)
     from kinfed.tuning import tune as tune_config
 
     with result_folder(out, "tune") as path, _spectator(quiet) as spectator:
-        tune_config(config, over, path, spectator, spectator.run, seconds)
+        tune_config(config, over, path, spectator, spectator.run, seconds, executor=executor)
     return Result(path)
 
 
@@ -792,17 +806,15 @@ def result_folder(out: str | Path | None, name: str) -> Iterator[Path]:
         yield path
 
 
-def _rehearsal(executor: str, *, overwrite: bool = False) -> ModuleType:
+def _rehearsal(*, overwrite: bool = False) -> ModuleType:
     """Import the rehearsal of a federation.
 
     Args:
-        executor: Name of the executor, ``flower``.
         overwrite: True if a run may be replaced, which is refused: what its sites keep would not fit the new one.
 
     Raises:
-        InputError: If there is no executor of this name, a run may be replaced, or Flower is not installed.
+        InputError: If a run may be replaced, or Flower is not installed.
     """
-    check_choice("executor", executor, ["flower"])
     if overwrite:
         raise InputError("overwrite: is not possible with executor=flower; choose another folder")
     if importlib.util.find_spec("flwr") is None:

@@ -139,7 +139,7 @@ def test_the_number_of_threads_is_one_inside_and_restored_after() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Deadly(FedAvg):
-    """FedAvg whose client 1 hangs in round 1, whose client 2 kills its process in round 2, and client 0 leaves in 3."""
+    """FedAvg: client 1 hangs in round 1, client 2 kills its processes in round 2, and client 0 leaves in 3."""
 
     def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
         if (client.id, client.round) == (1, 1):
@@ -172,11 +172,48 @@ def test_a_round_goes_on_without_a_client_that_hangs_or_is_killed(tmp_path: Path
         outcome = run(build(), tmp_path / "out", workers, build)
     assert [line["refused"] for line in outcome.lines] == [
         {"1": "no answer within 2 s"},
-        {"2": "its worker process was killed by SIGKILL"},
-        {"0": "its worker process ended with exit code 3"},
+        {"2": "3 worker processes were lost with its work; the last one was killed by SIGKILL"},
+        {"0": "3 worker processes were lost with its work; the last one ended with exit code 3"},
         {},
     ]
     assert same(outcome.state, run(of(Absent()), tmp_path / "absent").state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Struck(FedPer):
+    """FedPer whose workers are killed twice, from outside as it were, while client 1 works or is tested.
+
+    Attributes:
+        folder: Folder for marks of what has happened.
+    """
+
+    folder: str = ""
+
+    def update(self, client: Client, message: Message, state: ClientState) -> tuple[Message, ClientState]:
+        self._struck(client, "update")
+        return super().update(client, message, state)
+
+    def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, dict[str, torch.Tensor]]:
+        self._struck(client, "evaluation")
+        return super().evaluated(client, message, state)
+
+    def _struck(self, client: Client, when: str) -> None:
+        for mark in (Path(self.folder, f"mark-{when}-{client.round}-{at}") for at in range(2)):
+            if self.folder and client.id == 1 and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_the_work_of_killed_workers_is_done_again_with_the_same_bits(tmp_path: Path) -> None:
+    build = functools.partial(build_runtime, Struck(folder=str(tmp_path)))
+    with working() as workers:
+        outside = run(build(), tmp_path / "workers", workers, build)
+    inside = run(build_runtime(Struck()), tmp_path / "inside")
+    assert len([*tmp_path.glob("mark-*")]) == 12
+    assert outside.lines == inside.lines
+    assert same(outside.state, inside.state)
+    assert all(same(outside.client_states[id], inside.client_states[id]) for id in inside.client_states)
 
 
 class Killing:

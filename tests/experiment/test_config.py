@@ -134,7 +134,7 @@ def test_every_field_is_written_except_those_that_are_not_given() -> None:
         "label", "client", "group", "test_fraction", "drop", "standardise", "labelled", "hold_out",
         "channels", "classes", "classes_per_client", "patience", "stop_acc", "shift", "client_timeout", "image_size",
         "train_images", "model", "models", "head", "weights", "sources", "linear_probe", "linear_probe_images",
-        "public", "target_acc", "log", "settings", "further_clients",
+        "public", "target_acc", "log", "settings", "further_clients", "cpus_per_client", "gpus_per_client",
     }  # fmt: skip
 
 

@@ -69,7 +69,8 @@ GROUPS = {
 # Fields without a meaning where every site has data of its own.
 NOT_AT_SITES = (
     "methods", "settings", "data", "partition", "clients", "client", "new_clients", "hold_out", "shift", "validation",
-    "patience", "classes", "train_images", "workers", "client_timeout",
+    "patience", "classes", "train_images", "workers", "client_timeout", "cpus_per_client", "gpus_per_client",
+    "parallel",
 )  # fmt: skip
 
 
@@ -206,9 +207,12 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="print the summaries of the runs as JSON instead of the table, and no progress")
 ]
 ExecutorName = Annotated[
-    Literal["flower"] | None,
+    str | None,
     typer.Option(
-        "--executor", help="where the clients work: flower is a rehearsal, with a Flower node for each on this machine"
+        "--executor",
+        metavar="flower|ray[:ADDRESS]",
+        help="where the clients work: flower is a rehearsal, with a Flower node for each on this machine; ray has the "
+        "workers on the cluster at HOST:PORT, or without an address on this machine",
     ),
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run or comparison")]
@@ -331,6 +335,7 @@ def tune(
     budget: Budget = None,
     config: ConfigFile = None,
     out: Out = None,
+    executor: ExecutorName = None,
     assignments: Assignments = None,
     dp: Protection = None,
     allow_code: AllowCode = False,
@@ -345,8 +350,8 @@ def tune(
     from kinfed import api
 
     asked = _asked(config, assignments, given, dp)
-    with api.result_folder(out, "tune") as folder, _resumable(f"kinfed resume {folder}"):
-        asked |= {"over": over or (), "budget": budget, "out": folder, "allow_code": allow_code}
+    with api.result_folder(out, "tune") as folder, _resumable(f"kinfed resume {folder}{_with(executor)}"):
+        asked |= {"over": over or (), "budget": budget, "out": folder, "allow_code": allow_code, "executor": executor}
         _show(api.tune(methods, quiet=quiet or as_json, **asked), as_json)
 
 

@@ -26,9 +26,9 @@ PLAIN_LINES = 5  # progress lines per run where the output is no terminal
 
 
 class Display:
-    """Progress of several runs, one after the other; a context manager that writes to standard error.
+    """Progress of several runs, one after the other or side by side; a context manager that writes to standard error.
 
-    The present run has a bar, and all runs together another one. A finished run leaves a line.
+    Each present run has a bar, and all runs together another one. A finished run leaves a line.
 
     Args:
         console: Console to write to; standard error if not given.
@@ -39,33 +39,38 @@ class Display:
         self.bars = Bars(self.console)
         self.all: AllDisplay | None = None
         self._untimed: Cost | None = None  # cost whose time is told when the first round has shown the pace
-        self._present: RunDisplay | RaceDisplay | None = None
+        self._present: list[RunDisplay | RaceDisplay] = []
 
     def __enter__(self) -> Display:
         self.bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        for present in self._present:
+            present.stays = False
+        self.close()
         self.bars.stop()
 
     def run(self, method: str, seed: int, rounds: int) -> RunDisplay:
         """Return the display of one run."""
-        self._close()
-        self._present = RunDisplay(self, f"{method} (seed {seed})", rounds, method=method)
-        return self._present
+        self.close()
+        run = RunDisplay(self, f"{method} (seed {seed})", rounds, method=method)
+        self._present.append(run)
+        return run
 
     def source(self, name: str, seed: int, epochs: int) -> RunDisplay:
         """Return the display of the training of one source model, whose rounds are epochs."""
-        self._close()
-        self._present = RunDisplay(self, f"{name} (seed {seed})", epochs, "epoch")
-        return self._present
+        self.close()
+        run = RunDisplay(self, f"{name} (seed {seed})", epochs, "epoch")
+        self._present.append(run)
+        return run
 
     def race(self, label: str, rounds: int) -> RaceDisplay:
         """Return the display of the race of one method's settings."""
-        self._close()
-        self._present = RaceDisplay(self, label, rounds)
-        return self._present
+        self.close()
+        race = RaceDisplay(self, label, rounds)
+        self._present.append(race)
+        return race
 
     def runs(self, cost: Cost) -> None:
         """Show the progress of all runs together from now on, if several are left."""
@@ -73,16 +78,17 @@ class Display:
 
     def _together(self, cost: Cost, what: str) -> None:
         """Show the progress of several runs or races together, instead of those before."""
-        self._close()
+        self.close()
         if self.all is not None:
             self.bars.drop(self.all.bar)
         self.all = AllDisplay(self, cost, what) if cost.left_runs > 1 else None
 
-    def _close(self) -> None:
-        """Close the display of the run or race before."""
-        if self._present is not None:
-            self._present.close()
-            self._present = None
+    def close(self) -> None:
+        """Close the displays of the runs or races before, but for runs that go on."""
+        for present in self._present:
+            if not present.stays:
+                present.close()
+        self._present = [present for present in self._present if present.stays]
 
     def plan(self, plans: Sequence[Plan], final: float) -> None:
         """Print what a tuning costs, and the comparison on fresh seeds after it."""
@@ -187,6 +193,7 @@ class RaceDisplay:
         self._display, self._all, self._method, self._name = display, display.all, name, plain(name)
         self._clock = _Clock()
         self._bar = Bar(self._name, rounds)
+        self.stays = False
         display.bars.add(self._bar)
 
     def close(self) -> None:
@@ -251,6 +258,9 @@ class RunDisplay:
         rounds: Total number of rounds.
         unit: Word for a round: ``round`` or ``epoch``.
         method: Label of the method, if the run is one of those that are shown together.
+
+    Attributes:
+        stays: True if the bar stays when another run begins.
     """
 
     def __init__(self, display: Display, name: str, rounds: int, unit: str = "round", method: str = "") -> None:
@@ -259,7 +269,17 @@ class RunDisplay:
         self._name, self._rounds = plain(name), rounds
         self._bar = Bar(self._name, rounds)
         self._clock = _Clock()
+        self.stays = False
         self._bars.add(self._bar)
+
+    def stay(self) -> None:
+        """Keep the bar until the run is over, whatever runs begin meanwhile."""
+        self.stays = True
+
+    def over(self) -> None:
+        """Close the bar of a run that stayed."""
+        self.stays = False
+        self._display.close()
 
     def close(self) -> None:
         """Leave a line instead of the bar."""

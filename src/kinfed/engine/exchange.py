@@ -20,7 +20,7 @@ from kinfed.files import delete, saving, written
 from kinfed.methods import Message
 from kinfed.models import apart
 
-__all__ = ["Exchange", "Parcel", "clear", "clear_left_behind", "post", "take"]
+__all__ = ["Exchange", "Parcel", "alike", "clear", "clear_left_behind", "post", "take"]
 
 SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; without it, or if it is small, temporary files are used
 ROOM = 2**30  # free bytes that it must have: each worker has two messages underway
@@ -95,7 +95,7 @@ class Exchange:
 
     def post(self, message: Message) -> Parcel:
         """Write a message; consecutive messages with the same tensors share one file."""
-        if self._last is not None and not _alike(message, self._last[0]):
+        if self._last is not None and not alike(message, self._last[0]):
             last, self._last = self._last[1], None
             self._forget(last)
         if self._last is None:
@@ -120,7 +120,7 @@ class Exchange:
             delete([Path(parcel.path)], self.folder, FILES)
 
 
-def _alike(a: Message, b: Message) -> bool:
+def alike(a: Message, b: Message) -> bool:
     """Return True if two messages have the same tensor objects and equal numbers."""
     same_names = a.tensors.keys() == b.tensors.keys() and a.numbers == b.numbers
     return same_names and all(tensor is b.tensors[name] for name, tensor in a.tensors.items())

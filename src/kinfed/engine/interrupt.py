@@ -10,7 +10,7 @@ from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Interrupt", "Stopped", "out_of_reach"]
+__all__ = ["Interrupt", "Stopped", "kept_handlers", "out_of_reach"]
 
 # Sent by Ctrl-C, by `kill`, and by a terminal that closes.
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -61,6 +61,18 @@ class Interrupt:
         if self.asked is not None:
             raise Stopped(number)
         self.asked = number
+
+
+@contextlib.contextmanager
+def kept_handlers() -> Iterator[None]:
+    """Context manager that restores the handlers of these signals, which some libraries replace by their own."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -108,6 +108,7 @@ def run_rounds(
                 stopping = interrupt.asked  # read once: a later signal waits for the checkpoint of the next round
                 stops = bool(stopping) or round == pause or failed >= FAILED_ROUNDS
                 present.save(line, state, answers, ledger, ended=ended, stops=stops)
+            del answers  # its uploads would be in memory during the next round
             folder.append(SECONDS, {"round": round, **clock.seconds})
             callback.round(line)
             if failed >= FAILED_ROUNDS:

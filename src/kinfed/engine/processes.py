@@ -51,11 +51,19 @@ from kinfed.settings import own_settings, untouched
 if TYPE_CHECKING:
     from multiprocessing.forkserver import ForkServer  # not on every system
 
-__all__ = ["ProcessExecutor"]
+__all__ = ["START", "TRIES", "ProcessExecutor", "own_server", "packed", "parts_of_test", "set_up", "unpacked"]
 
 START = "forkserver" if sys.platform == "linux" else "spawn"  # elsewhere system libraries do not allow a fork
 LOGITS = "logits"
+TRIES = 3  # workers that may be lost with a client's work before the client is refused
 NO_SETUP = -1  # number of the setup in the message of a worker that has just started
+
+
+def parts_of_test(here: TaskRunner, count: int) -> list[range]:
+    """Divide the rows of the global test among so many workers, in whole chunks of those that are tested at once."""
+    size = len(here.runtime.federation.tested.samples)
+    share = max(math.ceil(size / CHUNK / count), 1) * CHUNK
+    return [range(start, min(start + share, size)) for start in range(0, max(size, 1), share)]
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,7 @@ class _Job:
     test: Test = "own models"
     final: bool = False
     rows: range = range(0)
+    lost: int = 0  # workers that were lost with it
 
 
 @dataclass(frozen=True)
@@ -95,8 +104,29 @@ class _Ready:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True)
+class _Lost(Failure):
+    """Failure of a job whose process has ended: it may have been killed from outside.
+
+    Attributes:
+        end: End of the process, in words.
+        ready: False if the process had not yet begun with the job.
+    """
+
+    end: str = ""
+    ready: bool = True
+
+    @classmethod
+    def at(cls, end: str, *, ready: bool) -> _Lost:
+        """Make the failure of a job with which the last of three processes has ended."""
+        return cls(f"{TRIES} worker processes were lost with its work; the last one {end}", end=end, ready=ready)
+
+
 class ProcessExecutor(Executor):
     """Executor with worker processes, which take seconds to start and can then serve any number of runs.
+
+    What a process was doing when it was killed, another one does again. A client is refused only after three processes
+    have ended with its work.
 
     Args:
         count: Number of processes, ≥ 1.
@@ -150,13 +180,11 @@ class ProcessExecutor(Executor):
     def evaluate(self, tasks: Iterable[Task]) -> Iterator[tuple[ClientId, Tested | Failure]]:
         """Run tests at several clients, and yield the results."""
         for job, answer in self._answers(self._job("evaluate", task) for task in tasks):
-            yield job.id, answer if isinstance(answer, Failure) else _unpacked(*answer)
+            yield job.id, answer if isinstance(answer, Failure) else unpacked(take(answer[0]).tensors, answer[1])
 
     def test(self, tensors: Tensors, *, final: bool) -> GlobalTest | Failure:
         """Test the global model on the pooled test set, and on the clients' samples; each worker tests a part."""
-        size = len(self._here.runtime.federation.tested.samples)
-        share = max(math.ceil(size / CHUNK / len(self._workers)), 1) * CHUNK
-        chunks = [range(start, min(start + share, size)) for start in range(0, max(size, 1), share)]
+        chunks = parts_of_test(self._here, len(self._workers))
         jobs = (_Job("test", self._exchange.post(Message(tensors)), rows=rows) for rows in chunks)
         logits: dict[range, Tensor | Failure] = {}
         for job, answer in self._answers(jobs):
@@ -180,10 +208,18 @@ class ProcessExecutor(Executor):
         return _Job(kind, self._exchange.post(task.message), task.id, task.round, task.stored, task.test, task.final)
 
     def _answers(self, jobs: Iterator[_Job]) -> Iterator[tuple[_Job, Any]]:
-        """Give a job to every free process, and yield jobs and answers in order of completion."""
+        """Give a job to every free process, and yield jobs and answers in order of completion.
+
+        The job of a lost process is given again: what it computes depends on nothing but the job.
+        """
+        again: list[_Job] = []
+
+        def following() -> _Job | None:
+            return again.pop() if again else next(jobs, None)
+
         while True:
             for at, worker in enumerate(self._workers):
-                if worker.job is None and (job := next(jobs, None)) is not None:
+                if worker.job is None and (job := following()) is not None:
                     if not worker.alive:  # killed while idle: no client's fault
                         self._workers[at] = worker = self._started()  # noqa: PLW2901
                     worker.give(job, self._timeout)
@@ -197,8 +233,14 @@ class ProcessExecutor(Executor):
                     continue
                 if worker.lost:
                     self._workers[self._workers.index(worker)] = self._started()
-                elif (following := next(jobs, None)) is not None:  # works while its answer is read
-                    worker.give(following, self._timeout)
+                    if isinstance(answer, _Lost):
+                        if job.lost + 1 < TRIES:
+                            again.append(replace(job, lost=job.lost + 1))
+                            continue
+                        if not answer.ready:
+                            raise WorkersFailed(f"a worker process {answer.end} before it was ready")
+                elif (further := following()) is not None:  # works while its answer is read
+                    worker.give(further, self._timeout)
                 self._exchange.delivered(job.parcel)
                 answers.append((job, answer))
             yield from answers
@@ -222,7 +264,7 @@ class _Worker:
             target=_serve, args=(theirs, exchange, dict(os.environ)), daemon=True
         )
         try:
-            with _without_main(), _with_server(), out_of_reach():
+            with own_server(), out_of_reach():
                 self._process.start()
         except (OSError, EOFError, RuntimeError, AssertionError) as error:  # AssertionError: a daemonic process
             raise WorkersFailed(f"a worker process cannot be started: {Failure.of(error).reason}") from error
@@ -278,7 +320,7 @@ class _Worker:
         """Receive the answer of the process; a `Failure` if the process is lost; None if it only reports its setup.
 
         Raises:
-            WorkersFailed: If the process cannot be set up, or ends before it is.
+            WorkersFailed: If the process cannot be set up.
         """
         if not self.pipe.poll():
             self.job, self.lost = None, True
@@ -287,10 +329,8 @@ class _Worker:
         try:
             answer = self.pipe.recv()
         except (EOFError, OSError):
-            if not self._ready:
-                raise WorkersFailed(f"a worker process {self._end()} before it was ready") from None
             self.job, self.lost = None, True
-            return Failure(f"its worker process {self._end()}")
+            return _Lost.at(self._end(), ready=self._ready)
         if isinstance(answer, _Ready):
             self._be_ready(answer)
             return None
@@ -327,6 +367,13 @@ class _Worker:
         self._process.join(5)
         self._process.kill()
         self._process.join()
+
+
+@contextlib.contextmanager
+def own_server() -> Iterator[None]:
+    """Context manager for starting processes as workers are started: by kinfed's server, without the main module."""
+    with _without_main(), _with_server():
+        yield
 
 
 @contextlib.contextmanager
@@ -380,21 +427,21 @@ def _tensors(path: str) -> Tensors:
     return take(Parcel(path, {})).tensors
 
 
-def _unpacked(parcel: Parcel, tested: Tested) -> Tested:
-    """Restore the results that `_packed` has packed."""
+def unpacked(tensors: Tensors, tested: Tested) -> Tested:
+    """Restore the results that `packed` has packed."""
     of_results: list[Tensors] = [{} for _ in tested.results]
-    for path, tensor in take(parcel).tensors.items():
+    for path, tensor in tensors.items():
         at, _, name = path.partition("/")
         of_results[int(at)][name] = tensor
     results = [replace(result, tensors=own) for result, own in zip(tested.results, of_results, strict=True)]
     return replace(tested, results=results)
 
 
-def _packed(tested: Tested, path: Path) -> tuple[Parcel, Tested]:
-    """Pack results: their tensors in a parcel, and the results without them."""
+def packed(tested: Tested) -> tuple[Tensors, Tested]:
+    """Pack results: their tensors together, and the results without them."""
     tensors = {f"{at}/{name}": t for at, result in enumerate(tested.results) for name, t in result.tensors.items()}
     without = [replace(result, tensors={}) for result in tested.results]
-    return post(Message(tensors), path), replace(tested, results=without)
+    return tensors, replace(tested, results=without)
 
 
 # -- in a worker process ----------------------------------------------------------------------------------------------
@@ -423,9 +470,7 @@ def _serve(pipe: Connection[Any, Any], exchange: Path, environment: Mapping[str,
             if isinstance(asked, _Setup):
                 here = None  # frees its memory before the next one is built
                 try:
-                    here = TaskRunner(pickle.loads(asked.build)(), asked.client_states)
-                    if here.runtime.settings.training.optimizer != "sgd":  # imports for seconds: not in a client's time
-                        torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+                    here = set_up(asked.build, asked.client_states)
                     pipe.send(_Ready(asked.number))
                 except Exception as error:
                     pipe.send(_Ready(asked.number, Failure.of(error)))
@@ -433,6 +478,14 @@ def _serve(pipe: Connection[Any, Any], exchange: Path, environment: Mapping[str,
                 # Two files in turn: the parent may still be reading the previous answer.
                 pipe.send(_do(here, asked, exchange / f"up-{os.getpid()}-{number % 2}"))
     clear(exchange)
+
+
+def set_up(build: bytes, client_states: ClientStates) -> TaskRunner:
+    """Make the runner of a worker from the pickled function that builds its runtime."""
+    here = TaskRunner(pickle.loads(build)(), client_states)
+    if here.runtime.settings.training.optimizer != "sgd":  # imports for seconds: not in a client's time
+        torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    return here
 
 
 def _end_with_parent(exchange: Path) -> None:
@@ -453,7 +506,10 @@ def _do(here: TaskRunner, job: _Job, answer: Path) -> Any:
         task = Task(job.id, job.round, message, job.stored, job.test, job.final)
         if job.kind == "evaluate":
             tested = here.evaluate(task)
-            return tested if isinstance(tested, Failure) else _packed(tested, answer)
+            if isinstance(tested, Failure):
+                return tested
+            tensors, without = packed(tested)
+            return post(Message(tensors), answer), without
         done = here.update(task)
         return done if isinstance(done, Failure) else (post(done.upload, answer), done.keeps)
     except Exception as error:  # a message that cannot be read or written

@@ -68,8 +68,8 @@ FEWEST_PUBLIC = 4  # smallest number of public images; similarities on fewer are
 # rounding. The target is applied to the results: another one needs no training. The folder of the source models may
 # change, since federation.json records which models they are. The measure only says by which results a run is judged.
 EXECUTION = {
-    "workers", "client_timeout", "checkpoint_every", "save_local", "save_models", "seeds", "log", "device",
-    "target_acc", "sources", "measure",
+    "workers", "client_timeout", "cpus_per_client", "gpus_per_client", "parallel", "checkpoint_every", "save_local",
+    "save_models", "seeds", "log", "device", "target_acc", "sources", "measure",
 }  # fmt: skip
 
 # Fields that say how the data set is read.
@@ -287,6 +287,15 @@ class Fields(BaseModel):
         None,
         gt=0,
         description="seconds after which a client's work counts as failed; needs workers; by default no limit",
+    )
+    cpus_per_client: float | None = Field(
+        None, gt=0, description="cores that each of the workers takes on Ray, for the placement; by default 1"
+    )
+    gpus_per_client: float | None = Field(
+        None, gt=0, description="GPUs that each of the workers takes on Ray, as in 0.25; by default none"
+    )
+    parallel: int = Field(
+        1, ge=1, description="number of runs that are done side by side, each in a process of its own with its workers"
     )
     device: str = Field("cpu", description="cpu, cuda, cuda:N or mps")
     precision: Precision = Field(

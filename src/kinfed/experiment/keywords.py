@@ -89,6 +89,9 @@ class Fields(TypedDict, total=False):
     save_models: SavedModels
     workers: int
     client_timeout: float | None
+    cpus_per_client: float | None
+    gpus_per_client: float | None
+    parallel: int
     device: str
     precision: Precision
     log: str | None

@@ -30,6 +30,7 @@ from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.assemble import about_clients, check_unchanged, runtime_of, settled, sources_of
 from kinfed.experiment.config import EXECUTION, Config, model_shares
 from kinfed.experiment.config_file import ADDED, FORMER_NAMES, read_toml
+from kinfed.experiment.executors import address_of, refuse_executor
 from kinfed.experiment.folders import (
     COMPARISON,
     COMPARISON_SUMMARIES,
@@ -42,6 +43,7 @@ from kinfed.experiment.folders import (
     new_run,
     run_folders,
 )
+from kinfed.experiment.side_by_side import Doing, InTurn, Job, SideBySide
 from kinfed.experiment.so_far import SoFar
 from kinfed.experiment.summary import summarise, target_reached
 from kinfed.experiment.trackers import TRACKERS, TrackedCallback
@@ -50,7 +52,7 @@ from kinfed.files import claimed, clear_unfinished, read_json, read_json_object,
 from kinfed.registry import nothing_from_files
 from kinfed.settings import own_settings
 
-__all__ = ["MakeCallback", "advance", "compare", "executor_of", "go_on", "nobody", "resume", "run"]
+__all__ = ["MakeCallback", "compare", "do_run", "doing", "executor_of", "go_on", "nobody", "resume", "run"]
 
 
 MakeCallback = Callable[[str, int, int], Callback]  # method, seed, rounds -> observer of that run
@@ -69,7 +71,7 @@ def run(
     make_callback: MakeCallback = nobody,
     *,
     overwrite: bool = False,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
 ) -> None:
     """Run one method with one seed into a new folder.
 
@@ -78,7 +80,7 @@ def run(
         out: Folder of the run.
         make_callback: Function that makes the observer of the run.
         overwrite: True to replace a run or comparison that the folder holds.
-        executor: Executor of the clients' tasks; None for that of the config.
+        executor: Executor of the clients' tasks, or ``ray[:ADDRESS]``; None for that of the config.
 
     Raises:
         InputError: If the config does not fit the data, or the folder exists and may not be overwritten.
@@ -89,7 +91,7 @@ def run(
     runtime = runtime_of(config)
     config = settled(config, runtime)
     with executor_of(config, executor) as ready, new_run(out, overwrite=overwrite):
-        _run(config, runtime, out, make_callback, ready)
+        _run(config, runtime, out, make_callback(config.methods[0], config.seed, config.rounds), ready)
 
 
 @own_settings()
@@ -99,7 +101,7 @@ def compare(
     make_callback: MakeCallback = nobody,
     *,
     overwrite: bool = False,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
 ) -> None:
     """Run several methods, with one or more seeds, on the same clients.
 
@@ -110,7 +112,7 @@ def compare(
         out: Folder of the comparison.
         make_callback: Function that makes the observer of each run.
         overwrite: True to replace a run or comparison that the folder holds.
-        executor: Executor of the clients' tasks; None for that of the config.
+        executor: Executor of the clients' tasks, or ``ray[:ADDRESS]``; None for that of the config.
 
     Raises:
         InputError: If the config does not fit the data, or the folder exists and may not be overwritten.
@@ -124,9 +126,9 @@ def compare(
         refuse_unlabelled(method, config.method(method), runtime.federation.dataset)
         sources = sources_of(config, method, runtime.federation)
         dataclasses.replace(runtime, method=config.method(method), sources=sources)
-    with executor_of(config, executor) as ready, new_run(out, overwrite=overwrite):
+    with doing(config, executor) as do, new_run(out, overwrite=overwrite):
         write_whole(out / COMPARISON, config.toml())
-        _compare(config, out, make_callback, ready)
+        _compare(config, out, make_callback, do)
 
 
 @own_settings()
@@ -136,7 +138,7 @@ def resume(
     *,
     device: str | None = None,
     objects: Mapping[str, Any] | None = None,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
 ) -> None:
     """Continue a run or a comparison where it stopped; finished runs are not repeated.
 
@@ -145,7 +147,7 @@ def resume(
         make_callback: Function that makes the observer of each run.
         device: Device to continue on; None for that of the config. On another device the last bits differ.
         objects: Python objects by their names in angle brackets in the config.
-        executor: Executor of the clients' tasks; None for that of the config.
+        executor: Executor of the clients' tasks, or ``ray[:ADDRESS]``; None for that of the config.
 
     Raises:
         InputError: If the folder holds no run and no comparison, is in use, or was changed.
@@ -168,12 +170,16 @@ def resume(
             )
         if device is not None:
             write_whole(file, config.toml())
-        with executor_of(config, executor) as ready:
-            (_compare if several else _run_the_rest)(config, out, make_callback, ready)
+        if several:
+            with doing(config, executor) as do:
+                _compare(config, out, make_callback, do)
+        else:
+            with executor_of(config, executor) as ready:
+                do_run(config, out, None, make_callback(config.methods[0], config.seed, config.rounds), ready)
 
 
 @own_settings()
-def go_on(config: Config, folder: Path, make_callback: MakeCallback) -> None:
+def go_on(config: Config, folder: Path, make_callback: MakeCallback, executor: Executor | str | None = None) -> None:
     """Run a comparison, or continue it with the methods, workers and seeds of this config.
 
     Methods that the comparison in the folder has beside these stay in it as they are; new ones join it.
@@ -182,13 +188,14 @@ def go_on(config: Config, folder: Path, make_callback: MakeCallback) -> None:
         config: Config of the comparison.
         folder: Folder of the comparison.
         make_callback: Function that makes the observer of each run.
+        executor: Executor of the clients' tasks, or ``ray[:ADDRESS]``; None for that of the config.
 
     Raises:
         InputError: If the comparison in the folder was begun with a config that gives other results.
         RunFailed: If a run failed; the other runs are done first.
     """
     if not (folder / COMPARISON).is_file():
-        compare(config, folder, make_callback)
+        compare(config, folder, make_callback, executor=executor)
         return
     # The former device or pool may no longer exist, and the folder may be older than a field of the config.
     now = {name: getattr(config, name) for name in EXECUTION}
@@ -204,35 +211,41 @@ def go_on(config: Config, folder: Path, make_callback: MakeCallback) -> None:
     with claimed(folder):
         clear_unfinished(folder, FILES)
         write_whole(folder / COMPARISON, whole.toml())
-        with executor_of(config) as ready:
-            _compare(config, folder, make_callback, ready, whole)
+        with doing(config, executor) as do:
+            _compare(config, folder, make_callback, do, whole)
 
 
-def _compare(
-    config: Config, out: Path, make_callback: MakeCallback, executor: Executor, whole: Config | None = None
-) -> None:
+def _compare(config: Config, out: Path, make_callback: MakeCallback, do: Doing, whole: Config | None = None) -> None:
     """Do the remaining runs of a comparison, and update ``comparison.json`` after each.
 
     Args:
         config: Config of the runs.
         out: Folder of the comparison.
         make_callback: Function that makes the observer of each run.
-        executor: Executor of the clients' tasks.
+        do: Doer of the runs.
         whole: Config of the comparison, if it has more methods.
 
     Raises:
         RunFailed: If a run failed; the other runs are done first.
     """
-    failed = []
-    for method, seed, folder in run_folders(config, out):
-        try:
-            _run_the_rest(config.of(method, seed), folder, make_callback, executor)
-        except RunFailed as error:
-            failed.append(f"{method} (seed {seed}): {error}")
+    failed: dict[Path, str] = {}
+
+    def ended(job: Job, error: RunFailed | None) -> None:
+        if error is not None:
+            failed[job.out] = f"{job.config.methods[0]} (seed {job.config.seed}): {error}"
         summaries = [read_json(path) for path in _in_order(whole or config, out)]
         write_whole(out / COMPARISON_SUMMARIES, json.dumps(summaries, indent=1) + "\n")
+
+    runs = [*run_folders(config, out)]
+    do(
+        (
+            Job(config.of(method, seed), folder, functools.partial(make_callback, method, seed, config.rounds))
+            for method, seed, folder in runs
+        ),
+        ended,
+    )
     if failed:
-        raise RunFailed("; ".join(failed))
+        raise RunFailed("; ".join(failed[folder] for _, _, folder in runs if folder in failed))
 
 
 def _in_order(config: Config, out: Path) -> list[Path]:
@@ -241,22 +254,14 @@ def _in_order(config: Config, out: Path) -> list[Path]:
     return [folder / SUMMARY for _, _, folder in runs if (folder / SUMMARY).is_file()]
 
 
-def _run_the_rest(config: Config, out: Path, make_callback: MakeCallback, executor: Executor) -> None:
-    if (out / SUMMARY).is_file():
-        check_config(config, out)
-        _tell_target(config, out)
-    else:
-        _run(config, runtime_of(config), out, make_callback, executor)
-
-
-def advance(config: Config, out: Path, until: int, make_callback: MakeCallback, executor: Executor) -> None:
-    """Do the rounds of a run up to a round, from where it stands, with the bits of a run that never paused.
+def do_run(config: Config, out: Path, until: int | None, callback: Callback, executor: Executor) -> None:
+    """Do the rounds of a run from where it stands, with the bits of a run that never paused; none if it has ended.
 
     Args:
         config: Config of one method and one seed.
         out: Folder of the run; it is made if it does not exist.
-        until: Round after which the run pauses.
-        make_callback: Function that makes the observer of the run.
+        until: Round after which the run pauses; None to run to the end.
+        callback: Observer of the run.
         executor: Executor of the clients' tasks.
 
     Raises:
@@ -264,7 +269,10 @@ def advance(config: Config, out: Path, until: int, make_callback: MakeCallback, 
         InputError: If the folder holds a run with another config.
     """
     if not (out / SUMMARY).is_file():
-        _run(config, runtime_of(config), out, make_callback, executor, until)
+        _run(config, runtime_of(config), out, callback, executor, until)
+    elif until is None:
+        check_config(config, out)
+        _tell_target(config, out)
 
 
 def check_config(config: Config, out: Path) -> None:
@@ -315,7 +323,7 @@ def _run(
     config: Config,
     runtime: ClientRuntime,
     out: Path,
-    make_callback: MakeCallback,
+    callback: Callback,
     executor: Executor,
     until: int | None = None,
 ) -> None:
@@ -326,12 +334,10 @@ def _run(
     if not (out / FEDERATION).is_file():
         write_whole(out / FEDERATION, about_clients(runtime))
     check_unchanged(runtime, out)
-    (method,) = config.methods
     folder = dataclasses.replace(folder_of(config, out), states=executor.client_states(out))
     executor.start(functools.partial(runtime_of, config), TaskRunner(runtime, folder.client_states))
     so_far = SoFar(folder, config.rounds, functools.partial(summarise, config, runtime))
     trackers = {"so_far.json": so_far, **{name: TRACKERS[name]() for name in config.trackers}} if until is None else {}
-    callback = make_callback(method, config.seed, config.rounds)
     with TrackedCallback(config.parameters, folder, callback, trackers) as tracked:
         ended = run_rounds(runtime, executor, folder, tracked, until)
     if not ended:
@@ -340,27 +346,63 @@ def _run(
     write_whole(out / SUMMARY, json.dumps(summarise(config, runtime, lines, seconds), indent=1) + "\n")
 
 
+def _refuse_unimportable(config: Config, by: str, instead: str) -> None:
+    """Refuse a model that other processes cannot import."""
+    names = [config.model, *(name for name, _ in model_shares(config.models or ""))]
+    if name := next((name for name in names if name and name.startswith("__main__:")), None):
+        raise InputError(f"model: {name!r} cannot be imported by {by}; move it to a module, or use {instead}")
+
+
 @contextlib.contextmanager
-def executor_of(config: Config, given: Executor | None = None) -> Iterator[Executor]:
+def doing(config: Config, executor: Executor | str | None = None) -> Iterator[Doing]:
+    """Context manager that gives the doer of the runs of a comparison: in turn, or side by side.
+
+    Args:
+        config: Config with the number of runs side by side.
+        executor: Executor as for `executor_of`.
+    """
+    if config.parallel == 1 or not (executor is None or isinstance(executor, str)):
+        with executor_of(config, executor) as ready:
+            yield InTurn(do_run, ready)
+        return
+    clear_left_behind()
+    refuse_executor(config, executor)
+    _refuse_unimportable(config, "runs side by side", "parallel=1")
+    side_by_side = SideBySide(config.parallel, do_run, functools.partial(executor_of, given=executor))
+    with contextlib.closing(side_by_side):
+        yield side_by_side
+
+
+@contextlib.contextmanager
+def executor_of(config: Config, given: Executor | str | None = None) -> Iterator[Executor]:
     """Context manager that gives the executor of a run, or of all runs of a comparison.
 
     Args:
         config: Config with the number of worker processes.
-        given: Executor to use, which is left open at the end; None to make one, which is closed.
+        given: Executor to use, which is left open at the end; None or ``ray[:ADDRESS]`` to make one, which is closed.
 
     Raises:
-        InputError: If the model is a function that worker processes cannot import.
+        InputError: If the model is a function that worker processes cannot import, or a cluster cannot be reached.
         WorkersFailed: If worker processes cannot be started.
     """
     clear_left_behind()
-    if given is not None:
-        if config.workers:
-            raise InputError(f"workers: {config.workers} would do nothing, since an executor is given")
+    refuse_executor(config, given)
+    if given is not None and not isinstance(given, str):
+        idle = {"workers": config.workers, "parallel": config.parallel if config.parallel > 1 else 0}
+        for name, value in idle.items():
+            if value:
+                raise InputError(f"{name}: {value} would do nothing, since an executor is given")
         yield given
         return
-    names = [config.model, *(name for name, _ in model_shares(config.models or ""))]
-    if config.workers and (name := next((name for name in names if name and name.startswith("__main__:")), None)):
-        raise InputError(f"model: {name!r} cannot be imported by workers; move it to a module, or use workers=0")
-    executor = ProcessExecutor(config.workers, config.client_timeout) if config.workers else SerialExecutor()
+    if config.workers:
+        _refuse_unimportable(config, "workers", "workers=0")
+    executor: Executor = SerialExecutor()
+    if given is not None:
+        from kinfed.engine.ray_executor import RayExecutor
+
+        cpus, gpus = config.cpus_per_client or 1.0, config.gpus_per_client or 0.0
+        executor = RayExecutor(address_of(given), config.workers, config.client_timeout, cpus=cpus, gpus=gpus)
+    elif config.workers:
+        executor = ProcessExecutor(config.workers, config.client_timeout)
     with contextlib.closing(executor):
         yield executor

@@ -217,7 +217,16 @@ class Site:
             given["sources"] = str(files["sources"])
         if "weights" in files:
             given["weights"] = str(next(files["weights"].glob("*.safetensors")))
-        here = {"workers": 0, "client_timeout": None, "log": None, "device": "cpu", "labelled": None}
+        here = {
+            "workers": 0,
+            "client_timeout": None,
+            "cpus_per_client": None,
+            "gpus_per_client": None,
+            "parallel": 1,
+            "log": None,
+            "device": "cpu",
+            "labelled": None,
+        }
         if not federation.dataset.labelled:  # what is tested with labels is tested at the server
             here |= {"linear_probe": None, "linear_probe_images": None, "target_acc": None, "stop_acc": None}
             here |= {"measure": "accuracy", "knn_every": 0}

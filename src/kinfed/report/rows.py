@@ -29,8 +29,8 @@ JUDGED = (
 
 # Fields of the config that do not define a row: the seed, and those that do not influence the results.
 NO_BEARING = (
-    "seed", "workers", "client_timeout", "device", "checkpoint_every", "evaluate_every", "knn_every", "save_local",
-    "save_models", "log", "target_acc", "measure",
+    "seed", "workers", "client_timeout", "cpus_per_client", "gpus_per_client", "parallel", "device", "checkpoint_every",
+    "evaluate_every", "knn_every", "save_local", "save_models", "log", "target_acc", "measure",
 )  # fmt: skip
 
 

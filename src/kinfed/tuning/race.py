@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from kinfed.engine import Callback, Executor, RunFolder
+from kinfed.engine import Callback, RunFolder
 from kinfed.engine.folder import METRICS, SECONDS
 from kinfed.engine.lines import Line
 from kinfed.engine.stopping import validation_score
 from kinfed.errors import RunFailed
 from kinfed.experiment.config import Config
-from kinfed.experiment.run import advance
+from kinfed.experiment.side_by_side import Doing, Job
 from kinfed.labels import slug
 from kinfed.tuning.halving import planned_rounds, promoted, rungs
 from kinfed.tuning.space import Space, with_values
@@ -108,30 +109,33 @@ class Race:
         """Folder of a trial."""
         return self.folder / slug(self.label) / f"trial-{number:03d}"
 
-    def seconds_of_a_round(self, executor: Executor, watcher: Watcher) -> float:
+    def seconds_of_a_round(self, do: Doing, watcher: Watcher) -> float:
         """Return the seconds of a round, measured in the first round of the first trial, which goes on later."""
         if not (lines := RunFolder(self.path(0)).lines(SECONDS)):
             self._first(1)
-            self._advance(0, 1, executor, watcher)
+            self._advance([0], 1, do, watcher)
             self.seen.discard(0)  # the race reports this round as one that was done before
             lines = RunFolder(self.path(0)).lines(SECONDS)
         return float(sum(value for name, value in lines[0].items() if name != "round")) if lines else 0.0
 
-    def run(self, executor: Executor, watcher: Watcher) -> None:
+    def run(self, do: Doing, watcher: Watcher) -> None:
         """Run the settings from rung to rung, also those of a race that was stopped.
 
         Args:
-            executor: Executor of the clients' tasks.
+            do: Doer of the trials.
             watcher: Observer of the race.
         """
         racing = [*range(len(self.settings))]
         for rung in self.rungs:
+            self._advance(racing, rung, do, watcher)
             scores = {}
             for number in racing:
-                if (score := self._advance(number, rung, executor, watcher)) is not None:
+                if self.record.failed(number):
+                    continue
+                if (score := self.score(number)) is not None:
                     scores[number] = score
                     self.record.report(number, rung, score)
-                elif not self.record.failed(number):
+                else:
                     why = f"{self.config.measure} has no value on the validation samples of any client"
                     self.record.end(number, "FAIL", reason=why)
             last = rung == self.rungs[-1]
@@ -172,23 +176,29 @@ class Race:
         complete = {t.number: t.value for t in self.record.study.trials if t.state.name == "COMPLETE"}
         return min(complete, key=lambda number: (-(complete[number] or 0.0), number)) if complete else None
 
-    def _advance(self, number: int, until: int, executor: Executor, watcher: Watcher) -> float | None:
-        """Run a trial up to a round; return its validation score, None if it failed."""
-        if self.record.failed(number):
-            return None
-        values, out = self._first(number + 1)[number], self.path(number)
-        done = len(RunFolder(out).lines(METRICS))
-        if number not in self.seen and done:
-            watcher.advance(done, as_text(values))
-        self.seen.add(number)
-        if done < until:
-            config = with_values(self.config, self.label, values)
-            try:
-                advance(config, out, until, lambda *_: watcher.trial(as_text(values)), executor)
-            except RunFailed as error:
-                self.record.end(number, "FAIL", reason=str(error))
-                return None
-        return self.score(number)
+    def _advance(self, numbers: Sequence[int], until: int, do: Doing, watcher: Watcher) -> None:
+        """Run trials up to a round, and record those that failed."""
+        jobs, reasons = [], {}
+        for number in numbers:
+            if self.record.failed(number):
+                continue
+            values, out = self._first(number + 1)[number], self.path(number)
+            done = len(RunFolder(out).lines(METRICS))
+            if number not in self.seen and done:
+                watcher.advance(done, as_text(values))
+            self.seen.add(number)
+            if done < until:
+                config = with_values(self.config, self.label, values)
+                jobs.append(Job(config, out, functools.partial(watcher.trial, as_text(values)), until))
+
+        def ended(job: Job, error: RunFailed | None) -> None:
+            if error is not None:
+                reasons[job.out] = str(error)
+
+        do(jobs, ended)
+        for number in numbers:
+            if (out := self.path(number)) in reasons:
+                self.record.end(number, "FAIL", reason=reasons[out])
 
 
 def as_text(values: Values) -> str:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kinfed.engine import Callback, NoCallback
+from kinfed.engine import Callback, Executor, NoCallback
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.assemble import runtime_of, settled, sources_of
 from kinfed.experiment.config import EXECUTION, Config
 from kinfed.experiment.cost import Cost, UnseenRuns, cost_of
 from kinfed.experiment.folders import COMPARISON, TUNING, check_room
-from kinfed.experiment.run import MakeCallback, executor_of, resume
+from kinfed.experiment.run import MakeCallback, doing, resume
 from kinfed.experiment.uses import refuse_unlabelled
 from kinfed.files import claimed, read_json_object, write_whole
 from kinfed.settings import own_settings
@@ -126,6 +126,7 @@ def tune(
     make_callback: MakeCallback,
     budget: float | None = None,
     finalists: Finalists | None = None,
+    executor: Executor | str | None = None,
 ) -> None:
     """Tune methods on validation samples of one seed, and compare the best setting of each on fresh seeds.
 
@@ -141,6 +142,7 @@ def tune(
         budget: Seconds for tuning and comparison together; fewer settings race if all would take longer.
         finalists: Methods that are compared on fresh seeds; None for all. A method whose settings all failed is left
             out, with a warning.
+        executor: Executor of the clients' tasks, or ``ray[:ADDRESS]``; None for that of the config.
 
     Raises:
         InputError: If a field is wrong, Optuna is not installed, or the folder holds another tuning.
@@ -165,10 +167,10 @@ def tune(
             write_whole(folder / ASKED, json.dumps(asked) + "\n")
             write_whole(folder / CONFIG, config.toml())
         if not (out / COMPARISON).is_file():
-            best = _race(config, over, folder, spectator, budget, finalists)
+            best = _race(config, over, folder, spectator, budget, finalists, executor)
             write_whole(out / COMPARISON, best.toml())
     spectator.runs(cost_of({out: Config.read(out / COMPARISON, config.objects)}))
-    resume(out, make_callback, objects=config.objects)
+    resume(out, make_callback, objects=config.objects, executor=executor)
 
 
 def is_tuning(out: Path) -> bool:
@@ -176,8 +178,14 @@ def is_tuning(out: Path) -> bool:
     return (out / TUNING / CONFIG).is_file()
 
 
-def go_on_tuning(out: Path, spectator: Spectator, make_callback: MakeCallback, objects: Any = None) -> None:
-    """Continue a tuning in its folder.
+def go_on_tuning(
+    out: Path,
+    spectator: Spectator,
+    make_callback: MakeCallback,
+    objects: Any = None,
+    executor: Executor | str | None = None,
+) -> None:
+    """Continue a tuning in its folder, with an executor as for `tune`.
 
     Raises:
         InputError: If its files are damaged.
@@ -187,7 +195,7 @@ def go_on_tuning(out: Path, spectator: Spectator, make_callback: MakeCallback, o
     asked = read_json_object(folder / ASKED)
     config = Config.read(folder / CONFIG, objects)
     finalists = Finalists(**asked["finalists"]) if "finalists" in asked else None
-    tune(config, asked.get("over", ()), out, spectator, make_callback, asked.get("budget"), finalists)
+    tune(config, asked.get("over", ()), out, spectator, make_callback, asked.get("budget"), finalists, executor)
 
 
 def check_tunable(config: Config) -> None:
@@ -232,6 +240,7 @@ def _race(
     spectator: Spectator,
     budget: float | None,
     finalists: Finalists | None,
+    executor: Executor | str | None,
 ) -> Config:
     """Run the races of all methods; return the config of the comparison.
 
@@ -239,19 +248,19 @@ def _race(
         RunFailed: If all settings of all methods failed.
     """
     spaces = spaces_of(config, [parse_over(text) for text in over])
-    with quiet(), executor_of(config) as executor:
+    with quiet(), doing(config, executor) as do:
         races = [
             Race(label, config, spaces[label], recorded(folder / JOURNAL, label), folder) for label in config.methods
         ]
         seconds = {}
         for race in races:
-            seconds[race.label] = race.seconds_of_a_round(executor, spectator.race(f"{race.label}: first round", 1))
+            seconds[race.label] = race.seconds_of_a_round(do, spectator.race(f"{race.label}: first round", 1))
         final = _final_seconds(config, seconds, finalists)
         if budget is not None:
             _limit(races, seconds, budget - final)
         spectator.plan([_plan(race, seconds[race.label]) for race in races], final)
         for race in races:
-            race.run(executor, spectator.race(race.label, race.rounds))
+            race.run(do, spectator.race(race.label, race.rounds))
             told = {race.label: race.told() for race in races}
             write_whole(
                 folder / TRIALS,
