@@ -42,6 +42,20 @@ def test_many_clients_have_few_files_and_one_is_read_without_the_others(tmp_path
         assert kinfed.load(run, client=id).card.accuracy == accuracies[id]
 
 
+def test_a_model_in_a_shard_goes_wherever_a_path_is_asked_for(tmp_path: Path, few_alone: None) -> None:
+    run = kinfed.run("fedper", out=tmp_path / "run", **FIELDS).path
+    own = run / "models" / "client-00003-personal.safetensors"
+    assert not own.exists()
+    loaded = kinfed.load(own)
+    inputs = torch.zeros(2, 1, 8, 8, dtype=torch.uint8).numpy()
+    assert (loaded.predict_proba(inputs) == kinfed.load(run, client=3).predict_proba(inputs)).all()
+    started = kinfed.run("fedavg", out=tmp_path / "started", weights=own, **FIELDS | {"rounds": 1, "lr": 1e-9}).path
+    first, head = (read_tensors(path)[0]["head.weight"] for path in (started / "models" / "global.safetensors", own))
+    torch.testing.assert_close(first, head, atol=1e-6, rtol=0)
+    exported = kinfed.export(run, "state_dict", client=3)
+    assert exported.path.name == "client-00003-personal.safetensors"
+
+
 def test_shards_hold_what_files_of_their_own_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = kinfed.run("fedper", out=tmp_path / "alone", **FIELDS).path
     monkeypatch.setattr(folder, "SHARDED", 4)

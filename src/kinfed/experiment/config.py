@@ -431,11 +431,11 @@ class Config(Fields):
     @field_validator("weights")
     @classmethod
     def _a_file_or_folder(cls, weights: str | None) -> str | None:
-        from kinfed.models import refuse_pickle
+        from kinfed.models import is_saved, refuse_pickle
 
         if weights is not None and not Path(weights).is_dir():
             refuse_pickle(Path(weights))
-            if not Path(weights).is_file():
+            if not is_saved(Path(weights)):
                 raise InputError(f"weights: {weights!r} is neither a file nor a folder")
         return weights
 
