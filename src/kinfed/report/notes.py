@@ -112,7 +112,8 @@ def _of_run(run: Run) -> Iterator[str]:
 def _of_further_tests(run: Run) -> Iterator[str]:
     """Yield a note if only a sample of the clients was tested in further ways after the last round."""
     known = [of for name, of in run.lines[-1]["client_acc"].items() if name in ("own_classes", "refit", "fine_tuned")]
-    tested, clients = (max((sum(a is not None for a in of) for of in known), default=0), len(run.samples))
+    tested = max((sum(accuracy is not None for accuracy in of) for of in known), default=0)
+    clients = max(map(len, known), default=0)
     if 0 < tested < clients and (run.config.get("further_clients") or clients > ALL_TESTED):
         yield (
             f"Own classes, re-fitted heads and fine-tuned models were tested at {tested} of {clients} clients, drawn "
