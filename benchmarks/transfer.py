@@ -65,6 +65,13 @@ def tell_sources(found: Sequence[dict[str, Any]]) -> None:
     print(f"by vote, by the best source:     {interval(vote - [of.max() for of in every])}")
     slow = sum(int((of < 0).sum()) for of in every)
     print(f"single runs that are slower than FedAvg: {slow} of {sum(map(len, every))}")
+    always = [
+        f"{source.removeprefix('classes ')} for {target.removeprefix('classes ')}"
+        for target in PAIRS
+        for source in PAIRS
+        if source != target and all(of["from"][source] < 1 for of in found if of["target"] == target)
+    ]
+    print(f"sources that are slower in all seeds: {', '.join(always) or 'none'}")
     for target in PAIRS:
         own = [of["from"] for of in found if of["target"] == target]
         means = {source: float(np.mean(np.log([of[source] for of in own]))) for source in own[0]}

@@ -14,8 +14,8 @@ from kinfed.models import read_tensors, saved_models
 
 DEVICE = os.environ.get("KINFED_TEST_DEVICE", "cpu")
 FIELDS: dict[str, Any] = {
-    "data": "digits", "train_images": 200, "model": "tiny_cnn", "clients": 4, "partition": "iid", "public": 16, "rounds": 2, "lr": 0.02,
-    "ft_epochs": 0, "quiet": True,
+    "data": "digits", "train_images": 200, "model": "tiny_cnn", "clients": 4, "partition": "iid", "public": 16,
+    "rounds": 2, "lr": 0.02, "ft_epochs": 0, "quiet": True,
 }  # fmt: skip
 ALL = ("fedavg", "scaffold", "fedcka", "fedper", "fedshibu", "fedkin", "fedcrc", "hetero_ssfl")
 METHODS = ("fedavg", "fedshibu") if DEVICE == "cpu" else ALL  # a dry run, and the test of a device
