@@ -23,7 +23,7 @@ def tensors_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:precision:UserWarning")
-@pytest.mark.parametrize("method", ["fedavg", "fedcka", "fedbyol"])
+@pytest.mark.parametrize("method", ["fedcka", pytest.param("fedbyol", marks=pytest.mark.slow)])
 def test_bfloat16_gives_the_same_bits_in_workers_and_after_a_stop(tmp_path: Path, method: str) -> None:
     fields = FIELDS | ({"ft_epochs": 0} if method == "fedbyol" else {}) | {"precision": "bfloat16"}
     one = kinfed.run(method, out=tmp_path / "one", **fields).path

@@ -59,6 +59,14 @@ def cluster(environment: pytest.MonkeyPatch) -> Iterator[Any]:
         nodes.shutdown()
 
 
+@pytest.fixture
+def more_room(cluster: Any) -> Iterator[None]:
+    """Two more cores, since actors of this process may take those of the cluster."""
+    node = cluster.add_node(num_cpus=2)
+    yield
+    cluster.remove_node(node)
+
+
 @pytest.fixture(scope="module")
 def two_actors(cluster: Any) -> Iterator[RayExecutor]:
     executor = RayExecutor(cluster.address, 2)
@@ -206,8 +214,9 @@ def test_actors_that_die_before_they_are_ready_end_the_run(two_actors: RayExecut
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("more_room")
 def test_a_driver_that_is_killed_is_resumed_with_the_bits_of_an_undisturbed_run(cluster: Any, tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"clients": 5, "rounds": 12, "checkpoint_every": 2, "ft_epochs": 0}
+    fields: dict[str, Any] = {"clients": 5, "rounds": 6, "checkpoint_every": 2, "ft_epochs": 0}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in fields.items()]
     on_ray = ["--executor", f"ray:{cluster.address}"]
     out = tmp_path / "killed"
