@@ -120,6 +120,11 @@ def test_early_stopping_keeps_its_validation_samples() -> None:
     assert command(asked, "fedavg") == "kinfed run fedavg --validation 0.2 --patience 3"
 
 
+def test_the_command_of_one_run_asks_for_no_others_beside_it() -> None:
+    asked = Config.checked({"methods": ("fedavg",), "parallel": 2, "workers": 2})
+    assert command(asked, "fedavg") == "kinfed run fedavg --workers 2"
+
+
 def test_a_command_quotes_and_python_objects_have_none(tmp_path: Path) -> None:
     (tmp_path / "my weights.safetensors").touch()
     path = str(tmp_path / "my weights.safetensors")

@@ -21,8 +21,8 @@ from kinfed.report.verdict import against_alone, limits, listed
 
 __all__ = ["best_first", "command", "conclusion", "with_settings", "within_chance"]
 
-# Fields that are not those of the experiment that the command runs: the choice is made, and validation has served.
-OF_CHOICE = {"methods", "settings", "validation", "seed", "seeds"}
+# Fields that are not those of the one run that the command does: the choice is made, and validation has served.
+OF_CHOICE = {"methods", "settings", "validation", "seed", "seeds", "parallel"}
 
 
 def within_chance(ranked: Mapping[str, Measured]) -> list[str]:
