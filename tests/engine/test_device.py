@@ -40,8 +40,8 @@ def test_a_run_is_near_that_on_the_processor_and_has_the_same_bits_twice(
     first, second = (models_of(kinfed.run(method, out=tmp_path / n, device=DEVICE, **fields).path) for n in "ab")
     assert first.keys() == second.keys()
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
-    threads = 2 if DEVICE == "cpu" else 0  # the dry run compares with worker processes, which share no memory
-    other = models_of(kinfed.run(method, out=tmp_path / "cpu", workers=threads, **fields).path)
+    workers = 2 if DEVICE == "cpu" else 0  # the dry run compares with other processes
+    other = models_of(kinfed.run(method, out=tmp_path / "cpu", workers=workers, **fields).path)
     for name, tensor in first.items():
         difference = (tensor - other[name]).abs().max().item()
         assert difference <= 1e-3 * max(1.0, other[name].abs().max().item()), name

@@ -83,6 +83,34 @@ def test_a_run_with_shards_goes_on_with_the_same_bits(tmp_path: Path, few_alone:
         assert all(torch.equal(tensor, of[1][key]) for key, tensor in of[0].items())
 
 
+def test_a_damaged_shard_costs_the_rounds_after_the_checkpoint_before(tmp_path: Path, few_alone: None) -> None:
+    fields = FIELDS | {"participation": 1.0}
+    whole = kinfed.run("fedper", out=tmp_path / "whole", **fields | {"rounds": 3}).path
+    begun = kinfed.run("fedper", out=tmp_path / "begun", **fields).path
+    latest = max((begun / "memories" / "shards").iterdir())
+    latest.write_bytes(latest.read_bytes()[:50])
+    with pytest.warns(UserWarning, match="round-000002.safetensors cannot be used: the state of client"):
+        kinfed.resume(begun, rounds=3, quiet=True)
+    assert (whole / "metrics.jsonl").read_bytes() == (begun / "metrics.jsonl").read_bytes()
+
+
+def test_a_damaged_state_stops_no_round_in_which_others_are_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_store, "ALONE", 3)
+    store = ClientStore(tmp_path / "memories")
+    ledger = StateLedger(store, {}, {})
+    for id in range(5):
+        store.write(id, 1, ClientState({"x": torch.tensor([id])}))
+        ledger.accept(id, 1, keeps=True)
+    (store.folder / "000" / "client-00004-round-000001.safetensors").write_bytes(b"cut")
+    ledger.sync()
+    ledger.saved(1, [1])
+    assert store.read(3, 1).tensors["x"].tolist() == [3]
+    with pytest.raises(ValueError, match="the state of client 4 after round 1 cannot be used"):
+        store.read(4, 1)
+
+
 @pytest.mark.parametrize(("saved", "there"), [("none", []), ("global", ["global"])])
 def test_only_the_models_that_are_asked_for_are_saved(tmp_path: Path, saved: str, there: list[str]) -> None:
     run = kinfed.run("fedavg", out=tmp_path / "run", save_models=saved, **FIELDS).path

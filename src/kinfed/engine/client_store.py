@@ -6,6 +6,7 @@ files that never change, with the states of many clients, of which one is read w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from kinfed.models import Tensors, members, read_tensors, save_shard, save_tenso
 
 __all__ = ["ClientStates", "ClientStore", "StateLedger", "StoredRounds"]
 
-SHARD = 1000  # clients per folder
+PER_FOLDER = 1000  # clients
 FILES = re.compile(r"(?:\d+/client-\d+-round-\d+|shards/\d+)\.safetensors")
 ALONE = 100  # largest number of clients whose states are in files of their own after a checkpoint
 SHARDS = 64  # number of shards above which half of them are merged
@@ -72,11 +73,8 @@ class ClientStore:
             return ClientState()
         path = self._path(id, round)
         try:
-            if path.is_file():
-                tensors, about = read_tensors(path)
-            else:
-                shard = next((s for s in self._shards() if path.stem in _members_of(s)), None)
-                tensors, about = read_tensors(path) if shard is None else read_tensors(shard, path.stem)
+            shards = [] if path.is_file() else [shard for shard in self._shards() if path.stem in _members_of(shard)]
+            tensors, about = read_tensors(shards[0], path.stem) if shards else read_tensors(path)
         except ValueError as error:
             raise ValueError(f"the state of client {id} after round {round} cannot be used: {error}") from error
         return ClientState(tensors, about["numbers"])
@@ -133,18 +131,23 @@ class ClientStore:
     def _put_together(self, states: Sequence[tuple[Path, str | None, str]]) -> None:
         """Write states to new shards of limited size, and flush these to disk.
 
+        A damaged state is left out; whoever needs it will find it missing.
+
         Args:
             states: Path of the file, name of its member if it is a shard, and name of the state.
         """
         number = max((int(shard.stem) for shard in self._shards()), default=-1) + 1
         together: dict[str, tuple[Tensors, dict[str, Any]]] = {}
         size = 0
-        for at, (path, member, name) in enumerate(states, start=1):
-            together[name] = read_tensors(path, member)
-            size += sum(tensor.nbytes for tensor in together[name][0].values())
-            if size >= SHARD_BYTES or at == len(states):
+        for path, member, name in states:
+            with contextlib.suppress(ValueError):
+                together[name] = read_tensors(path, member)
+                size += sum(tensor.nbytes for tensor in together[name][0].values())
+            if size >= SHARD_BYTES:
                 save_shard(self._shard(number), together)
                 number, together, size = number + 1, {}, 0
+        if together:
+            save_shard(self._shard(number), together)
 
     def _shards(self) -> list[Path]:
         return sorted(path for path in (self.folder / "shards").glob("*.safetensors") if path.stem.isdecimal())
@@ -158,11 +161,11 @@ class ClientStore:
         return {path.stem: path for path in paths}
 
     def _path(self, id: ClientId, round: int) -> Path:
-        return self.folder / f"{id // SHARD:03d}" / f"client-{id:05d}-round-{round:06d}.safetensors"
+        return self.folder / f"{id // PER_FOLDER:03d}" / f"client-{id:05d}-round-{round:06d}.safetensors"
 
 
 def _members_of(shard: Path) -> frozenset[str]:
-    """Return the names of the states in a shard."""
+    """Return the names of the states in a shard; none if it is damaged."""
     about = shard.stat()
     return _known_members(shard, about.st_mtime_ns, about.st_size)
 
@@ -170,7 +173,10 @@ def _members_of(shard: Path) -> frozenset[str]:
 @functools.lru_cache(maxsize=1024)
 def _known_members(shard: Path, written_at: int, size: int) -> frozenset[str]:
     del written_at, size  # a run that starts again may write other shards of the same names
-    return frozenset(members(shard))
+    try:
+        return frozenset(members(shard))
+    except ValueError:
+        return frozenset()
 
 
 class StateLedger:

@@ -214,7 +214,7 @@ class Evaluation:
         """Test the clients' own models; return the primary ones, which are saved after the last round."""
         primary, served = self.runtime.method.primary, {}
         models = models_of(self.folder, self.runtime)
-        for id, results in self._results(tasks, own, len(own.sizes), "evaluation", models):
+        for id, results in self._results(tasks, own, len(own.sizes), "evaluation", models if self.final else None):
             for result in results:
                 self._note(result, id, own)
                 self._note_probe(result, [id])

@@ -21,7 +21,7 @@ from kinfed.engine import (
     RoundSettings,
 )
 from kinfed.errors import InputError, plain
-from kinfed.experiment.config import OF_TRAINING, Config, model_shares
+from kinfed.experiment.config import MANY, OF_TRAINING, SAMPLE, Config, model_shares
 from kinfed.experiment.device import computed_in
 from kinfed.experiment.folders import (
     FEDERATION,
@@ -35,7 +35,6 @@ __all__ = [
     "about_clients", "check_unchanged", "federation_of", "open_sources", "runtime_of", "settled", "sources_of",
 ]  # fmt: skip
 
-MANY, FURTHER = 1000, 200  # of more clients than these only so many are tested in further ways
 PARTS = {"full": ALL, "head": HEAD, "body": BODY}
 
 
@@ -131,7 +130,7 @@ def runtime_of(config: Config) -> ClientRuntime:
         stop_acc=config.stop_acc,
         save_local=config.save_local,
         save_models=config.save_models,
-        further_clients=config.further_clients or (FURTHER if len(federation) > MANY else None),
+        further_clients=config.further_clients or (SAMPLE if len(federation) > MANY else None),
         fine_tuning=tuning if config.ft_epochs else None,
         linear_probe=config.linear_probe,
         knn_every=config.knn_every,

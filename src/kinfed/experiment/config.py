@@ -62,6 +62,7 @@ Measure = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc"]
 
 CLIENTS = 20  # default number of clients, unless the data define them
 BY_DATA = ("by", "folders", "file")  # partitions whose clients are those of the data or of a file
+MANY, SAMPLE = 1000, 200  # of more clients than MANY, a SAMPLE is tested further, unless the config has a number
 FEWEST_PUBLIC = 4  # smallest number of public images; similarities on fewer are meaningless
 
 # Fields that do not influence the results, so that they may change when a run is resumed. The device influences only

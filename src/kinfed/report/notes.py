@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kinfed.engine.stopping import has_arrived
+from kinfed.experiment.config import MANY
 from kinfed.experiment.targets import as_text, targets
 from kinfed.report.folders import Run
 from kinfed.report.measures import WORDS
@@ -23,7 +24,6 @@ DIVERGED = 2  # training has diverged if its cross-entropy exceeds that of guess
 ERRORS = 2  # standard errors above chance that an accuracy has to be
 SIZES = ("train", "test", "validation")  # keys of the summary's ``data`` with the numbers of samples
 
-ALL_TESTED = 1000  # largest number of clients that are all tested in further ways unless the config says otherwise
 LEFT_OUT = {  # reason for left-out samples, of methods with labels and without
     True: "since it was alone in a batch and BatchNorm needs two",
     False: "since the last batch of an epoch was incomplete",
@@ -114,7 +114,7 @@ def _of_further_tests(run: Run) -> Iterator[str]:
     known = [of for name, of in run.lines[-1]["client_acc"].items() if name in ("own_classes", "refit", "fine_tuned")]
     tested = max((sum(accuracy is not None for accuracy in of) for of in known), default=0)
     clients = max(map(len, known), default=0)
-    if 0 < tested < clients and (run.config.get("further_clients") or clients > ALL_TESTED):
+    if 0 < tested < clients and (run.config.get("further_clients") or clients > MANY):
         yield (
             f"Own classes, re-fitted heads and fine-tuned models were tested at {tested} of {clients} clients, drawn "
             "at random (--further-clients)."
