@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kinfed import FedAvg
 from kinfed.data import IID, Dataset, Normalisation, Samples, load, make_federation
 from kinfed.engine import (
     ClientRuntime,
@@ -44,13 +45,13 @@ from kinfed.engine import (
 from kinfed.errors import InputError
 from kinfed.experiment.device import Precision, computed_in
 from kinfed.learning import LocalTraining
-from kinfed.methods import METHODS
+from kinfed.methods import Method
 from kinfed.models import build
 from kinfed.settings import own_settings
 
 TRAIN, TEST, BATCH, LR, MOMENTUM = 10_000, 2_000, 50, 0.01, 0.9
 
-Turn = Callable[[], None]
+Turn = Callable[[float | None], None]  # is told the test accuracy after a round, None before the first
 # model, clients, rounds, what to call before the first round and after each
 Contestant = Callable[[str, int, int, Turn], None]
 ServerState = dict[str, Tensor]
@@ -139,11 +140,10 @@ class ByHand:
 def plain(model: str, clients: int, rounds: int, turn: Turn) -> None:
     """One process."""
     hand = ByHand(clients, model)
-    turn()
+    turn(None)
     for _ in range(rounds):
         hand.state = {name: total / TRAIN for name, total in hand.trained(hand.state, range(clients)).items()}
-        hand.hits(hand.state, range(TEST))
-        turn()
+        turn(hand.hits(hand.state, range(TEST)) / TEST)
 
 
 def two_plain(model: str, clients: int, rounds: int, turn: Turn) -> None:
@@ -153,14 +153,13 @@ def two_plain(model: str, clients: int, rounds: int, turn: Turn) -> None:
     helper = multiprocessing.get_context("spawn").Process(target=help_out, args=(there, model, clients, rounds))
     helper.start()
     here.recv()
-    turn()
+    turn(None)
     for _ in range(rounds):
         here.send(as_arrays(hand.state))
         mine, other = hand.trained(hand.state, range(clients // 2)), here.recv()
         hand.state = {name: (total + torch.from_numpy(other[name])) / TRAIN for name, total in mine.items()}
         here.send(as_arrays(hand.state))
-        hand.hits(hand.state, range(TEST // 2)) + here.recv()
-        turn()
+        turn((hand.hits(hand.state, range(TEST // 2)) + here.recv()) / TEST)
     helper.join()
 
 
@@ -191,20 +190,20 @@ class Turns(NoCallback):
 
     def started(self, done: int) -> None:
         """Before the first round."""
-        self.turn()
+        self.turn(None)
 
     def round(self, line: dict[str, Any]) -> None:
         """After each."""
-        self.turn()
+        self.turn(line["global_acc"])
 
 
-def runtime(model: str, precision: Precision, clients: int, rounds: int) -> ClientRuntime:
-    """FedAvg over equal clients."""
+def runtime(method: Method, model: str, precision: Precision, clients: int, rounds: int) -> ClientRuntime:
+    """A method on equal clients."""
     federation = make_federation(dataset(), IID(), clients=clients, public=0, seed=0)
     built = build(model, federation.dataset.shape, 10, seed=0)
     built.body.in_bfloat16 = precision == "bfloat16"
     return ClientRuntime(
-        METHODS["fedavg"](),
+        method,
         federation,
         (built,),
         RoundSettings(
@@ -219,15 +218,20 @@ def runtime(model: str, precision: Precision, clients: int, rounds: int) -> Clie
 
 
 def kinfed(
-    executor_of: Callable[[], Executor], precision: Precision, model: str, clients: int, rounds: int, turn: Turn
+    executor_of: Callable[[], Executor],
+    precision: Precision,
+    model: str,
+    clients: int,
+    rounds: int,
+    turn: Turn,
+    method: Method = FedAvg(),  # noqa: B008
 ) -> None:
     """A whole run."""
-    shop = runtime(model, precision, clients, rounds)
+    make = functools.partial(runtime, method, model, precision, clients, rounds)
+    shop = make()
     with tempfile.TemporaryDirectory() as out, contextlib.closing(executor_of()) as executor, own_settings():
         folder = RunFolder(Path(out))
-        executor.start(
-            functools.partial(runtime, model, precision, clients, rounds), TaskRunner(shop, folder.client_states)
-        )
+        executor.start(make, TaskRunner(shop, folder.client_states))
         run_rounds(shop, executor, folder, Turns(turn))
 
 
@@ -257,7 +261,8 @@ def take_part(pipe: Connection, contestant: Contestant, model: str, clients: int
     """Run a contestant in this process, one round whenever the pipe says so."""
     torch.set_num_threads(1)
 
-    def turn() -> None:
+    def turn(accuracy: float | None) -> None:
+        del accuracy
         pipe.send(cpu_seconds())
         pipe.recv()
 
