@@ -60,7 +60,7 @@ def test_a_run_folder_holds_what_it_should(out: Path) -> None:
     }  # fmt: skip
     assert summary["metrics"]["global_acc"] is None
     assert 0 < summary["metrics"]["personal_acc_weighted"] < 1
-    assert summary["seconds"].keys() == {"total", "train", "evaluate"}
+    assert summary["seconds"].keys() == {"total", "train", "aggregate", "evaluate", "save", "last_evaluation"}
     assert [line["round"] for line in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == [1, 2, 3]
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import kinfed
-from kinfed.report.figures import mean_series, save_report_picture
+from kinfed.report.figures import cost, mean_series, save_report_picture
 from kinfed.report.folders import Run, read_runs
+from tests.report.test_table import made
 
 
 def measured(**series: dict[int, float | None]) -> Run:
@@ -39,3 +40,22 @@ def test_a_run_of_which_no_client_could_be_tested_has_a_picture(tmp_path: Path) 
     assert np.isnan(run.client_accuracies()).all()
     save_report_picture([run], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").is_file()
+
+
+def taken(**seconds: float) -> dict[str, float]:
+    """The width of each part of the bar of seconds of one run, by name."""
+    run = made("fedavg", 0.5)
+    run.summary["seconds"] = seconds
+    _, parts = cost([run])
+    return {bar.name: bar.x[0] for bar in parts.figure.data}
+
+
+def test_the_seconds_of_a_run_are_drawn_by_part() -> None:
+    now = {"train": 8.0, "aggregate": 0.5, "evaluate": 5.0, "save": 1.0, "last_evaluation": 3.0}
+    assert taken(total=14.5, **now) == {
+        "training": 8.0, "aggregation": 0.5, "tests in the rounds": 2.0, "last evaluation": 3.0, "saving": 1.0
+    }  # fmt: skip
+
+
+def test_of_a_run_of_an_older_version_the_seconds_that_it_told_are_drawn() -> None:
+    assert taken(total=10.0, train=8.0, evaluate=1.0) == {"training": 8.0, "tests in the rounds": 1.0, "other": 1.0}

@@ -71,8 +71,11 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
         "communication": {way: sum(line[way] for line in lines) for way in ("down_bytes", "up_bytes")},
         "seconds": {
             "total": round(sum(sum(v for k, v in line.items() if k != "round") for line in seconds), 3),
-            "train": round(sum(line["train"] for line in seconds), 3),
-            "evaluate": round(sum(line["evaluate"] for line in seconds), 3),
+            **{
+                part: round(sum(line[part] for line in seconds), 3)
+                for part in ("train", "aggregate", "evaluate", "save")
+            },
+            "last_evaluation": round(seconds[-1]["evaluate"], 3),  # a part of evaluate
         },
         "refused": sum(len(line["refused"]) for line in lines),
         "refusals": _told(lines, "refused"),

@@ -242,9 +242,12 @@ def cost(runs: Sequence[Run]) -> list[Panel]:
     def bars(parts: Mapping[str, tuple[str, Callable[[dict[str, Any]], float]]], unit: str) -> go.Figure:
         figure, names = go.Figure(), _names(grouped)
         for part, (colour, read) in parts.items():
+            values = [float(np.mean([read(run.summary) for run in group])) for group in grouped.values()]
+            if not any(values):
+                continue
             figure.add_bar(
                 y=[names[row] for row in grouped],
-                x=[float(np.mean([read(run.summary) for run in group])) for group in grouped.values()],
+                x=values,
                 name=part,
                 orientation="h",
                 marker={"color": colour},
@@ -260,10 +263,26 @@ def cost(runs: Sequence[Run]) -> list[Panel]:
     }
     taken = {
         "training": ("#009E73", lambda s: s["seconds"]["train"]),
-        "evaluation": ("#E69F00", lambda s: s["seconds"]["evaluate"]),
-        "other": ("#AAAAAA", lambda s: s["seconds"]["total"] - s["seconds"]["train"] - s["seconds"]["evaluate"]),
-    }
-    return [Panel(bars(sent, "MB"), "Megabytes sent in all rounds"), Panel(bars(taken, "s"), "Seconds")]
+        "aggregation": ("#CC79A7", lambda s: s["seconds"].get("aggregate", 0.0)),
+        "tests in the rounds": ("#F0E442", lambda s: s["seconds"]["evaluate"] - _last_evaluation(s)),
+        "last evaluation": ("#E69F00", _last_evaluation),
+        "saving": ("#56B4E9", lambda s: s["seconds"].get("save", 0.0)),
+        "other": ("#AAAAAA", lambda s: s["seconds"]["total"] - s["seconds"]["train"] - s["seconds"]["evaluate"]
+                  if "save" not in s["seconds"] else 0.0),
+    }  # fmt: skip
+    return [
+        Panel(bars(sent, "MB"), "Megabytes sent in all rounds"),
+        Panel(bars(taken, "s"), "Seconds by part of the run"),
+    ]
+
+
+def _last_evaluation(summary: Mapping[str, Any]) -> float:
+    """Return the seconds of the evaluation after the last round: of all models, of fine-tuned ones, and so on.
+
+    They are 0 for an unfinished run, and for one of a version that did not tell them.
+    """
+    unfinished = summary.get("planned") is not None
+    return 0.0 if unfinished else float(summary["seconds"].get("last_evaluation", 0.0))
 
 
 def save_report_picture(runs: Sequence[Run], path: Path) -> None:
