@@ -253,7 +253,7 @@ def cost(runs: Sequence[Run]) -> list[Panel]:
                 marker={"color": colour},
                 hovertemplate=f"%{{y}}: %{{x:.2f}} {unit} {part}<extra></extra>",
             )
-        figure.update_layout(barmode="stack")
+        figure.update_layout(barmode="stack", legend_traceorder="normal")
         figure.update_yaxes(autorange="reversed")
         return styled(figure, height=160 + 34 * len(grouped))
 
