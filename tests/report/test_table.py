@@ -13,7 +13,7 @@ import kinfed
 from kinfed.errors import InputError
 from kinfed.report.folders import Run, read_runs
 from kinfed.report.notes import notes
-from kinfed.report.rows import setting
+from kinfed.report.rows import in_rows, setting
 from kinfed.report.table import Table, table
 from kinfed.report.terminal import show
 
@@ -332,3 +332,10 @@ def test_a_run_without_results_is_named(tmp_path: Path) -> None:
     (tmp_path / "o" / "summary.json").unlink()
     with pytest.raises(InputError, match="has no results yet; continue it with: kinfed resume"):
         show([result.path])
+
+
+def test_a_run_of_a_version_without_a_field_is_a_seed_of_the_same_row() -> None:
+    older = made("fedavg", 0.5, seed=0)
+    now, other = (made("fedavg", 0.5, seed=i, config={"precision": p}) for i, p in ((1, "float32"), (2, "bfloat16")))
+    assert {row: len(runs) for row, runs in in_rows([older, now]).items()} == {"fedavg": 2}
+    assert [*in_rows([older, now, other])] == ["fedavg", "fedavg precision=bfloat16"]

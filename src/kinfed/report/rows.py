@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kinfed.experiment.config import Config
+from kinfed.experiment.config_file import ADDED
 from kinfed.labels import parse_label
 from kinfed.report.folders import Run
 from kinfed.report.measures import WORDS
@@ -65,13 +67,24 @@ def _called(run: Run, variants: Sequence[dict[str, Any]]) -> str:
 
 def _but_seed(run: Run) -> dict[str, Any]:
     """Return the fields of a run that influence its results, without the seed; the method's own fields included."""
-    own = run.config.get(run.method, {})
-    return {name: value for name, value in (run.config | own).items() if name not in {*NO_BEARING, run.method}}
+    fields = _fields(run) | run.config.get(run.method, {})
+    fields.pop(run.method, None)
+    return fields
 
 
 def config_of_all(run: Run) -> dict[str, Any]:
     """Return the fields of a run that influence its results, without the seed, the method and the method's fields."""
-    return {name: v for name, v in run.config.items() if name not in {*NO_BEARING, "methods", run.method}}
+    return {name: value for name, value in _fields(run).items() if name not in ("methods", run.method)}
+
+
+def _fields(run: Run) -> dict[str, Any]:
+    """Return the fields of a config that influence the results; those that older runs do not have, if they do."""
+    unchanged = {name: Config.model_fields[name].default for name in ADDED}
+    return {
+        name: value
+        for name, value in run.config.items()
+        if name not in NO_BEARING and not (name in unchanged and value == unchanged[name])
+    }
 
 
 def seeds_of(grouped: Mapping[str, Sequence[Run]]) -> dict[str, tuple[int, ...]]:
