@@ -65,9 +65,9 @@ def runtime(model: str) -> ClientRuntime:
     """Make the runtime of ten clients that only send."""
     images = torch.zeros(1000, 3, 32, 32, dtype=torch.uint8)
     samples = Samples(images, torch.arange(1000) % 10, Normalisation((127.5,) * 3, (74.0,) * 3))
-    data = Dataset("blank", samples, samples.__class__(images[:100], samples.labels[:100], samples.normalise),
+    data = Dataset("blank", samples, samples.take(range(100)),
                    tuple("0123456789"))  # fmt: skip
-    cut = Partition(*(np.array_split(np.arange(count), CLIENTS) for count in (1000, 100)))
+    cut = Partition(np.array_split(np.arange(1000), CLIENTS), np.array_split(np.arange(100), CLIENTS))
     settings = RoundSettings(
         rounds=ROUNDS, training=LocalTraining(lr=0.01, batch_size=50), lr_schedule="constant", participation=1.0,
         seed=0, checkpoint_every=ROUNDS, evaluate_every=ROUNDS + 1,

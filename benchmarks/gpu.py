@@ -121,9 +121,9 @@ def lockstep(device: str, name: str, clients: int, steps: int) -> tuple[float, f
                 functional.cross_entropy(model(x[at]), y[at]).backward()
                 with torch.no_grad():
                     for parameter in model.parameters():
-                        parameter.sub_(parameter.grad, alpha=LR)
+                        parameter.sub_(parameter.grad, alpha=LR)  # type: ignore[arg-type]
 
-    weights, buffers = stack_module_state(models)  # type: ignore[arg-type]
+    weights, buffers = stack_module_state(models)
 
     def loss(own: dict[str, torch.Tensor], kept: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> Any:
         return functional.cross_entropy(functional_call(models[0], (own, kept), (x,)), y)

@@ -85,8 +85,8 @@ class PermutedKin(FedKin):
 
 CONTROLS: dict[str, dict[str, Callable[[dict[str, Any]], Method]]] = {
     "fedshibu": {
-        control: lambda fields, control=control: FedSHIBU(**fields | {"control": control})
-        for control in ("erased", "permuted")
+        "erased": lambda fields: FedSHIBU(**fields | {"control": "erased"}),
+        "permuted": lambda fields: FedSHIBU(**fields | {"control": "permuted"}),
     },
     "fedkin": {"permuted": lambda fields: PermutedKin(**fields)},
 }

@@ -107,7 +107,7 @@ def measured(name: str, dataset: Dataset, s: int, seed: int, rounds: int) -> dic
 
 def main() -> None:
     """Run the methods one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", choices=[*SIZES])
     parser.add_argument("shards", type=int)
     parser.add_argument("seed", type=int)

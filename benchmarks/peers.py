@@ -182,10 +182,13 @@ def environment(system: System, work: Path) -> str:
 def store_images(path: Path) -> str:
     """Store the images of the work as NumPy arrays, which every system can read, and return the name of the data."""
     data = dataset()
+    train, test = data.train, data.test
+    assert train.labels is not None
+    assert test.labels is not None
     np.savez(
-        path, mean=np.array(data.train.normalise.mean, np.float32), std=np.array(data.train.normalise.std, np.float32),
-        train_images=data.train.inputs, train_labels=data.train.labels,
-        test_images=data.test.inputs, test_labels=data.test.labels,
+        path, mean=np.array(train.normalise.mean, np.float32), std=np.array(train.normalise.std, np.float32),
+        train_images=train.inputs.numpy(), train_labels=train.labels.numpy(),
+        test_images=test.inputs.numpy(), test_labels=test.labels.numpy(),
     )  # fmt: skip
     return data.name
 

@@ -25,7 +25,7 @@ TABLES = {("fedbabu", "fedcrc"): 5, ("fedavg", "fedper", "fedrep"): 6}  # epochs
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--images", type=int, default=600, help="of the client")
     parser.add_argument("--data", choices=SHAPES, default="cifar10")

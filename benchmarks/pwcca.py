@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ from kinfed.models import Model, build
 from kinfed.similarity import cca, cka, kept_dimensions, pwcca, svcca
 
 PAIRS = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
-MEASURES = {
+MEASURES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "PWCCA": lambda own, source: pwcca(own, source, allow_degenerate=True),
     "CCA, R²": lambda own, source: cca(own, source, statistic="r2", allow_degenerate=True),
     "SVCCA": lambda own, source: svcca(own, source, allow_degenerate=True),
@@ -56,11 +58,13 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     mnist = load("mnist").train
+    assert mnist.labels is not None
+    labels = mnist.labels.numpy()
     right: dict[str, list[bool]] = defaultdict(list)
     values: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for seed in range(arguments.seeds):
         rng = np.random.default_rng(seed)
-        rows = {pair: rng.permutation(np.flatnonzero(np.isin(mnist.labels, pair))) for pair in PAIRS}
+        rows = {pair: rng.permutation(np.flatnonzero(np.isin(labels, pair))) for pair in PAIRS}
         anyone = mnist.take(rng.choice(60_000, 5000, replace=False))
         start = trained(build("mcmahan_cnn", (1, 28, 28), 10, seed=seed), anyone, 1, seed)
         sources = {

@@ -112,7 +112,7 @@ def show(seconds: dict[str, list[float]], reference: str) -> None:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--images", type=int, default=1408, help="of the client (CIFAR-10)")
     parser.add_argument("--only", nargs="*", default=[], help="words in the names of those to compare")

@@ -19,7 +19,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -83,8 +83,13 @@ def network(model: str) -> nn.Module:
     if model != "small_cnn":
         made = build(model, (3, 32, 32), 10, seed=0)
         return nn.Sequential(*made.body.children(), made.head).to(memory_format=torch.channels_last)
-    conv = lambda inputs, outputs: (nn.Conv2d(inputs, outputs, 5), nn.ReLU(), nn.MaxPool2d(2))  # noqa: E731
-    dense = lambda inputs, outputs: (nn.Linear(inputs, outputs), nn.ReLU())  # noqa: E731
+
+    def conv(inputs: int, outputs: int) -> Iterable[nn.Module]:
+        return nn.Conv2d(inputs, outputs, 5), nn.ReLU(), nn.MaxPool2d(2)
+
+    def dense(inputs: int, outputs: int) -> Iterable[nn.Module]:
+        return nn.Linear(inputs, outputs), nn.ReLU()
+
     return nn.Sequential(
         *(*conv(3, 16), *conv(16, 32), nn.Flatten()),
         *(*dense(800, 120), *dense(120, 84), *dense(84, 84), nn.Linear(84, 256), nn.Linear(256, 10)),
@@ -99,6 +104,8 @@ class ByHand:
         self.train, self.test = (
             s.inputs.contiguous(memory_format=torch.channels_last) for s in (data.train, data.test)
         )
+        assert data.train.labels is not None
+        assert data.test.labels is not None
         self.train_labels, self.test_labels = data.train.labels, data.test.labels
         self.mean, self.std = (torch.tensor(v).view(1, 3, 1, 1) for v in vars(data.train.normalise).values())
         self.clients = torch.arange(TRAIN).split(TRAIN // clients)
@@ -167,7 +174,10 @@ def help_out(pipe: Connection, model: str, clients: int, rounds: int) -> None:
     """The helper's half of every round."""
     torch.set_num_threads(1)
     hand = ByHand(clients, model)
-    received = lambda: {name: torch.from_numpy(array) for name, array in pipe.recv().items()}  # noqa: E731
+
+    def received() -> ServerState:
+        return {name: torch.from_numpy(array) for name, array in pipe.recv().items()}
+
     pipe.send("ready")
     for _ in range(rounds):
         pipe.send(as_arrays(hand.trained(received(), range(clients // 2, clients))))

@@ -63,7 +63,7 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
         return Samples(images, torch.arange(count) % 10, Normalisation((127.5,) * 3, (74.0,) * 3))
 
     data = Dataset("random", samples(IMAGES), samples(TESTED), tuple("0123456789"))
-    cut = Partition(*(np.array_split(np.arange(count), clients) for count in (IMAGES, TESTED)))
+    cut = Partition(np.array_split(np.arange(IMAGES), clients), np.array_split(np.arange(TESTED), clients))
     shop = ClientRuntime(
         METHODS["fedper"](),
         Federation(data, cut, np.arange(0)),
@@ -89,7 +89,7 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
         executor = SerialExecutor()
         executor.start(lambda: shop, TaskRunner(shop, folder.client_states))
         run_rounds(shop, executor, folder, Timed())
-        files = [p.stat().st_size for p in folder.client_states.folder.rglob("*.safetensors")]
+        files = [p.stat().st_size for p in (folder.path / "memories").rglob("*.safetensors")]
     trained = {"peak": peak(), "before": before, "client seconds": statistics.median(seconds[:-1])}
     return {"clients": clients, **trained, "client states": len(files), "memory bytes": sum(files)}
 
@@ -161,7 +161,8 @@ def mixing(bodies: int) -> dict[str, Any]:
 def alone(*arguments: str) -> dict[str, Any]:
     """The same script in a new process."""
     told = subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True, text=True)
-    return json.loads(told.stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
+    return result
 
 
 def main() -> None:

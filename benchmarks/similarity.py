@@ -45,7 +45,8 @@ def clients(count: int, n: int, d: int, dtype: torch.dtype = torch.float32) -> l
 def cka_by_features(x: Tensor, y: Tensor) -> Tensor:
     """Linear CKA the way it is mostly written."""
     x, y = x - x.mean(0), y - y.mean(0)
-    return (x.T @ y).square().sum() / (torch.linalg.matrix_norm(x.T @ x) * torch.linalg.matrix_norm(y.T @ y))
+    value: Tensor = (x.T @ y).square().sum() / (torch.linalg.matrix_norm(x.T @ x) * torch.linalg.matrix_norm(y.T @ y))
+    return value
 
 
 def cka_by_grams(k: Tensor, other: Tensor) -> Tensor:
@@ -118,6 +119,11 @@ def three_hsic_loss(x: Tensor, y: Tensor) -> Tensor:
     return hsic(x, y) / (hsic(x, x).sqrt() * hsic(y, y).sqrt())
 
 
+def gradient(loss: Callable[[], Tensor], x: Tensor) -> Tensor:
+    """One step: the loss, and its gradient."""
+    return torch.autograd.grad(loss(), x)[0]
+
+
 def loss_table() -> None:
     """One step of a loss: forward and backward, the other side frozen."""
     for d in (3136, 12544):
@@ -125,13 +131,11 @@ def loss_table() -> None:
         x.requires_grad_()
         frozen = Gram.of_features(y)
         losses: dict[str, Callable[[], Tensor]] = {
-            "cka(x, Gram)": lambda x=x, frozen=frozen: cka(x, frozen),
-            "naive, both Grams once": lambda x=x, y=y: naive_loss(x, y),
-            "naive, three HSICs": lambda x=x, y=y: three_hsic_loss(x, y),
+            "cka(x, Gram)": functools.partial(cka, x, frozen),
+            "naive, both Grams once": functools.partial(naive_loss, x, y),
+            "naive, three HSICs": functools.partial(three_hsic_loss, x, y),
         }
-        seconds = turns(
-            {name: lambda loss=loss, x=x: torch.autograd.grad(loss(), x) for name, loss in losses.items()}, 30
-        )
+        seconds = turns({name: functools.partial(gradient, loss, x) for name, loss in losses.items()}, 30)
         exact = torch.autograd.grad(naive_loss(z := x.detach().double().requires_grad_(), y.double()), z)[0]
         print(f"\nCKA as a loss, forward and backward, 128×{d}, float32 (gradient against float64)")
         for name, loss in losses.items():

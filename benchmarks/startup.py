@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import signal
 import statistics
@@ -95,10 +96,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     measured: dict[str, Callable[[], tuple[float, float]]] = {
-        f"`kinfed {command}`": lambda command=command: answered(command) for command in COMMANDS
+        f"`kinfed {command}`": functools.partial(answered, command) for command in COMMANDS
     }
     measured |= {
-        f"a program until {n} {'worker is' if n == 1 else 'workers are'} ready": lambda n=n: workers_ready(n)
+        f"a program until {n} {'worker is' if n == 1 else 'workers are'} ready": functools.partial(workers_ready, n)
         for n in (1, 2, 4)
     }
     measured["the demo until its first round"] = first_round

@@ -45,7 +45,7 @@ def measured(runs: Path, seeds: Sequence[int] = (0, 1, 2)) -> list[dict[str, Any
                 source: speed_up(runs / f"{target}, from {source}" / f"fedvote-seed{seed}", base) for source in others
             }
             voted = runs / target / f"fedvote-seed{seed}"
-            ballots = next(
+            ballots: dict[str, Any] = next(
                 (line["ballots"] for line in read_json_lines(voted / "metrics.jsonl") if "ballots" in line), {}
             )
             found.append({

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from kinfed.flower.federation import impossible
 from kinfed.methods import METHODS, Message, make_method
@@ -39,13 +40,14 @@ def row(name: str) -> str:
     fields = trial_fields(type(made.unwrapped)) | trial_fields(type(made))
     runtime = small_runtime(make_method(name, fields), rounds=2)
     method, whole = runtime.method, runtime.tensor_names(0)
-    state, kept = method.init(runtime.server(0)), {}
+    state = method.init(runtime.server(0))
+    kept: dict[int, Any] = {}
     downs, ups, keeps = [], [], []
     for round in (1, 2):
         uploads = {}
         for id in range(len(runtime.federation)):
             down = method.download(state, id)
-            uploads[id], kept[id] = runtime.update(id, round, down, kept.get(id, Message()))  # type: ignore[arg-type]
+            uploads[id], kept[id] = runtime.update(id, round, down, kept.get(id, Message()))
             downs.append(down)
             ups.append(uploads[id])
             keeps.append(Message(kept[id].tensors, kept[id].numbers))

@@ -71,7 +71,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--out", type=int, default=128)

@@ -66,7 +66,8 @@ def main() -> None:
     measures = given.measures.split(",")
     client, *sources = pool(given.model, given.sources + 1)
     samples = images(given.images)
-    passes, told = [], {measure: [] for measure in measures}
+    passes: list[float] = []
+    told: dict[str, list[tuple[float, float]]] = {measure: [] for measure in measures}
     with own_settings():
         for repeat in range(given.repeats + 1):
             taken, looked = seconds(functools.partial(seen, client.model, sources, samples, [("body", "body")]))
@@ -81,10 +82,10 @@ def main() -> None:
     print(f"{given.sources} sources of {given.model}, {given.images} images: passes {statistics.median(passes):.2f} s")
     print(f"{'measure':<14}{'s':>8}{'share':>8}  lowest to highest")
     for measure, pairs in told.items():
-        taken, shares = zip(*pairs, strict=True)
+        scored_in, parts = zip(*pairs, strict=True)
         print(
-            f"{measure:<14}{statistics.median(taken):>8.3f}{statistics.median(shares):>8.3f}"
-            f"  {min(shares):.3f} to {max(shares):.3f}"
+            f"{measure:<14}{statistics.median(scored_in):>8.3f}{statistics.median(parts):>8.3f}"
+            f"  {min(parts):.3f} to {max(parts):.3f}"
         )
 
 

@@ -67,7 +67,7 @@ def _called(run: Run, variants: Sequence[dict[str, Any]]) -> str:
 
 def _but_seed(run: Run) -> dict[str, Any]:
     """Return the fields of a run that influence its results, without the seed; the method's own fields included."""
-    fields = _fields(run) | run.config.get(run.method, {})
+    fields: dict[str, Any] = _fields(run) | run.config.get(run.method, {})
     fields.pop(run.method, None)
     return fields
 
