@@ -143,14 +143,20 @@ class Contestant:
             except OSError:  # it has ended, or is not ours
                 continue
 
+    def told(self, name: str) -> Iterator[str]:
+        """Yield a file of each of its processes in /proc."""
+        for folder in self.processes():
+            with suppress(OSError):  # it has ended since
+                yield (folder / name).read_text()
+
     def cpu(self) -> float:
         """Return the CPU seconds of its processes and of those that they have waited for."""
-        fields = ((folder / "stat").read_text().rpartition(")")[2].split() for folder in self.processes())
+        fields = (text.rpartition(")")[2].split() for text in self.told("stat"))
         return sum(int(ticks) for of in fields for ticks in of[11:15]) / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> float:
         """Return the memory of its processes in MiB."""
-        lines = (line for folder in self.processes() for line in (folder / "smaps_rollup").read_text().splitlines())
+        lines = (line for text in self.told("smaps_rollup") for line in text.splitlines())
         return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
     def end(self) -> None:
