@@ -92,7 +92,7 @@ def test_in_a_browser_every_figure_is_drawn_without_an_error(page: Path, tmp_pat
     )  # accuracy and loss of three methods, each with a band; a note of two seeds
     assert dom.count('class="trace boxes"') == 3
     assert dom.count('class="hm"') == 5  # confusion, the partition, the classes in common, the CRSM, the weights
-    assert dom.count('class="trace bars"') == 5
+    assert dom.count('class="trace bars"') == 2 + 5  # bytes by way; seconds by part
 
 
 @pytest.mark.slow
