@@ -81,7 +81,7 @@ WORKS = {
 class Times:
     """What was measured of a system on one work, in seconds, MiB and fractions."""
 
-    start: float
+    start: float = 0.0
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     memory: float = 0.0
@@ -104,7 +104,8 @@ class Contestant:
         }
         adapter = str(HERE / "peer_adapters" / system.adapter)
         self.log = work / f"{self.mark}.log"
-        began = time.perf_counter()
+        self.times = Times()
+        self.began = time.perf_counter()
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [python, adapter, method, str(clients), str(rounds), *system.more],
@@ -112,8 +113,11 @@ class Contestant:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
         theirs.close()
+
+    def start(self) -> None:
+        """Wait until it is ready for its first round."""
         self.reported()
-        self.times = Times(time.perf_counter() - began)
+        self.times.start = time.perf_counter() - self.began
 
     def reported(self) -> float | None:
         """Return what the system says at the end of a round: its test accuracy, if it has one."""
@@ -207,6 +211,7 @@ def measured(systems: list[System], method: str, clients: int, rounds: int, work
             if method in system.methods:
                 made = Contestant(system, environment(system, work), method, clients, rounds + 1, work)
                 ends.callback(made.end)
+                made.start()
                 contestants[system.name] = made
         for number in range(rounds + 1):
             for contestant in contestants.values():

@@ -425,3 +425,11 @@ def test_features_are_learned_from_as_images_are(tmp_path: Path) -> None:
         public=0, rounds=3, quiet=True,
     )  # fmt: skip
     assert read_runs([result.path])[0].summary["metrics"]["global_acc"] > 0.9
+
+
+def test_a_run_that_was_killed_before_it_wrote_its_seconds_has_a_summary(out: Path) -> None:
+    kinfed.run("fedavg", out=out, **{**SMALL, "rounds": 1})
+    for name in ("seconds.jsonl", "summary.json"):
+        (out / name).unlink()
+    kinfed.resume(out)
+    assert json.loads((out / "summary.json").read_text())["seconds"]["last_evaluation"] == 0

@@ -72,10 +72,11 @@ def summarise(config: Config, runtime: ClientRuntime, lines: Lines, seconds: Lin
         "seconds": {
             "total": round(sum(sum(v for k, v in line.items() if k != "round") for line in seconds), 3),
             **{
-                part: round(sum(line[part] for line in seconds), 3)
+                part: round(sum(line.get(part, 0.0) for line in seconds), 3)
                 for part in ("train", "aggregate", "evaluate", "save")
             },
-            "last_evaluation": round(seconds[-1]["evaluate"], 3),  # a part of evaluate
+            # A part of "evaluate"; a run that was killed may lack the line of its last round.
+            "last_evaluation": round(sum(s["evaluate"] for s in seconds if s["round"] == lines[-1]["round"]), 3),
         },
         "refused": sum(len(line["refused"]) for line in lines),
         "refusals": _told(lines, "refused"),

@@ -242,12 +242,9 @@ def cost(runs: Sequence[Run]) -> list[Panel]:
     def bars(parts: Mapping[str, tuple[str, Callable[[dict[str, Any]], float]]], unit: str) -> go.Figure:
         figure, names = go.Figure(), _names(grouped)
         for part, (colour, read) in parts.items():
-            values = [float(np.mean([read(run.summary) for run in group])) for group in grouped.values()]
-            if not any(values):
-                continue
             figure.add_bar(
                 y=[names[row] for row in grouped],
-                x=values,
+                x=[float(np.mean([read(run.summary) for run in group])) for group in grouped.values()],
                 name=part,
                 orientation="h",
                 marker={"color": colour},
@@ -261,19 +258,25 @@ def cost(runs: Sequence[Run]) -> list[Panel]:
         "down": ("#56B4E9", lambda s: s["communication"]["down_bytes"] / 1e6),
         "up": ("#0072B2", lambda s: s["communication"]["up_bytes"] / 1e6),
     }
-    taken = {
+    taken: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
         "training": ("#009E73", lambda s: s["seconds"]["train"]),
         "aggregation": ("#CC79A7", lambda s: s["seconds"].get("aggregate", 0.0)),
         "tests in the rounds": ("#F0E442", lambda s: s["seconds"]["evaluate"] - _last_evaluation(s)),
         "last evaluation": ("#E69F00", _last_evaluation),
         "saving": ("#56B4E9", lambda s: s["seconds"].get("save", 0.0)),
-        "other": ("#AAAAAA", lambda s: s["seconds"]["total"] - s["seconds"]["train"] - s["seconds"]["evaluate"]
-                  if "save" not in s["seconds"] else 0.0),
-    }  # fmt: skip
+        "other": ("#AAAAAA", _undivided),
+    }
+    taken = {part: of for part, of in taken.items() if any(of[1](run.summary) for run in runs)}
     return [
         Panel(bars(sent, "MB"), "Megabytes sent in all rounds"),
         Panel(bars(taken, "s"), "Seconds by part of the run"),
     ]
+
+
+def _undivided(summary: Mapping[str, Any]) -> float:
+    """Return the seconds that a summary of an older version tells of no part; 0 for others."""
+    seconds: Mapping[str, float] = summary["seconds"]
+    return 0.0 if "save" in seconds else seconds["total"] - seconds["train"] - seconds["evaluate"]
 
 
 def _last_evaluation(summary: Mapping[str, Any]) -> float:

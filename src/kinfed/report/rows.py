@@ -34,6 +34,7 @@ NO_BEARING = (
     "seed", "workers", "client_timeout", "cpus_per_client", "gpus_per_client", "parallel", "device", "checkpoint_every",
     "evaluate_every", "knn_every", "save_local", "save_models", "log", "target_acc", "measure",
 )  # fmt: skip
+UNCHANGED = {name: Config.model_fields[name].default for name in ADDED}  # what a run without these fields did
 
 
 def in_rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -79,11 +80,10 @@ def config_of_all(run: Run) -> dict[str, Any]:
 
 def _fields(run: Run) -> dict[str, Any]:
     """Return the fields of a config that influence the results; those that older runs do not have, if they do."""
-    unchanged = {name: Config.model_fields[name].default for name in ADDED}
     return {
         name: value
         for name, value in run.config.items()
-        if name not in NO_BEARING and not (name in unchanged and value == unchanged[name])
+        if name not in NO_BEARING and not (name in UNCHANGED and value == UNCHANGED[name])
     }
 
 
