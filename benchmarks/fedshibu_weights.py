@@ -40,8 +40,15 @@ FORMS = {
     "FedAvg + CRSM, printed": "fedavg_crsm:rep_source=local_random,layers=last,norm=sum",
     "FedAvg + CRSM, each stage": "fedavg_crsm:layers=each,norm=distance",
 }
+SOFTMAX = {"public images, softmax": "fedshibu:layers=last,norm=softmax"}
 CONTROLS = ("erased", "permuted")
 BASELINES = ["local", "fedavg", "fedbabu", "fedper"]
+CURVE = {f"own weight {a:g}": f"fedshibu:layers=last,norm=own,own={a}" for a in OWN_WEIGHTS}
+# Rows that are tuned together, and those that their controls belong to.
+PARTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "forms": (CURVE | FORMS | {name: name for name in BASELINES}, FORMS),
+    "softmax": (SOFTMAX, SOFTMAX),
+}
 
 COMMON: dict[str, Any] = {
     "clients": 20, "rounds": 30, "lr_schedule": "cosine", "validation": 0.2, "ft_epochs": 0, "evaluate_every": 30,
@@ -81,31 +88,35 @@ def of_similarity(group: list[Run]) -> dict[str, Any]:
 
 
 def measured(study: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """Tune and compare all forms of a study, run their controls, and return the results as JSON values."""
+    """Tune and compare the rows of a study, run their controls, and return the results as JSON values."""
     fields = {**STUDIES[study], "seed": asked.seed}
     if fields["data"] != "digits":
         fields["data"] = str(asked.data / fields["data"])
-    names = {f"own weight {a:g}": f"fedshibu:layers=last,norm=own,own={a}" for a in OWN_WEIGHTS}
-    names |= FORMS | {name: name for name in BASELINES}
-    kinfed.tune(
-        [*names.values()], over=["lr=0.03,0.1,0.3"], out=work / "forms", seeds=asked.seeds, quiet=True, **fields
-    )
-    runs = read_runs([work / "forms"])
-    found, rows = compared(runs), in_rows(runs)
-    of = {name: (found[row], rows[row]) for name, row in names.items()}
-    controls = {
-        f"{form}, {control}": f"{own},control={control},lr={settings_of(of[form][1][0])['lr']}"
-        for form, own in FORMS.items()
-        for control in CONTROLS
-    }
-    if (work / "controls" / "comparison.toml").is_file():
-        kinfed.resume(work / "controls", quiet=True)
-    else:
-        later = {**fields, "seed": runs[0].summary["seed"]}
-        kinfed.compare([*controls.values()], out=work / "controls", seeds=asked.seeds, quiet=True, **later)
-    runs = read_runs([work / "controls"])
-    found, rows = compared(runs), in_rows(runs)
-    of |= {name: (found[row], rows[row]) for name, row in controls.items()}
+    of: dict[str, tuple[Any, list[Run]]] = {}
+
+    def read(folder: Path, names: dict[str, str]) -> None:
+        runs = read_runs([folder])
+        found, rows = compared(runs), in_rows(runs)
+        of.update({name: (found[row], rows[row]) for name, row in names.items()})
+
+    for part, (names, forms) in PARTS.items():
+        methods = [*names.values()]
+        if "local" in of and "local" not in names:  # training alone is there, and need not be tuned again
+            methods.append(f"local:lr={settings_of(of['local'][1][0])['lr']}")
+        kinfed.tune(methods, over=["lr=0.03,0.1,0.3"], out=work / part, seeds=asked.seeds, quiet=True, **fields)
+        read(work / part, names)
+        controls = {
+            f"{form}, {control}": f"{own},control={control},lr={settings_of(of[form][1][0])['lr']}"
+            for form, own in forms.items()
+            for control in CONTROLS
+        }
+        out = work / ("controls" if part == "forms" else f"{part}-controls")
+        if (out / "comparison.toml").is_file():
+            kinfed.resume(out, quiet=True)
+        else:
+            later = {**fields, "seed": of["local"][1][0].summary["seed"]}
+            kinfed.compare([*controls.values()], out=out, seeds=asked.seeds, quiet=True, **later)
+        read(out, controls)
     return {
         "study": study,
         "seeds": [*of["local"][0].seeds],

@@ -39,10 +39,12 @@ from kinfed.report.statistics import compare
 from kinfed.streams import torch_stream
 
 CEILING, HEAD_CEILING = "oracle_groups", "oracle_groups+fedper"
+SOFTMAX = "fedshibu:layers=last,norm=softmax"
 PARTS = {
     "others": ["local", "fedavg", "fedper", "cfl:after=5", CEILING],
     "more": ["fedshibu", "ifca", HEAD_CEILING],
     "fedkin": ["fedkin", "fedkin+fedper"],
+    "softmax": [SOFTMAX],
 }
 
 COMMON: dict[str, Any] = {
@@ -83,11 +85,13 @@ class PermutedKin(FedKin):
         return groups[torch.randperm(len(groups), generator=torch_stream(server.seed, "permuted control"))]
 
 
+OF_SIMILARITY: dict[str, Callable[[dict[str, Any]], Method]] = {
+    "erased": lambda fields: FedSHIBU(**fields | {"control": "erased"}),
+    "permuted": lambda fields: FedSHIBU(**fields | {"control": "permuted"}),
+}
 CONTROLS: dict[str, dict[str, Callable[[dict[str, Any]], Method]]] = {
-    "fedshibu": {
-        "erased": lambda fields: FedSHIBU(**fields | {"control": "erased"}),
-        "permuted": lambda fields: FedSHIBU(**fields | {"control": "permuted"}),
-    },
+    "fedshibu": OF_SIMILARITY,
+    SOFTMAX: OF_SIMILARITY,
     "fedkin": {"permuted": lambda fields: PermutedKin(**fields)},
 }
 
