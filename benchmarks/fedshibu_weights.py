@@ -100,10 +100,9 @@ def measured(study: str, work: Path, asked: argparse.Namespace) -> dict[str, Any
         of.update({name: (found[row], rows[row]) for name, row in names.items()})
 
     for part, (names, forms) in PARTS.items():
-        methods = [*names.values()]
-        if "local" in of and "local" not in names:  # training alone is there, and need not be tuned again
-            methods.append(f"local:lr={settings_of(of['local'][1][0])['lr']}")
-        kinfed.tune(methods, over=["lr=0.03,0.1,0.3"], out=work / part, seeds=asked.seeds, quiet=True, **fields)
+        kinfed.tune(
+            [*names.values()], over=["lr=0.03,0.1,0.3"], out=work / part, seeds=asked.seeds, quiet=True, **fields
+        )
         read(work / part, names)
         controls = {
             f"{form}, {control}": f"{own},control={control},lr={settings_of(of[form][1][0])['lr']}"
