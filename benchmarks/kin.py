@@ -122,7 +122,7 @@ def measured(name: str, work: Path, asked: argparse.Namespace) -> dict[str, Any]
         for control, made in controls.items():
             out = work / f"{base}-{control}"
             if (out / "comparison.toml").is_file():
-                kinfed.resume(out, quiet=True)
+                kinfed.resume(out, methods=[made(own)], quiet=True)
             else:
                 kinfed.compare([made(own)], out=out, seeds=asked.seeds, quiet=True, **later)
             (row,) = [row for row in compared(read_runs([out])) if row != "local"]
