@@ -94,7 +94,7 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
     return {"clients": clients, **trained, "client states": len(files), "memory bytes": sum(files)}
 
 
-def last_evaluation(method: str, clients: int) -> dict[str, Any]:
+def last_evaluation(method: str, clients: int, side: int) -> dict[str, Any]:
     """Run two rounds with 1 % of the clients; tell the CPU seconds of the last evaluation by its parts, and files."""
     import kinfed
     from kinfed.engine import evaluator, folder
@@ -121,7 +121,7 @@ def last_evaluation(method: str, clients: int) -> dict[str, Any]:
     ):  # fmt: skip
         timed(kind, name, called)
     rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (36 * clients, 28, 28), dtype=np.uint8), np.arange(36 * clients) % 10
+    x, y = rng.integers(0, 256, (36 * clients, side, side), dtype=np.uint8), np.arange(36 * clients) % 10
     with tempfile.TemporaryDirectory() as out:
         fields: dict[str, Any] = {"clients": clients, "participation": 0.01, "rounds": 2, "model": "mlp", "quiet": True}
         kinfed.run(method, data=(x, y), partition="iid", evaluate_every=3, out=Path(out, "run"), **fields)
@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--federation", type=int, help="one federation of so many clients, as JSON")
     parser.add_argument("--last", help="the last evaluation of METHOD:CLIENTS, as JSON")
+    parser.add_argument("--side", type=int, default=28, help="of the images of --last, in pixels")
     parser.add_argument("--mixing", type=int, help="the mixing of so many bodies, as JSON")
     given = parser.parse_args()
     if given.federation:
@@ -178,7 +179,7 @@ def main() -> None:
         return
     if given.last:
         method, clients = given.last.split(":")
-        print(json.dumps(last_evaluation(method, int(clients))))
+        print(json.dumps(last_evaluation(method, int(clients), given.side)))
         return
     if given.mixing:
         print(json.dumps(mixing(given.mixing)))
