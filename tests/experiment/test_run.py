@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -252,6 +253,19 @@ def test_data_that_do_not_fit_are_refused_before_a_folder_is_made(out: Path) -> 
         with pytest.raises(InputError, match="5000 is more than the 1272 training samples"):
             method("fedavg", out=out, **{**SMALL, "clients": 5000})
         assert not out.exists()
+
+
+def test_finished_runs_do_not_shorten_the_progress_of_those_that_are_left(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinfed.compare(["fedavg", "fedprox", "local"], out=out, **{**SMALL, "rounds": 1})
+    shutil.rmtree(out / "fedprox-seed0")
+    shutil.rmtree(out / "local-seed0")
+    kinfed.resume(out)
+    told = [
+        line.split("all runs: ")[1].split(",")[0] for line in capsys.readouterr().err.splitlines() if "all r" in line
+    ]
+    assert [progress.rstrip(")") for progress in told] == ["2/3 rounds", "3/3 rounds"]
 
 
 def test_resuming_what_is_finished_changes_nothing(out: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -236,14 +237,12 @@ def _compare(config: Config, out: Path, make_callback: MakeCallback, do: Doing, 
         summaries = [read_json(path) for path in _in_order(whole or config, out)]
         write_whole(out / COMPARISON_SUMMARIES, json.dumps(summaries, indent=1) + "\n")
 
+    def job(method: str, seed: int, folder: Path) -> Job:
+        make = nobody if (folder / SUMMARY).is_file() else make_callback  # nothing of a finished run is left to observe
+        return Job(config.of(method, seed), folder, functools.partial(make, method, seed, config.rounds))
+
     runs = [*run_folders(config, out)]
-    do(
-        (
-            Job(config.of(method, seed), folder, functools.partial(make_callback, method, seed, config.rounds))
-            for method, seed, folder in runs
-        ),
-        ended,
-    )
+    do(itertools.starmap(job, runs), ended)
     if failed:
         raise RunFailed("; ".join(failed[folder] for _, _, folder in runs if folder in failed))
 
