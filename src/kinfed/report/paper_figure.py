@@ -188,6 +188,8 @@ def _save_png(measured: Measured, path: Path) -> None:
 def _draw_curves(
     measured: Measured, heading: str, curves: Mapping[str, Curve], colour: Mapping[str, str], axes: Axes
 ) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for name, curve in curves.items():
         means = [np.nan if mean is None else mean for mean in curve.means]
         style = "o" if _names_only(curve) else "o-"
@@ -201,6 +203,8 @@ def _draw_curves(
             axes.plot(x, paper, ":", color=colour[name], label=plain(f"{name}, paper"))
         if _names_only(curve):
             axes.tick_params(axis="x", rotation=60)
+    if all(isinstance(x, int) for curve in curves.values() for x in curve.x):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half of a round or a client
     axes.set(title=plain(heading), xlabel=plain(measured.x))
     axes.set_ylabel(plain(measured.y), fontsize=8)
     axes.grid(alpha=0.25)
