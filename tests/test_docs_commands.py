@@ -28,7 +28,7 @@ from tests.test_docs import PAGES, ROOT
 from tests.test_example import commands
 
 DATA = {"mnist": 1, "kmnist": 1, "fashion_mnist": 1, "usps": 1, "svhn": 3, "cifar10": 3}  # stand-ins, by their channels
-IMAGES = 2500  # of each stand-in, as many as the largest --train-images of the pages
+IMAGES = {"cifar10": 2500}  # training images of a stand-in, if a page asks for more than 300
 AS_WRITTEN = ["README.md", "docs/data.md", "docs/use.md"]  # pages whose commands on the example data are run whole
 TRAINED_FIRST = ("use.md", "tutorial.md")  # commands that use what the first ones train; the site runs the tutorial
 WITH_COMMANDS = [
@@ -57,10 +57,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the pages name, as small as it can be: data sets, files of activations, weights and code."""
     folder = tmp_path_factory.mktemp("place")
     rng = np.random.default_rng(0)
-    labels = np.arange(IMAGES) % 10
     for name, channels in DATA.items():
-        side = 28 if channels == 1 else 32
-        images = rng.integers(256, size=(IMAGES, side, side, *([channels] if channels > 1 else [])), dtype=np.uint8)
+        count, side = IMAGES.get(name, 300), 28 if channels == 1 else 32
+        labels = np.arange(count) % 10
+        images = rng.integers(256, size=(count, side, side, *([channels] if channels > 1 else [])), dtype=np.uint8)
         arrays = {"x_train": images, "y_train": labels, "x_test": images[:50], "y_test": labels[:50]}
         np.savez(folder / f"{name}.npz", **{key: array.astype(np.uint8, copy=False) for key, array in arrays.items()})
     for name in ("a", "b"):
