@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import kinfed
-from kin import CIFAR, MNIST, difference_of, settings_of
+from kin import CIFAR, MNIST, difference_of, own_weight, settings_of
 from kinfed.files import write_whole
 from kinfed.report.differences import compared
 from kinfed.report.folders import Run, read_runs
@@ -44,7 +44,7 @@ SOFTMAX = {"public images, softmax": "fedshibu:layers=last,norm=softmax"}
 CONTROLS = ("erased", "permuted")
 BASELINES = ["local", "fedavg", "fedbabu", "fedper"]
 CURVE = {f"own weight {a:g}": f"fedshibu:layers=last,norm=own,own={a}" for a in OWN_WEIGHTS}
-# Rows that are tuned together, and those that their controls belong to.
+# Rows that are tuned together, and those of them that have controls; a later part leaves the runs of the others alone.
 PARTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "forms": (CURVE | FORMS | {name: name for name in BASELINES}, FORMS),
     "softmax": (SOFTMAX, SOFTMAX),
@@ -67,11 +67,6 @@ STUDIES: dict[str, dict[str, Any]] = {
 }
 # Clients and samples for the printed form: how much weight is its own, and what does it bring?
 SIZES = [(20, 100), (50, 100), (100, 100), (20, 25), (20, 50), (20, 200)]
-
-
-def own_weight(run: Run) -> float:
-    """Return the mean weight of the clients' own bodies in their mixtures in the last round."""
-    return float(run.pictures["weights"].matrix.diagonal().nanmean())
 
 
 def of_similarity(group: list[Run]) -> dict[str, Any]:
@@ -109,7 +104,7 @@ def measured(study: str, work: Path, asked: argparse.Namespace) -> dict[str, Any
             for form, own in forms.items()
             for control in CONTROLS
         }
-        out = work / ("controls" if part == "forms" else f"{part}-controls")
+        out = work / f"{part}-controls"
         if (out / "comparison.toml").is_file():
             kinfed.resume(out, quiet=True)
         else:

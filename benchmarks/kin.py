@@ -172,13 +172,19 @@ def difference_of(one: Any, other: Any) -> list[float] | None:
     return None if found is None else [round(found.difference, 4), round(found.low, 4), round(found.high, 4)]
 
 
+def own_weight(run: Run) -> float:
+    """Return the mean weight of the clients' own bodies in their mixtures in the last round."""
+    return float(run.pictures["weights"].matrix.diagonal().nanmean())
+
+
 def agreement(group: list[Run]) -> dict[str, Any]:
-    """Return the numbers of groups of the seeds, and their agreement with the planted ones."""
+    """Return the numbers of groups of the seeds, their agreement with the planted ones, and FedSHIBU's own weights."""
     last = [run.lines[-1] for run in group]
     told = {
         "groups": [len({*line["groups"]}) for line in last if "groups" in line],
         "adjusted_rand_index": [line["adjusted_rand_index"] for line in last if "adjusted_rand_index" in line],
         "pair_auc": [line["pair_auc"] for line in last if line.get("pair_auc") is not None],
+        "own_weight": [own_weight(run) for run in group if "weights" in run.pictures],
     }
     return {name: [round(value, 3) for value in values] for name, values in told.items() if values}
 

@@ -18,7 +18,8 @@ FIELDS: dict[str, Any] = {
     "rounds": 2, "lr": 0.02, "ft_epochs": 0, "quiet": True,
 }  # fmt: skip
 ALL = ("fedavg", "scaffold", "fedcka", "fedper", "fedshibu", "fedkin", "fedcrc", "hetero_ssfl")
-METHODS = ("fedshibu",) if DEVICE == "cpu" else ALL  # a dry run, and the test of a device
+DRY = (pytest.param("fedavg", marks=pytest.mark.slow), "fedshibu")
+METHODS = DRY if DEVICE == "cpu" else ALL
 
 
 def models_of(run: Path) -> dict[str, torch.Tensor]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -262,10 +263,7 @@ def test_finished_runs_do_not_shorten_the_progress_of_those_that_are_left(
     shutil.rmtree(out / "fedprox-seed0")
     shutil.rmtree(out / "local-seed0")
     kinfed.resume(out)
-    told = [
-        line.split("all runs: ")[1].split(",")[0] for line in capsys.readouterr().err.splitlines() if "all r" in line
-    ]
-    assert [progress.rstrip(")") for progress in told] == ["2/3 rounds", "3/3 rounds"]
+    assert re.findall(r"all runs: (\d+/\d+) rounds", capsys.readouterr().err) == ["2/3", "3/3"]
 
 
 def test_resuming_what_is_finished_changes_nothing(out: Path) -> None:

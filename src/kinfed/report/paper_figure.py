@@ -131,11 +131,15 @@ def _curves(measured: Measured, curves: Mapping[str, Curve], colour: Mapping[str
                 marker={"color": colour[name], "size": 5, "symbol": "circle-open"},
                 hovertemplate="%{y:.2f}",
             )
-    xs = sorted({x for curve in curves.values() for x in curve.x if not isinstance(x, str)})
-    ticks = {"tickvals": xs} if 0 < len(xs) <= TICKS else {}
-    figure.update_xaxes(title_text=hypertext(measured.x), automargin=True, **ticks)
+    figure.update_xaxes(title_text=hypertext(measured.x), automargin=True, tickvals=_ticks(curves))
     figure.update_yaxes(automargin=True)
     return styled(figure, height=400 + 22 * len(figure.data), hovermode="x unified")
+
+
+def _ticks(curves: Mapping[str, Curve]) -> list[float] | None:
+    """Return the numbers on the x-axis where something was measured; None if they are too many, or names."""
+    xs = sorted({x for curve in curves.values() for x in curve.x if not isinstance(x, str)})
+    return xs if 0 < len(xs) <= TICKS else None
 
 
 def _shown(x: float | str) -> float | str:
@@ -188,8 +192,6 @@ def _save_png(measured: Measured, path: Path) -> None:
 def _draw_curves(
     measured: Measured, heading: str, curves: Mapping[str, Curve], colour: Mapping[str, str], axes: Axes
 ) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     for name, curve in curves.items():
         means = [np.nan if mean is None else mean for mean in curve.means]
         style = "o" if _names_only(curve) else "o-"
@@ -203,8 +205,8 @@ def _draw_curves(
             axes.plot(x, paper, ":", color=colour[name], label=plain(f"{name}, paper"))
         if _names_only(curve):
             axes.tick_params(axis="x", rotation=60)
-    if all(isinstance(x, int) for curve in curves.values() for x in curve.x):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half of a round or a client
+    if (ticks := _ticks(curves)) is not None:
+        axes.set_xticks(ticks)
     axes.set(title=plain(heading), xlabel=plain(measured.x))
     axes.set_ylabel(plain(measured.y), fontsize=8)
     axes.grid(alpha=0.25)
