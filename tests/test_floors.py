@@ -1,4 +1,4 @@
-"""Imports go down only (ARCHITECTURE.md, the floors)."""
+"""Imports go down only (docs/design.md)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import kinfed
 ROOT = Path(kinfed.__file__).parent
 FLOORS = {
     "errors": -1, "labels": -1, "registry": -1, "fields": -1, "streams": -1, "files": -1, "settings": -1,
+    "interrupt": -1, "fork_server": -1,
     "similarity": 0, "data": 0, "models": 0,
     "learning": 1, "methods": 2, "engine": 3, "experiment": 4, "tuning": 5, "report": 5, "display": 5, "flower": 5,
     "api": 6, "testing": 6, "advice": 6, "__init__": 7, "cli": 7, "__main__": 8,

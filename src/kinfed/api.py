@@ -20,6 +20,7 @@ from kinfed.experiment.executors import refuse_executor, refuse_unknown
 from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS, Fields, JudgedFields, with_fields
 from kinfed.fields import is_text, parse_duration, short
 from kinfed.files import own_folder
+from kinfed.fork_server import start_ahead
 from kinfed.labels import slug
 from kinfed.settings import untouched
 
@@ -203,7 +204,7 @@ def run(
     _truths(overwrite=overwrite, quiet=quiet, allow_code=allow_code)
     if "methods" in fields:
         raise InputError("methods: run takes one method, the first argument; compare takes several")
-    config = _config({**fields, "methods": method}, allow_code=allow_code)
+    config = _config({**fields, "methods": method}, allow_code=allow_code, executor=executor)
     if config.parallel > 1:
         raise InputError(f"parallel: {config.parallel} would do nothing; it is of several runs, as of compare")
     refuse_executor(config, executor)
@@ -262,7 +263,7 @@ def compare(
     """
     _truths(overwrite=overwrite, quiet=quiet, allow_code=allow_code)
     asked = {**fields} if methods is None else {**fields, "methods": methods}
-    config = _config(asked, alone=True, allow_code=allow_code)
+    config = _config(asked, alone=True, allow_code=allow_code, executor=executor)
     refuse_executor(config, executor)
     from kinfed.experiment.cost import cost_of
     from kinfed.experiment.run import compare as compare_config
@@ -398,7 +399,7 @@ def tune(
     file = _file(fields)
     there = {} if file is None else read_toml(file)
     usual = {name: value for name, value in TUNING_DEFAULTS.items() if name not in there}
-    config = _config({**usual, **asked}, alone=True, allow_code=allow_code)
+    config = _config({**usual, **asked}, alone=True, allow_code=allow_code, executor=executor)
     if executor == "flower":
         raise InputError("executor: flower is of run and compare; tune has ray")
     refuse_executor(config, executor)
@@ -752,12 +753,17 @@ def vote(
     return held
 
 
-def _config(fields: Mapping[str, Any], *, allow_code: bool = False, **how: Any) -> Config:
+def _config(
+    fields: Mapping[str, Any], *, allow_code: bool = False, executor: Executor | str | None = None, **how: Any
+) -> Config:
     """Make the config of some fields. Arrays are stored last, after all other fields have been checked.
 
-    Callers import what needs torch after this call, so that a mistyped name is refused at once.
+    Callers import what needs torch after this call, so that a mistyped name is refused at once. Worker processes import
+    it at the same time.
     """
-    refuse_mistyped(fields)
+    asked = refuse_mistyped(fields)
+    if asked.parallel > 1 or (asked.workers and executor is None):
+        start_ahead()
     from kinfed.experiment.configure import configure
     from kinfed.experiment.objects import as_fields, names_in
     from kinfed.registry import nothing_from_files
@@ -825,8 +831,12 @@ def _rehearsal(*, overwrite: bool = False) -> ModuleType:
 @contextlib.contextmanager
 def _spectator(quiet: bool) -> Iterator[Display | Unseen]:
     """Context manager that gives the display of the progress, or an observer that does nothing if it shall be quiet."""
-    from kinfed.display import Display
-    from kinfed.tuning import Unseen
+    if quiet:
+        from kinfed.tuning import Unseen
 
-    with contextlib.nullcontext(Unseen()) if quiet else Display() as spectator:
+        yield Unseen()
+        return
+    from kinfed.display import Display
+
+    with Display() as spectator:
         yield spectator

@@ -23,10 +23,11 @@ from threadpoolctl import threadpool_info
 from torch import nn
 
 import kinfed
-from kinfed.engine import ProcessExecutor, WorkersFailed, exchange, processes
+from kinfed import fork_server
+from kinfed.engine import ProcessExecutor, WorkersFailed, exchange
 from kinfed.engine.exchange import Exchange, clear_left_behind
-from kinfed.engine.interrupt import SIGNALS, Interrupt, Stopped, out_of_reach
 from kinfed.errors import InputError
+from kinfed.interrupt import SIGNALS, Interrupt, Stopped, out_of_reach
 from kinfed.methods import Message
 from tests.builders import build_runtime, run
 from tests.engine.test_executors import working
@@ -133,8 +134,8 @@ def test_processes_that_cannot_be_started_are_told_and_leave_nothing(
 def test_processes_that_end_as_soon_as_they_start_are_told(
     start: str, reason: str, exchanges: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "START", start)
-    processes._server()._stop()  # the next process starts another one
+    monkeypatch.setattr(fork_server, "START", start)
+    fork_server._server()._stop()  # the next process starts another one
     multiprocessing.set_executable("/bin/false")
     try:
         with pytest.raises(WorkersFailed, match=rf"^a worker process cannot be started: {reason}$"):
@@ -160,7 +161,7 @@ def write_about(file: Path) -> Any:
 
 def about_a_worker(start: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The settings of a new worker process."""
-    monkeypatch.setattr(processes, "START", start)
+    monkeypatch.setattr(fork_server, "START", start)
     with working(1) as workers, pytest.raises(WorkersFailed, match="enough"):
         run(build_runtime("fedavg"), folder, workers, functools.partial(write_about, folder.with_suffix(".json")))
     about: dict[str, Any] = json.loads(folder.with_suffix(".json").read_text())

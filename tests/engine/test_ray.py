@@ -22,9 +22,9 @@ import torch
 import kinfed
 from kinfed.engine import ClientRuntime, WorkersFailed, ray_executor
 from kinfed.engine.executor import Task
-from kinfed.engine.interrupt import SIGNALS
 from kinfed.engine.ray_executor import ON_LOOPBACK, QUIET, RayExecutor
 from kinfed.errors import InputError
+from kinfed.interrupt import SIGNALS
 from kinfed.methods import Client, ClientState, Message
 from kinfed.methods.fedper import FedPer
 from tests.builders import build_runtime, dataset, federation, run, same

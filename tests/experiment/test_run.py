@@ -394,7 +394,7 @@ def test_ctrl_c_stops_after_the_round_says_how_to_go_on_and_ends_with_130(worker
 
 
 def test_a_second_ctrl_c_stops_at_once() -> None:
-    from kinfed.engine.interrupt import Interrupt
+    from kinfed.interrupt import Interrupt
 
     before = signal.getsignal(signal.SIGINT)
     with Interrupt() as interrupt:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kinfed.engine import Callback, NoCallback
-from kinfed.engine.interrupt import Stopped
 from kinfed.errors import InputError, RunFailed
 from kinfed.flower.journal import Journal, journal_of, watch
+from kinfed.interrupt import Stopped
 
 
 class Told(NoCallback):

@@ -722,8 +722,8 @@ def deploy(
 def watch(out: Annotated[Path, typer.Argument(metavar="DIR", help="folder of the results at the server")]) -> None:
     """Show the progress of a run at sites that flwr run has started; Ctrl-C ends the display, not the run."""
     from kinfed.display import Display
-    from kinfed.engine.interrupt import Stopped
     from kinfed.flower.journal import watch as follow
+    from kinfed.interrupt import Stopped
 
     with _resumable("flwr run, as before"), Display() as display:
         try:

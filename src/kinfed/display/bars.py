@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
-from kinfed.report.terminal import NOTEBOOK_WIDTH
+from kinfed.report.width import NOTEBOOK_WIDTH
 
 __all__ = ["Bar", "Bars"]
 

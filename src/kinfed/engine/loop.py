@@ -15,12 +15,12 @@ from kinfed.engine.client_store import StateLedger, StoredRounds
 from kinfed.engine.evaluation import Evaluation, models_of
 from kinfed.engine.executor import Executor, Failure, Task
 from kinfed.engine.folder import METRICS, SECONDS, Checkpoint, RunFolder
-from kinfed.engine.interrupt import Interrupt, Stopped
 from kinfed.engine.lines import Line, checked_notes
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.engine.settings import cohort
 from kinfed.engine.stopping import ends_early
 from kinfed.errors import RunFailed
+from kinfed.interrupt import Interrupt, Stopped
 from kinfed.learning import adjusted_rand_index, pair_auc
 from kinfed.methods import ClientId, Message, ServerState
 from kinfed.streams import numpy_stream

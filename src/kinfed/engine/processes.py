@@ -2,11 +2,8 @@
 
 The pipes carry names and numbers; tensors are in safetensors files in shared memory. (Process pools are not used, since
 their workers share a queue and its lock, which one kill can break.) Workers do not run the program's main module, so
-it may be a script without a guard, a notebook or standard input.
-
-On Linux workers are forked from a server (`multiprocessing.forkserver`) that has imported this module and done nothing
-else: the import, which takes seconds, is paid once. The first worker of a program starts the server, and it ends with
-the program. Elsewhere each worker is a new interpreter.
+it may be a script without a guard, a notebook or standard input. On Linux they are forks of a server that has imported
+this module (`kinfed.fork_server`).
 """
 
 from __future__ import annotations
@@ -19,41 +16,35 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor
 
+from kinfed import fork_server
 from kinfed.engine.client_store import ClientStates
 from kinfed.engine.evaluator import GlobalTest
 from kinfed.engine.exchange import Exchange, Parcel, clear, post, take
 from kinfed.engine.executor import Done, Executor, Failure, Task, TaskRunner, Test, Tested
-from kinfed.engine.interrupt import out_of_reach
 from kinfed.engine.malloc import keep_freed_memory
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.errors import WorkersFailed
 from kinfed.learning.frozen import CHUNK
 from kinfed.methods import ClientId, Message
 from kinfed.models import Tensors
-from kinfed.settings import own_settings, untouched
+from kinfed.settings import own_settings
 
-if TYPE_CHECKING:
-    from multiprocessing.forkserver import ForkServer  # not on every system
+__all__ = ["TRIES", "ProcessExecutor", "packed", "parts_of_test", "set_up", "unpacked"]
 
-__all__ = ["START", "TRIES", "ProcessExecutor", "own_server", "packed", "parts_of_test", "set_up", "unpacked"]
-
-START = "forkserver" if sys.platform == "linux" else "spawn"  # elsewhere system libraries do not allow a fork
 LOGITS = "logits"
 TRIES = 3  # workers that may be lost with a client's work before the client is refused
 NO_SETUP = -1  # number of the setup in the message of a worker that has just started
@@ -258,13 +249,13 @@ class _Worker:
     """Worker process with its present job."""
 
     def __init__(self, exchange: Path) -> None:
-        context: Any = multiprocessing.get_context(START)
+        context: Any = multiprocessing.get_context(fork_server.START)
         self.pipe, theirs = context.Pipe()
         self._process: BaseProcess = context.Process(
             target=_serve, args=(theirs, exchange, dict(os.environ)), daemon=True
         )
         try:
-            with own_server(), out_of_reach():
+            with fork_server.own_server():
                 self._process.start()
         except (OSError, EOFError, RuntimeError, AssertionError) as error:  # AssertionError: a daemonic process
             raise WorkersFailed(f"a worker process cannot be started: {Failure.of(error).reason}") from error
@@ -367,58 +358,6 @@ class _Worker:
         self._process.join(5)
         self._process.kill()
         self._process.join()
-
-
-@contextlib.contextmanager
-def own_server() -> Iterator[None]:
-    """Context manager for starting processes as workers are started: by kinfed's server, without the main module."""
-    with _without_main(), _with_server():
-        yield
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Context manager for starting processes that do not import the main module, which may be starting them."""
-    main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-        if method is None:  # the first start fixes the method, but the choice is the program's
-            multiprocessing.set_start_method(None, force=True)
-
-
-@contextlib.contextmanager
-def _with_server() -> Iterator[None]:
-    """Context manager for starting processes by kinfed's own fork server, not by that of the program.
-
-    The server has the program's search path for modules when it starts. Its processes block signals (`out_of_reach`),
-    which those of the program must not.
-    """
-    if START != "forkserver":
-        yield
-        return
-    from multiprocessing import forkserver
-
-    connect = forkserver.connect_to_new_process
-    with untouched():
-        os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        os.environ["PYTHONSAFEPATH"] = "1"
-        forkserver.connect_to_new_process = _server().connect_to_new_process
-        try:
-            yield
-        finally:
-            forkserver.connect_to_new_process = connect
-
-
-@functools.cache
-def _server() -> ForkServer:
-    from multiprocessing.forkserver import ForkServer
-
-    server = ForkServer()
-    server.set_forkserver_preload([__name__])
-    return server
 
 
 @functools.lru_cache(maxsize=1)

@@ -35,11 +35,11 @@ from kinfed.engine.client_store import StoredRounds
 from kinfed.engine.evaluator import GlobalTest
 from kinfed.engine.exchange import alike
 from kinfed.engine.executor import Done, Executor, Failure, Task, TaskRunner, Tested
-from kinfed.engine.interrupt import kept_handlers, out_of_reach
 from kinfed.engine.malloc import keep_freed_memory
 from kinfed.engine.processes import LOGITS, TRIES, packed, parts_of_test, set_up, unpacked
 from kinfed.engine.runtime import ClientRuntime
 from kinfed.errors import InputError, WorkersFailed
+from kinfed.interrupt import kept_handlers, out_of_reach
 from kinfed.methods import ClientId, ClientState, Message
 from kinfed.models import Tensors, apart, checksum
 from kinfed.settings import own_settings, untouched

@@ -724,22 +724,25 @@ def _partition_of_data(fields: Mapping[str, Any]) -> str:
     return "shards"
 
 
-def refuse_mistyped(fields: Mapping[str, Any]) -> None:
+def refuse_mistyped(fields: Mapping[str, Any]) -> Fields:
     """Refuse names and values that are wrong by themselves, as `Config.checked` does, but without importing torch.
 
     Args:
-        fields: Values by name of the field. Those that are no text, which the command line never gives, are left to
-            the whole check.
+        fields: Values by name of the field. Those that are neither text nor whole numbers, which the command line never
+            gives, are left to the whole check.
+
+    Returns:
+        The fields that were checked, with defaults in place of the others.
 
     Raises:
         InputError: If a name is unknown or a value is not allowed.
     """
     named = fields.get("methods", ())
     methods = [name for name in (named if isinstance(named, list | tuple) else [named]) if isinstance(name, str)]
-    texts = {name: value for name, value in with_present_names(fields).items() if isinstance(value, str)}
+    texts = {name: value for name, value in with_present_names(fields).items() if isinstance(value, str | int)}
     known = Fields.model_fields.keys() - {"settings"}
     try:
-        Fields.model_validate({name: texts[name] for name in known & texts.keys()} | {"methods": methods})
+        return Fields.model_validate({name: texts[name] for name in known & texts.keys()} | {"methods": methods})
     except ValidationError as error:
         raise InputError(one_line(error)) from error
 

@@ -18,12 +18,13 @@ from typing import Any
 
 import cloudpickle
 
+from kinfed import fork_server
 from kinfed.engine import Callback, Executor
-from kinfed.engine.interrupt import SIGNALS, Interrupt, Stopped, out_of_reach
-from kinfed.engine.processes import START, TRIES, own_server
+from kinfed.engine.processes import TRIES
 from kinfed.errors import InputError, RunFailed, WorkersFailed
 from kinfed.experiment.config import Config
 from kinfed.files import NotSaved
+from kinfed.interrupt import SIGNALS, Interrupt, Stopped
 from kinfed.settings import own_settings
 
 __all__ = ["Doing", "InTurn", "Job", "SideBySide"]
@@ -165,11 +166,11 @@ class _Process:
     """Process that does runs, with its present one."""
 
     def __init__(self, work: bytes) -> None:
-        context: Any = multiprocessing.get_context(START)
+        context: Any = multiprocessing.get_context(fork_server.START)
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, work, dict(os.environ)))
         try:
-            with own_server(), out_of_reach():
+            with fork_server.own_server():
                 self._process.start()
         except (OSError, EOFError, RuntimeError) as error:
             raise WorkersFailed(f"a process for runs cannot be started: {type(error).__name__}: {error}") from error

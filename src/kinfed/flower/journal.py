@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kinfed.engine import Callback, NoCallback
-from kinfed.engine.interrupt import Stopped
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.run import MakeCallback, nobody
 from kinfed.files import NotSaved
+from kinfed.interrupt import Stopped
 
 __all__ = ["Entry", "Journal", "Retelling", "entries", "journal_of", "watch"]
 

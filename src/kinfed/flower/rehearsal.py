@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 
 from kinfed.data import Dataset, Federation
 from kinfed.data.cache import keep
-from kinfed.engine.interrupt import Interrupt, Stopped
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.assemble import federation_of
 from kinfed.experiment.config import OF_READING, Config
@@ -29,6 +28,7 @@ from kinfed.files import claimed, new_folder, read_json_object, write_whole
 from kinfed.flower.federation import refuse_impossible
 from kinfed.flower.journal import Retelling, entries
 from kinfed.flower.link import Link
+from kinfed.interrupt import Interrupt, Stopped
 
 __all__ = ["job", "nodes_of", "prepared", "rehearse", "resume_rehearsal"]
 

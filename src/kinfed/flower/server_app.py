@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from kinfed.data import Samples, load
 from kinfed.data.samples import AS_THEY_ARE
 from kinfed.display import Display
-from kinfed.engine.interrupt import Stopped
 from kinfed.errors import InputError, RunFailed
 from kinfed.experiment.config import Config
 from kinfed.experiment.config_file import read_toml
@@ -30,6 +29,7 @@ from kinfed.files import NotSaved
 from kinfed.flower.executor import FlowerExecutor, introduced, nodes_of
 from kinfed.flower.federation import agreed, refuse_impossible
 from kinfed.flower.journal import Journal
+from kinfed.interrupt import Stopped
 from kinfed.settings import own_settings
 from kinfed.streams import with_secret
 

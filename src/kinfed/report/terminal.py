@@ -17,11 +17,9 @@ from kinfed.report.rows import setting
 from kinfed.report.table import NEW_CLIENTS, Table, table
 from kinfed.report.tuning import read_tuning, tuning_notes
 from kinfed.report.verdict import verdict
+from kinfed.report.width import NOTEBOOK_WIDTH, PLAIN_WIDTH
 
-__all__ = ["NOTEBOOK_WIDTH", "show"]
-
-PLAIN_WIDTH = 120  # width in characters where the output is no terminal
-NOTEBOOK_WIDTH = 100  # width in characters in a notebook, which does not wrap
+__all__ = ["show"]
 
 
 def show(paths: Sequence[Path], console: Console | None = None, *, measure: str | None = None) -> None:
