@@ -712,9 +712,8 @@ def check_reads_no_test_data(method: Method, folder: Path) -> None:
     runtime = _runtime(method, replace(fed, dataset=hidden))
     runtime.method.aggregate(runtime.server(2), given.state, given.uploads)
     for id in given.messages:
-        runtime.method.evaluated(
-            runtime.client(id, runtime.settings.rounds), given.messages[id], given.client_states[id]
-        )
+        client = runtime.client(id, runtime.settings.rounds, final=True)
+        runtime.method.evaluated(client, given.messages[id], given.client_states[id])
 
 
 def check_test_data_change_no_model(method: Method, folder: Path) -> None:

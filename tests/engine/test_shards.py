@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import kinfed
 from kinfed.engine import client_store, folder
@@ -136,7 +139,7 @@ def test_a_sample_of_the_clients_is_tested_further(tmp_path: Path) -> None:
         lines[wanted] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["client_acc"]
     for kind, accuracies in lines[None].items():
         sample = lines[3][kind]
-        if kind in ("fine_tuned", "refit", "own_classes"):
+        if kind in ("fine_tuned", "refit", "refreshed", "own_classes"):
             assert sum(accuracy is not None for accuracy in sample) == 3
             assert all(own in (None, other) for own, other in zip(sample, accuracies, strict=True))
         else:
@@ -177,6 +180,47 @@ def test_shards_are_merged_when_they_are_many(tmp_path: Path, monkeypatch: pytes
     for id, round in ledger.now.items():
         assert store.read(id, round).tensors["x"].tolist() == [id, round]
     assert len(ledger.now) == 100
+
+
+def test_equal_tensors_of_members_are_stored_once_with_every_bit(tmp_path: Path) -> None:
+    body, bias = torch.randn(500, 20), torch.tensor([0.0, torch.nan])
+    given = {
+        "a": {"body": body, "bias": bias, "one": torch.tensor(1.0)},
+        "b": {"body": body.clone(), "bias": bias * -1, "one": torch.tensor(1)},  # -0.0 and another type
+        "c": {"body": body.T.contiguous().T, "bias": bias * -1, "one": torch.tensor(1.0)},
+        "d": {"body": torch.cat([body[:499], body[:1]])},
+        "e": {"body": body[:250], "none": torch.zeros(0)},
+        "f": {"none": torch.zeros(0), "body": body[:250]},
+    }
+    path = tmp_path / "shard.safetensors"
+    save_shard(path, {name: (tensors, {"name": name}) for name, tensors in given.items()})
+    assert path.stat().st_size < 3 * body.nbytes
+    for name, tensors in given.items():
+        found, about = read_tensors(path, name)
+        assert about == {"name": name}
+        assert found.keys() == tensors.keys()
+        for of, tensor in tensors.items():
+            assert found[of].dtype == tensor.dtype
+            assert found[of].shape == tensor.shape
+            assert found[of].numpy().tobytes() == tensor.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("elsewhere", ["x", 3, {"b": "y"}, {"b": ["y"]}, {"b": 3}, {"b": [["x"]]}, {"nobody": ["x"]}])
+def test_a_member_whose_tensors_are_said_to_be_where_they_are_not_is_refused(elsewhere: Any, tmp_path: Path) -> None:
+    path = tmp_path / "shard.safetensors"
+    told = {"members": {"a": ["{}", 0, elsewhere], "b": ["{}", 0]}}
+    save_file({"b/x": torch.ones(2)}, path, {"about": json.dumps(told)})
+    with pytest.raises(ValueError, match=r"^it (cannot be read as safetensors|is damaged): "):
+        read_tensors(path, "a")
+
+
+def test_clients_with_a_common_body_store_it_once(tmp_path: Path, few_alone: None) -> None:
+    run = kinfed.run("fedper", out=tmp_path / "run", **FIELDS).path
+    with safe_open(run / "models" / "clients-00000-00003-own.safetensors", framework="pt") as shard:
+        stored = [name.partition("/")[2] for name in shard.keys()]  # noqa: SIM118
+    times = Counter(stored)  # of four clients: the own model, the one with the refreshed head, the fine-tuned one
+    assert {times[name] for name in stored if name.startswith("body.")} == {1 + 4}
+    assert {times[name] for name in stored if name.startswith("head.")} == {3 * 4}
 
 
 def test_a_member_that_was_changed_is_refused(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_heads_are_refreshed_after_the_last_round_only_and_not_written_back(name
     assert ["refreshed" in line["client_acc"] for line in outcome.lines] == [False, False, True]
     for id, state in outcome.client_states.items():
         message = runtime.method.download(outcome.state, id)
-        heads = runtime.method.evaluated(runtime.client(id, 3), message, state)
+        heads = runtime.method.evaluated(runtime.client(id, 3, final=True), message, state)
         assert same(select(heads["stale"], HEAD), state.tensors)
         assert same(select(heads["stale"], BODY), select(heads["refreshed"], BODY))
         assert not same(select(heads["stale"], HEAD), select(heads["refreshed"], HEAD))
@@ -198,7 +198,7 @@ def test_a_refreshed_head_is_the_stale_one_trained_on_the_latest_body(name: str,
     runtime = build_runtime(name, rounds=2, training=LocalTraining(lr=0.05, batch_size=16, epochs=3))
     outcome = run(runtime, tmp_path / "out")
     message, state = runtime.method.download(outcome.state, 1), outcome.client_states[1]
-    client = runtime.client(1, 2)
+    client = runtime.client(1, 2, final=True)
     refreshed = runtime.method.evaluated(client, message, state)["refreshed"]
     model = build("tiny_cnn", (1, 8, 8), 10, 7)
     model.load({**message.tensors, **state.tensors})

@@ -205,7 +205,7 @@ class ClientRuntime:
             final: True for the evaluation after the last round, also of a run that ends before its planned last round.
         """
         client = self._client(id, round, self.trained)
-        return replace(client, rounds=round) if final else client
+        return replace(client, tested_further=final and id in self.tested_further)
 
     def new_client(self, id: ClientId, round: int) -> Client:
         """Make a client of one round that takes no part in training."""

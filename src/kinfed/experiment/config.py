@@ -230,8 +230,8 @@ class Fields(BaseModel):
     further_clients: int | None = Field(
         None,
         ge=1,
-        description="number of clients, drawn at random, at which models are fine-tuned, re-fitted and tested among "
-        "the client's own classes after the last round; by default all of up to 1,000, and 200 of more",
+        description="number of clients, drawn at random, at which models are fine-tuned, re-fitted, refreshed and "
+        "tested among the client's own classes after the last round; by default all of up to 1,000, and 200 of more",
     )
     linear_probe: bool | None = Field(
         None,

@@ -42,10 +42,10 @@ class FedPer(FedAvg):
     def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         """Latest body with the client's last head (``stale``).
 
-        After the last round also the same with the head trained on the latest body (``refreshed``).
+        In the costly tests after the last round also the same with the head trained on the latest body (``refreshed``).
         """
         heads = super().evaluated(client, message, state)
-        if client.last_round:
+        if client.tested_further:
             train(client.model, client.train, self.head_phase(), client.training, client.stream("refreshed head"))
             heads["refreshed"] = client.model.tensors()
         return heads

@@ -110,21 +110,19 @@ class Client(Site):
         training: Settings of local training in this round.
         public_images: Public images of the server (`Server.public_images`), if the method sends them to the clients;
             otherwise None.
+        tested_further: True in the evaluation after the last round, if the client is one of those that take the costly
+            tests: all, or a sample of very many.
     """
 
     id: ClientId
     train: Samples
     training: LocalTraining
     public_images: Samples | None = None
+    tested_further: bool = False
 
     def stream(self, purpose: str | int) -> torch.Generator:
         """Random stream of this client for one purpose in this round."""
         return torch_stream(self.seed, purpose, self.id, self.round)
-
-    @property
-    def last_round(self) -> bool:
-        """True in the last round, the one with costly evaluations."""
-        return self.round == self.rounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, uint8
@@ -32,9 +34,11 @@ __all__ = [
 
 # The only metadata entry, since the order of several would differ between processes. It is a JSON list: the description
 # as a JSON text, and the checksum of text and tensors. Older files have an object with a checksum of the tensors only.
-# In a shard it is an object with such a list for each member.
+# In a shard it is an object with such a list for each member, whose third item, if any, has the names of the tensors
+# that are stored with another member, by the name of this member.
 ABOUT = "about"
 MEMBERS = "members"
+PROBED = 1024  # bytes of a tensor by which an equal one is looked for
 LONGEST = 2**26  # characters of the entry
 
 
@@ -63,6 +67,9 @@ def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, dura
 def save_shard(path: Path, members: Mapping[str, tuple[Tensors, Mapping[str, Any]]], *, durable: bool = True) -> None:
     """Write the tensors of several members to one safetensors file, atomically, each as ``MEMBER/NAME``.
 
+    Tensors that are the same under the same name, such as those of a body that clients share, are stored once, with
+    their first member.
+
     Args:
         path: Final name of the file.
         members: Tensors and their description, as for `save_tensors`, by the name of the member.
@@ -78,9 +85,21 @@ def save_shard(path: Path, members: Mapping[str, tuple[Tensors, Mapping[str, Any
     ...     read_tensors(path, "b")
     ({'weight': tensor([0.])}, {'round': 3})
     """
-    wholes = {member: apart(tensors) for member, (tensors, _) in members.items()}
-    together = {f"{member}/{name}": tensor for member, whole in wholes.items() for name, tensor in whole.items()}
-    entries = {member: _entry(wholes[member], about) for member, (_, about) in members.items()}
+    together: Tensors = {}
+    entries: dict[str, Sequence[Any]] = {}
+    holders: dict[object, str] = {}  # the last member with a tensor of this name, form and probed bytes
+    for member, (tensors, about) in members.items():
+        whole = apart(tensors)
+        elsewhere: dict[str, list[str]] = {}
+        for name, tensor in whole.items():
+            every = (content := _bytes(tensor)).size // PROBED | 1  # odd, for all bytes of numbers
+            like = (name, tensor.dtype, tensor.shape, content[::every].tobytes())
+            holder = holders.get(like)
+            if holder is not None and np.array_equal(content, _bytes(together[f"{holder}/{name}"])):
+                elsewhere.setdefault(holder, []).append(name)
+            else:
+                together[f"{member}/{name}"], holders[like] = tensor, member
+        entries[member] = [*_entry(whole, about), elsewhere] if elsewhere else _entry(whole, about)
     _save(path, apart(together), {MEMBERS: entries}, durable=durable)
 
 
@@ -153,20 +172,24 @@ class _Member:
     """Handle of one member of an open shard, with the methods of a handle of `safetensors.safe_open`."""
 
     def __init__(self, file: Any, member: str) -> None:
-        entries = _entries(file)
+        entries, own = _entries(file), f"{member}/"
         if member not in entries:
             raise ValueError(f"it has no {member}")
-        self._file, self._prefix, self._entry = file, f"{member}/", entries[member]
+        self._file, self._entry = file, entries[member]
+        self._stored = {name.removeprefix(own): name for name in file.keys() if name.startswith(own)}  # noqa: SIM118
+        if isinstance(self._entry, list) and len(self._entry) == 3:
+            *self._entry, elsewhere = self._entry
+            self._stored |= {name: f"{holder}/{name}" for holder, names in elsewhere.items() for name in names}
 
     def keys(self) -> list[str]:
-        return [name.removeprefix(self._prefix) for name in self._file.keys() if name.startswith(self._prefix)]  # noqa: SIM118
+        return [*self._stored]
 
     def get_tensor(self, name: str) -> Tensor:
-        tensor: Tensor = self._file.get_tensor(self._prefix + name)
+        tensor: Tensor = self._file.get_tensor(self._stored[name])
         return tensor
 
     def get_slice(self, name: str) -> Any:
-        return self._file.get_slice(self._prefix + name)
+        return self._file.get_slice(self._stored[name])
 
     def metadata(self) -> dict[str, str]:
         return {ABOUT: json.dumps(self._entry)}
@@ -243,12 +266,13 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
     crc = 0
     for name in sorted(tensors):
         crc = zlib.crc32(name.encode(), crc)
-        crc = zlib.crc32(_bytes(tensors[name]), crc)
+        crc = zlib.crc32(_bytes(tensors[name]).data, crc)
     return crc
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.contiguous().reshape(-1).view(uint8).numpy().data
+def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(uint8).numpy()
+    return found
 
 
 def apart(tensors: Tensors) -> Tensors:

@@ -116,8 +116,8 @@ def _of_further_tests(run: Run) -> Iterator[str]:
     clients = max(map(len, known), default=0)
     if 0 < tested < clients and (run.config.get("further_clients") or clients > MANY):
         yield (
-            f"Own classes, re-fitted heads and fine-tuned models were tested at {tested} of {clients} clients, drawn "
-            "at random (--further-clients)."
+            "Own classes, re-fitted or refreshed heads and fine-tuned models were tested at "
+            f"{tested} of {clients} clients, drawn at random (--further-clients)."
         )
 
 
