@@ -94,7 +94,7 @@ def federation(clients: int, rounds: int) -> dict[str, Any]:
     return {"clients": clients, **trained, "client states": len(files), "memory bytes": sum(files)}
 
 
-def last_evaluation(method: str, clients: int, side: int) -> dict[str, Any]:
+def last_evaluation(method: str, clients: int, side: int, further: int | None) -> dict[str, Any]:
     """Run two rounds with 1 % of the clients; tell the CPU seconds of the last evaluation by its parts, and files."""
     import kinfed
     from kinfed.engine import evaluator, folder
@@ -124,6 +124,7 @@ def last_evaluation(method: str, clients: int, side: int) -> dict[str, Any]:
     x, y = rng.integers(0, 256, (36 * clients, side, side), dtype=np.uint8), np.arange(36 * clients) % 10
     with tempfile.TemporaryDirectory() as out:
         fields: dict[str, Any] = {"clients": clients, "participation": 0.01, "rounds": 2, "model": "mlp", "quiet": True}
+        fields["further_clients"] = further
         kinfed.run(method, data=(x, y), partition="iid", evaluate_every=3, out=Path(out, "run"), **fields)
         files = [path.stat().st_size for path in Path(out).rglob("*") if path.is_file()]
     return {"method": method, "parts": parts, "files": len(files), "bytes": sum(files)}
@@ -173,13 +174,16 @@ def main() -> None:
     parser.add_argument("--last", help="the last evaluation of METHOD:CLIENTS, as JSON")
     parser.add_argument("--side", type=int, default=28, help="of the images of --last, in pixels")
     parser.add_argument("--mixing", type=int, help="the mixing of so many bodies, as JSON")
+    parser.add_argument(
+        "--further", type=int, help="clients of --last with all tests; by default as many as kinfed tests"
+    )
     given = parser.parse_args()
     if given.federation:
         print(json.dumps(federation(given.federation, rounds=21)))
         return
     if given.last:
         method, clients = given.last.split(":")
-        print(json.dumps(last_evaluation(method, int(clients), given.side)))
+        print(json.dumps(last_evaluation(method, int(clients), given.side, given.further)))
         return
     if given.mixing:
         print(json.dumps(mixing(given.mixing)))

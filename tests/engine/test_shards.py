@@ -17,7 +17,7 @@ from kinfed.engine import client_store, folder
 from kinfed.engine.client_store import ClientStore, StateLedger
 from kinfed.errors import InputError
 from kinfed.methods import ClientState
-from kinfed.models import open_pool, read_tensors, save_shard, saved_models
+from kinfed.models import open_pool, read_tensors, save_shard, save_tensors, saved_models
 from kinfed.report.folders import read_runs
 from kinfed.report.notes import notes
 
@@ -203,6 +203,18 @@ def test_equal_tensors_of_members_are_stored_once_with_every_bit(tmp_path: Path)
             assert found[of].dtype == tensor.dtype
             assert found[of].shape == tensor.shape
             assert found[of].numpy().tobytes() == tensor.contiguous().numpy().tobytes()
+
+
+def test_a_shard_of_an_older_version_is_read(tmp_path: Path) -> None:
+    file, shard = tmp_path / "file.safetensors", tmp_path / "shard.safetensors"
+    save_tensors(file, {"x": torch.ones(2)}, {"round": 3})
+    with safe_open(file, framework="pt") as alone:
+        entry = json.loads(alone.metadata()["about"])
+    save_file({"b/x": torch.ones(2)}, shard, {"about": json.dumps({"members": {"b": entry}})})
+    assert read_tensors(shard, "b")[1] == {"round": 3}
+    save_file({"b/x": torch.zeros(2)}, shard, {"about": json.dumps({"members": {"b": entry}})})
+    with pytest.raises(ValueError, match="do not match its checksum"):
+        read_tensors(shard, "b")
 
 
 @pytest.mark.parametrize("elsewhere", ["x", 3, {"b": "y"}, {"b": ["y"]}, {"b": 3}, {"b": [["x"]]}, {"nobody": ["x"]}])

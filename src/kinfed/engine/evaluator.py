@@ -354,14 +354,16 @@ class Evaluator:
         if fault := not_finite(client.model.state_dict()):
             return TestResult(name, fault=fault)
         federation = self.runtime.federation
-        parts = (federation.test(client.id), federation.validate(client.id))
+        parts = [federation.test(client.id)]
+        if federation.validation:
+            parts.append(federation.validate(client.id))
         try:
             logits = [self._scores(client.model, samples, among) for samples in parts]
         except NotFinite as error:
             return TestResult(name, fault=str(error))
         labels = [torch.from_numpy(labels_of(samples)) for samples in parts]
         grade = functools.partial(self._graded, final=final) if measured else _grade
-        test, validation = map(grade, labels, logits)
+        test, validation = [*map(grade, labels, logits), UNTESTED][:2]
         return TestResult(name, test, validation, saved or {})
 
     def _graded(self, labels: Tensor, logits: Tensor, *, final: bool) -> Grade:

@@ -115,7 +115,7 @@ def grades(
         numbers = (np.bincount(of, minlength=clients).tolist() for of in (owners, right))
         return [Grade(samples, correct) for samples, correct in zip(*numbers, strict=True)]
     counts = _counts(given, clients)
-    found = measures(given, clients, auroc=auroc)
+    found = _measures(given, counts, auroc=auroc)
     matrices = confusion(given, clients) if cells else [()] * clients
     sizes, correct = counts[:, 0].sum(axis=1).tolist(), counts[:, 2].sum(axis=1).tolist()
     return [
@@ -147,7 +147,11 @@ def measures(given: Answers, clients: int, *, auroc: bool = True) -> dict[str, l
     >>> found["balanced_accuracy"], found["auroc"]
     ([0.75, 1.0, None], [0.5, None, None])
     """
-    counts = _counts(given, clients)
+    return _measures(given, _counts(given, clients), auroc=auroc)
+
+
+def _measures(given: Answers, counts: NDArray[np.int64], *, auroc: bool) -> dict[str, list[float | None]]:
+    """Compute the measures of answers from their counts, N×3×K, and for the AUROC from their scores."""
     return _of_counts(counts) | ({"auroc": _auroc(given, counts[:, 0].astype(np.float64))} if auroc else {})
 
 

@@ -34,8 +34,9 @@ __all__ = [
 
 # The only metadata entry, since the order of several would differ between processes. It is a JSON list: the description
 # as a JSON text, and the checksum of text and tensors. Older files have an object with a checksum of the tensors only.
-# In a shard it is an object with such a list for each member, whose third item, if any, has the names of the tensors
-# that are stored with another member, by the name of this member.
+# In a shard it is an object with a list for each member: the description, the seal of it and the tensors' checksums,
+# and the names of the tensors that are stored with another member, by the name of this member. Older shards have lists
+# as those of a file.
 ABOUT = "about"
 MEMBERS = "members"
 PROBED = 1024  # bytes of a tensor by which an equal one is looked for
@@ -60,8 +61,8 @@ def save_tensors(path: Path, tensors: Tensors, about: Mapping[str, Any], *, dura
     ...     read_tensors(Path(folder, "model.safetensors"))
     ({'weight': tensor([1., 1.])}, {'round': 3})
     """
-    whole = apart(tensors)
-    _save(path, whole, _entry(whole, about), durable=durable)
+    whole, text = apart(tensors), _as_text(about)
+    _save(path, whole, (text, _crc(text, whole)), durable=durable)
 
 
 def save_shard(path: Path, members: Mapping[str, tuple[Tensors, Mapping[str, Any]]], *, durable: bool = True) -> None:
@@ -86,20 +87,24 @@ def save_shard(path: Path, members: Mapping[str, tuple[Tensors, Mapping[str, Any
     ({'weight': tensor([0.])}, {'round': 3})
     """
     together: Tensors = {}
-    entries: dict[str, Sequence[Any]] = {}
+    checksums: dict[str, int] = {}
+    entries: dict[str, tuple[str, int, Mapping[str, Sequence[str]]]] = {}
     holders: dict[object, str] = {}  # the last member with a tensor of this name, form and probed bytes
     for member, (tensors, about) in members.items():
-        whole = apart(tensors)
         elsewhere: dict[str, list[str]] = {}
-        for name, tensor in whole.items():
+        own: dict[str, int] = {}
+        for name, tensor in apart(tensors).items():
             every = (content := _bytes(tensor)).size // PROBED | 1  # odd, for all bytes of numbers
             like = (name, tensor.dtype, tensor.shape, content[::every].tobytes())
             holder = holders.get(like)
             if holder is not None and np.array_equal(content, _bytes(together[f"{holder}/{name}"])):
                 elsewhere.setdefault(holder, []).append(name)
             else:
-                together[f"{member}/{name}"], holders[like] = tensor, member
-        entries[member] = [*_entry(whole, about), elsewhere] if elsewhere else _entry(whole, about)
+                holders[like] = holder = member
+                together[f"{member}/{name}"], checksums[f"{member}/{name}"] = tensor, _checksum(tensor)
+            own[name] = checksums[f"{holder}/{name}"]
+        text = _as_text(about)
+        entries[member] = text, _seal(text, own), elsewhere
     _save(path, apart(together), {MEMBERS: entries}, durable=durable)
 
 
@@ -115,10 +120,9 @@ def _save(path: Path, tensors: Tensors, entry: Any, *, durable: bool) -> None:
             sync(path.parent)
 
 
-def _entry(whole: Tensors, about: Mapping[str, Any]) -> tuple[str, int]:
-    """Return a description as text, and the checksum of it and its tensors."""
-    text = json.dumps(about, default=lambda number: number.item())
-    return text, _crc(text, whole)
+def _as_text(about: Mapping[str, Any]) -> str:
+    """Return a description as JSON."""
+    return json.dumps(about, default=lambda number: number.item())
 
 
 def read_tensors(path: Path, member: str | None = None) -> tuple[Tensors, dict[str, Any]]:
@@ -178,7 +182,7 @@ class _Member:
         self._file, self._entry = file, entries[member]
         self._stored = {name.removeprefix(own): name for name in file.keys() if name.startswith(own)}  # noqa: SIM118
         if isinstance(self._entry, list) and len(self._entry) == 3:
-            *self._entry, elsewhere = self._entry
+            elsewhere = self._entry[2]
             self._stored |= {name: f"{holder}/{name}" for holder, names in elsewhere.items() for name in names}
 
     def keys(self) -> list[str]:
@@ -221,6 +225,9 @@ def checked(file: Any, tensors: Tensors) -> dict[str, Any] | None:
     match _parsed((file.metadata() or {}).get(ABOUT, "")):
         case [str(text), int(crc)]:
             about, whole = _parsed(text), crc == _crc(text, tensors)
+        case [str(text), int(seal), dict()]:
+            about = _parsed(text)
+            whole = seal == _seal(text, {name: _checksum(tensor) for name, tensor in tensors.items()})
         case {"crc32": int(crc), **rest}:
             about, whole = {str(name): value for name, value in rest.items()}, crc == checksum(tensors)
         case _:
@@ -248,6 +255,16 @@ def _parsed(text: str) -> Any:
         return json.loads(text) if len(text) <= LONGEST else None
     except (ValueError, RecursionError):
         return None
+
+
+def _seal(text: str, checksums: Mapping[str, int]) -> int:
+    """Compute the CRC-32 of the description and of the tensors' names and checksums."""
+    return zlib.crc32(repr((text, sorted(checksums.items()))).encode())
+
+
+def _checksum(tensor: Tensor) -> int:
+    """Compute the CRC-32 of a tensor's type, shape and bytes."""
+    return zlib.crc32(_bytes(tensor).data, zlib.crc32(repr((str(tensor.dtype), tuple(tensor.shape))).encode()))
 
 
 def _crc(text: str, tensors: Mapping[str, Tensor]) -> int:
