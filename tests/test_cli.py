@@ -123,6 +123,21 @@ def test_ctrl_c_ends_the_display_of_a_run_and_says_nothing_of_the_run(  # type: 
     assert kinfed("watch", "out") == (130, "", "")
 
 
+@pytest.mark.parametrize("began", [False, True])
+def test_ctrl_c_names_the_command_that_continues_if_there_is_something_to_continue(  # type: ignore[no-untyped-def]
+    began: bool, kinfed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, out: Path, **__: object) -> None:
+        if began:
+            out.mkdir()
+            (out / "config.toml").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kinfed.api.run", interrupted)
+    told = "what was saved stays, go on with: kinfed resume out" if began else "nothing was saved"
+    assert kinfed("run", "fedavg", "--out", "out") == (130, "", f"kinfed: stopped; {told}\n")
+
+
 LIGHT = """
 import sys
 from kinfed.cli import main

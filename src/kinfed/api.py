@@ -21,6 +21,7 @@ from kinfed.experiment.keywords import ADVICE_DEFAULTS, TUNING_DEFAULTS, Fields,
 from kinfed.fields import is_text, parse_duration, short
 from kinfed.files import own_folder
 from kinfed.fork_server import start_ahead
+from kinfed.interrupt import held_back
 from kinfed.labels import slug
 from kinfed.settings import untouched
 
@@ -764,6 +765,8 @@ def _config(
     asked = refuse_mistyped(fields)
     if asked.parallel > 1 or (asked.workers and executor is None):
         start_ahead()
+    with held_back():  # an interrupt in the middle of it can end the process with an error of its native code
+        importlib.import_module("torch")
     from kinfed.experiment.configure import configure
     from kinfed.experiment.objects import as_fields, names_in
     from kinfed.registry import nothing_from_files

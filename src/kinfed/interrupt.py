@@ -10,7 +10,7 @@ from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Interrupt", "Stopped", "kept_handlers", "out_of_reach"]
+__all__ = ["Interrupt", "Stopped", "held_back", "kept_handlers", "out_of_reach"]
 
 # Sent by Ctrl-C, by `kill`, and by a terminal that closes.
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -76,18 +76,29 @@ def kept_handlers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Context manager in whose block these signals wait, for what cannot be interrupted; they arrive at its end.
+
+    In a program with several threads they may still arrive at another one.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def out_of_reach() -> Iterator[None]:
     """Context manager for starting processes that block these signals, so that only this process handles them.
 
     Such processes must end with this one.
     """
-    if not hasattr(signal, "pthread_sigmask"):
+    with held_back():  # a new process inherits it
+        if hasattr(signal, "pthread_sigmask"):
+            resource_tracker.ensure_running()  # multiprocessing unblocks signals when it starts it
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a new process inherits it
-    try:
-        resource_tracker.ensure_running()  # multiprocessing unblocks signals when it starts it
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

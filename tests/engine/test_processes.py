@@ -27,7 +27,7 @@ from kinfed import fork_server
 from kinfed.engine import ProcessExecutor, WorkersFailed, exchange
 from kinfed.engine.exchange import Exchange, clear_left_behind
 from kinfed.errors import InputError
-from kinfed.interrupt import SIGNALS, Interrupt, Stopped, out_of_reach
+from kinfed.interrupt import SIGNALS, Interrupt, Stopped, held_back, out_of_reach
 from kinfed.methods import Message
 from tests.builders import build_runtime, run
 from tests.engine.test_executors import working
@@ -333,6 +333,16 @@ def test_a_signal_that_the_program_ignores_or_handles_stays_its_own() -> None:
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGTERM)
         assert interrupt.asked is None
+    assert heard == [signal.SIGTERM]
+
+
+@pytest.mark.usefixtures("handlers")
+def test_signals_that_are_held_back_arrive_afterwards() -> None:
+    heard = []
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    with held_back():
+        signal.raise_signal(signal.SIGTERM)  # to this thread; the process of a test may have others
+        assert not heard
     assert heard == [signal.SIGTERM]
 
 

@@ -260,7 +260,7 @@ def run(
     from kinfed import api
 
     asked = _asked(config, assignments, given, dp)
-    with api.result_folder(out, method) as folder, _resumable(f"kinfed resume {folder}{_with(executor)}"):
+    with api.result_folder(out, method) as folder, _resumable(f"kinfed resume {folder}{_with(executor)}", folder):
         how: dict[str, Any] = {"overwrite": overwrite, "allow_code": allow_code, "executor": executor}
         _show(api.run(method, out=folder, quiet=quiet or as_json, **how, **asked), as_json)
 
@@ -289,7 +289,7 @@ def compare(
     from kinfed import api
 
     asked = _asked(config, assignments, given, dp)
-    with api.result_folder(out, "compare") as folder, _resumable(f"kinfed resume {folder}{_with(executor)}"):
+    with api.result_folder(out, "compare") as folder, _resumable(f"kinfed resume {folder}{_with(executor)}", folder):
         how: dict[str, Any] = {"overwrite": overwrite, "allow_code": allow_code, "executor": executor}
         _show(api.compare(methods, out=folder, quiet=quiet or as_json, **how, **asked), as_json)
 
@@ -350,7 +350,7 @@ def tune(
     from kinfed import api
 
     asked = _asked(config, assignments, given, dp)
-    with api.result_folder(out, "tune") as folder, _resumable(f"kinfed resume {folder}{_with(executor)}"):
+    with api.result_folder(out, "tune") as folder, _resumable(f"kinfed resume {folder}{_with(executor)}", folder):
         asked |= {"over": over or (), "budget": budget, "out": folder, "allow_code": allow_code, "executor": executor}
         _show(api.tune(methods, quiet=quiet or as_json, **asked), as_json)
 
@@ -375,7 +375,7 @@ def advise(
     from kinfed import api
 
     asked = _asked(config, None, given)
-    with api.result_folder(out, "advise") as folder, _resumable(f"the same command and --out {folder}"):
+    with api.result_folder(out, "advise") as folder, _resumable(f"the same command and --out {folder}", folder):
         told = api.advise(budget=budget, unlabelled=unlabelled, out=folder, allow_code=allow_code, **asked)
         _show(api.open_result(folder))
         typer.echo(f"\n{plain(told.paragraph)}")
@@ -927,15 +927,25 @@ def _with(executor: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _resumable(command: str) -> Iterator[None]:
-    """Print the command that continues a run if it ends early, and set the exit code."""
+def _resumable(command: str, folder: Path | None = None) -> Iterator[None]:
+    """Print the command that continues a run if it ends early, and set the exit code.
+
+    Args:
+        command: The command.
+        folder: Folder of the results; without anything in it there is nothing to continue. None if it is not known.
+    """
+
+    def end(why: str) -> None:
+        nothing = folder is not None and not (folder.is_dir() and any(folder.iterdir()))
+        _complain(f"{why}; nothing was saved" if nothing else f"{why}; what was saved stays, go on with: {command}")
+
     try:
         yield
     except KeyboardInterrupt as error:
-        _complain(f"stopped; what was saved stays, go on with: {command}")
+        end("stopped")
         raise typer.Exit(getattr(error, "exit_code", INTERRUPTED)) from None
     except (RunFailed, WorkersFailed, NotSaved) as error:
-        _complain(f"{error}; what was saved stays, go on with: {command}")
+        end(str(error))
         raise typer.Exit(FAILED) from error
 
 

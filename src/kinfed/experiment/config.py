@@ -728,8 +728,8 @@ def refuse_mistyped(fields: Mapping[str, Any]) -> Fields:
     """Refuse names and values that are wrong by themselves, as `Config.checked` does, but without importing torch.
 
     Args:
-        fields: Values by name of the field. Those that are neither text nor whole numbers, which the command line never
-            gives, are left to the whole check.
+        fields: Values by name of the field. Those that are neither text nor of the type of the default, which the
+            command line never gives, are left to the whole check.
 
     Returns:
         The fields that were checked, with defaults in place of the others.
@@ -739,10 +739,14 @@ def refuse_mistyped(fields: Mapping[str, Any]) -> Fields:
     """
     named = fields.get("methods", ())
     methods = [name for name in (named if isinstance(named, list | tuple) else [named]) if isinstance(name, str)]
-    texts = {name: value for name, value in with_present_names(fields).items() if isinstance(value, str | int)}
-    known = Fields.model_fields.keys() - {"settings"}
+    given, known = with_present_names(fields), Fields.model_fields
+    plain = {
+        name: given[name]
+        for name in (known.keys() & given.keys()) - {"settings", "methods"}
+        if isinstance(given[name], (str, type(known[name].default)))
+    }
     try:
-        return Fields.model_validate({name: texts[name] for name in known & texts.keys()} | {"methods": methods})
+        return Fields.model_validate({**plain, "methods": methods})
     except ValidationError as error:
         raise InputError(one_line(error)) from error
 
