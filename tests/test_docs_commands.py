@@ -111,6 +111,7 @@ def test_every_command_runs_or_would_begin_to_train(page: Path, ready: Any, monk
     for module, name in (("experiment.run", "executor_of"), ("experiment.run", "doing"), ("tuning.tune", "doing")):
         monkeypatch.setattr(importlib.import_module(f"kinfed.{module}"), name, begin)
     monkeypatch.setattr("kinfed.experiment.sources.train", untrained)
+    monkeypatch.setattr(api, "start_ahead", lambda: None)
     for called, *arguments in commands(page.read_text()):
         if called == "python":
             subprocess.run([sys.executable, *arguments], check=True)

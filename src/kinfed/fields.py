@@ -6,8 +6,10 @@ import functools
 import math
 import numbers
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, ValidationInfo
@@ -43,10 +45,11 @@ def check_fields(thing: Any) -> None:
         object.__setattr__(thing, name, valid)
 
 
-def field_types(kind: type) -> dict[str, Any]:
+@functools.cache
+def field_types(kind: type) -> Mapping[str, Any]:
     """Return the type of each field of a dataclass by name, with its limits (``Annotated``)."""
     hints = get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(kind)}
+    return MappingProxyType({field.name: hints[field.name] for field in fields(kind)})
 
 
 @functools.cache
