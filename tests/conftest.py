@@ -45,6 +45,11 @@ def _warnings_are_errors_in_runs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "INSTEAD_OF_ERRORS", "error")
 
 
+@pytest.fixture(autouse=True)
+def _no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
 @pytest.fixture
 def global_generators() -> Iterator[None]:
     """Fails a test in which something drew from a global generator."""

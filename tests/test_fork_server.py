@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -66,3 +69,17 @@ def test_a_server_that_cannot_be_started_ahead_is_left_to_the_first_worker(monke
 
     monkeypatch.setattr(fork_server._server(), "ensure_running", full)
     fork_server.start_ahead()
+
+
+@needs_forks
+def test_threads_that_start_workers_at_once_leave_the_program_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    from multiprocessing import forkserver
+
+    before = sys.modules["__main__"], forkserver.connect_to_new_process, dict(os.environ)
+    monkeypatch.setattr(fork_server._server(), "ensure_running", lambda: time.sleep(0.001))
+    threads = [threading.Thread(target=lambda: [fork_server.start_ahead() for _ in range(20)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (sys.modules["__main__"], forkserver.connect_to_new_process, dict(os.environ)) == before

@@ -759,8 +759,8 @@ def _config(
 ) -> Config:
     """Make the config of some fields. Arrays are stored last, after all other fields have been checked.
 
-    Callers import what needs torch after this call, so that a mistyped name is refused at once. Worker processes import
-    it at the same time.
+    What trains imports what needs torch after this call, so that a mistyped name is refused at once. The server of
+    worker processes imports it at the same time, if the given fields ask for some.
     """
     asked = refuse_mistyped(fields)
     if asked.parallel > 1 or (asked.workers and executor is None):

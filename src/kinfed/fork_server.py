@@ -14,6 +14,7 @@ import functools
 import multiprocessing
 import os
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ __all__ = ["START", "own_server", "start_ahead"]
 
 START = "forkserver" if sys.platform == "linux" else "spawn"  # elsewhere system libraries do not allow a fork
 IMPORTED = "kinfed.engine.processes"  # by the server
+_LOCK = threading.Lock()
 
 
 def start_ahead() -> None:
@@ -42,9 +44,10 @@ def start_ahead() -> None:
 def own_server() -> Iterator[None]:
     """Context manager for starting processes as workers are started.
 
-    kinfed's server forks them; they do not run the main module, and the signals that end a run do not reach them.
+    kinfed's server forks them; they do not run the main module, and the signals that end a run do not reach them. One
+    thread at a time does so, since it changes settings of the program.
     """
-    with _without_main(), _with_server(), out_of_reach():
+    with _LOCK, _without_main(), _with_server(), out_of_reach():
         yield
 
 

@@ -79,7 +79,8 @@ def kept_handlers() -> Iterator[None]:
 def held_back() -> Iterator[None]:
     """Context manager in whose block these signals wait, for what cannot be interrupted; they arrive at its end.
 
-    In a program with several threads they may still arrive at another one.
+    One that would then end the process at once raises `Stopped` instead, so that files are cleared away. In a program
+    with several threads they may still arrive at another one.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -88,7 +89,16 @@ def held_back() -> Iterator[None]:
     try:
         yield
     finally:
+        if threading.current_thread() is threading.main_thread():
+            for number in signal.sigpending() & {*SIGNALS}:
+                if signal.getsignal(number) == signal.SIG_DFL:
+                    signal.signal(number, _stop)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise Stopped(number)
 
 
 @contextlib.contextmanager

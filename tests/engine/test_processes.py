@@ -346,6 +346,13 @@ def test_signals_that_are_held_back_arrive_afterwards() -> None:
     assert heard == [signal.SIGTERM]
 
 
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_that_is_held_back_does_not_end_the_process_without_clearing_away() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with pytest.raises(Stopped, match="stopped by SIGTERM"), held_back():
+        signal.raise_signal(signal.SIGTERM)
+
+
 def test_processes_started_out_of_reach_do_not_get_the_signals() -> None:
     telling = "import signal; print(*sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])

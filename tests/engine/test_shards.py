@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 import kinfed
 from kinfed.engine import client_store, folder
 from kinfed.engine.client_store import ClientStore, StateLedger
-from kinfed.errors import InputError
+from kinfed.errors import InputError, plain
 from kinfed.methods import ClientState
-from kinfed.models import open_pool, read_tensors, save_shard, save_tensors, saved_models
+from kinfed.models import open_pool, read_tensors, save_shard, save_tensors, saved_models, tensor_files
 from kinfed.report.folders import read_runs
 from kinfed.report.notes import notes
 
@@ -217,13 +217,21 @@ def test_a_shard_of_an_older_version_is_read(tmp_path: Path) -> None:
         read_tensors(shard, "b")
 
 
-@pytest.mark.parametrize("elsewhere", ["x", 3, {"b": "y"}, {"b": ["y"]}, {"b": 3}, {"b": [["x"]]}, {"nobody": ["x"]}])
+@pytest.mark.parametrize(
+    "elsewhere",
+    ["x", 3, {"b": "x"}, {"b": ["y"]}, {"b": 3}, {"b": [["x"]]}, {"b": [3]}, {"b": [None]}, {"nobody": ["x"]},
+     {"b": ["x\ny\x1b[31m"]}],
+)  # fmt: skip
 def test_a_member_whose_tensors_are_said_to_be_where_they_are_not_is_refused(elsewhere: Any, tmp_path: Path) -> None:
-    path = tmp_path / "shard.safetensors"
-    told = {"members": {"a": ["{}", 0, elsewhere], "b": ["{}", 0]}}
-    save_file({"b/x": torch.ones(2)}, path, {"about": json.dumps(told)})
-    with pytest.raises(ValueError, match=r"^it (cannot be read as safetensors|is damaged): "):
-        read_tensors(path, "a")
+    path, tensor = tmp_path / "shard.safetensors", torch.ones(2)
+    names = ["x", 3, None] if isinstance(elsewhere, dict) else ["x"]  # whichever is read has the right seal
+    for name in names:
+        seal = tensor_files._seal("{}", {name: tensor_files._checksum(tensor)})  # type: ignore[dict-item]
+        told = {"members": {"a": ["{}", seal, elsewhere], "b": ["{}", 0, {}]}}
+        save_file({f"b/{of}": tensor.clone() for of in ("x", 3, None)}, path, {"about": json.dumps(told)})
+        with pytest.raises(ValueError, match=r"^it (cannot be read as safetensors|is damaged): ") as refused:
+            read_tensors(path, "a")
+        assert plain(refused.value) == str(refused.value)  # one printable line
 
 
 def test_clients_with_a_common_body_store_it_once(tmp_path: Path, few_alone: None) -> None:

@@ -932,11 +932,11 @@ def _resumable(command: str, folder: Path | None = None) -> Iterator[None]:
 
     Args:
         command: The command.
-        folder: Folder of the results; without anything in it there is nothing to continue. None if it is not known.
+        folder: Folder of the results; without a config in it there is nothing to continue. None if it is not known.
     """
 
     def end(why: str) -> None:
-        nothing = folder is not None and not (folder.is_dir() and any(folder.iterdir()))
+        nothing = folder is not None and not [*folder.glob("*.toml"), *folder.glob("*/*.toml")]
         _complain(f"{why}; nothing was saved" if nothing else f"{why}; what was saved stays, go on with: {command}")
 
     try:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, uint8
 
+from kinfed.errors import plain
 from kinfed.files import saving, sync, unfinished_name
 from kinfed.models.model import Tensors
 from kinfed.models.shards import shard_of
@@ -169,7 +170,7 @@ def opened(path: Path, member: str | None = None) -> Iterator[Any]:
         raise
     except (OSError, SafetensorError, TypeError, RuntimeError, AttributeError) as error:
         # A type that torch does not know can raise any of these.
-        raise ValueError(f"it cannot be read as safetensors: {error}") from error
+        raise ValueError(f"it cannot be read as safetensors: {plain(error)}") from error
 
 
 class _Member:
@@ -182,8 +183,8 @@ class _Member:
         self._file, self._entry = file, entries[member]
         self._stored = {name.removeprefix(own): name for name in file.keys() if name.startswith(own)}  # noqa: SIM118
         if isinstance(self._entry, list) and len(self._entry) == 3:
-            elsewhere = self._entry[2]
-            self._stored |= {name: f"{holder}/{name}" for holder, names in elsewhere.items() for name in names}
+            for holder, names in _names_by_holder(self._entry[2]):
+                self._stored |= {name: f"{holder}/{name}" for name in names}
 
     def keys(self) -> list[str]:
         return [*self._stored]
@@ -197,6 +198,14 @@ class _Member:
 
     def metadata(self) -> dict[str, str]:
         return {ABOUT: json.dumps(self._entry)}
+
+
+def _names_by_holder(elsewhere: Any) -> Iterator[tuple[str, list[str]]]:
+    """Yield the holders of tensors of another member with the tensors' names, after a check of their types."""
+    for holder, names in elsewhere.items() if isinstance(elsewhere, dict) else [("", None)]:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("it is damaged: the places of its tensors are no names")
+        yield holder, names
 
 
 def members(path: Path) -> list[str]:

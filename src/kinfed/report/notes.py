@@ -114,10 +114,11 @@ def _of_further_tests(run: Run) -> Iterator[str]:
     known = [of for name, of in run.lines[-1]["client_acc"].items() if name in ("own_classes", "refit", "fine_tuned")]
     tested = max((sum(accuracy is not None for accuracy in of) for of in known), default=0)
     clients = max(map(len, known), default=0)
+    heads = "re-fitted and refreshed" if None in run.lines[-1]["client_acc"].get("refreshed", ()) else "re-fitted"
     if 0 < tested < clients and (run.config.get("further_clients") or clients > MANY):
         yield (
-            "Own classes, re-fitted or refreshed heads and fine-tuned models were tested at "
-            f"{tested} of {clients} clients, drawn at random (--further-clients)."
+            f"Own classes, {heads} heads and fine-tuned models were tested at {tested} of {clients} clients, drawn at "
+            "random (--further-clients)."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def read_digits(decoding: Decoding) -> Dataset:
     return Dataset(EMBEDDED, train, test, tuple(map(str, range(10))))
 
 
+@functools.cache
 def _table() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the images, 1797×8×8 from 0 to 16, and their digits, as scikit-learn does.
 
