@@ -90,14 +90,15 @@ def held_back() -> Iterator[None]:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
-            for number in signal.sigpending() & {*SIGNALS}:
+            for number in signal.sigpending() & {*SIGNALS} - before:
                 if signal.getsignal(number) == signal.SIG_DFL:
-                    signal.signal(number, _stop)
+                    signal.signal(number, _stop_once)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def _stop_once(number: int, frame: FrameType | None) -> None:
     del frame
+    signal.signal(number, signal.SIG_DFL)
     raise Stopped(number)
 
 

@@ -351,6 +351,7 @@ def test_a_signal_that_is_held_back_does_not_end_the_process_without_clearing_aw
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with pytest.raises(Stopped, match="stopped by SIGTERM"), held_back():
         signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_processes_started_out_of_reach_do_not_get_the_signals() -> None:

@@ -155,8 +155,8 @@ def method_fields(name: str, find: Find = METHODS.find) -> dict[str, Any]:
         InputError: If there is no such method, or the wrapper cannot wrap it.
     """
     wrapper, kind = _kinds(name, find)
-    own = dict(field_types(kind))
-    return own | ({n: t for n, t in field_types(wrapper).items() if n != BASE} if wrapper else {})
+    of_wrapper = field_types(wrapper) if wrapper else {}
+    return {**field_types(kind), **{name: of for name, of in of_wrapper.items() if name != BASE}}
 
 
 def make_method(name: str, fields: Mapping[str, Any] | None = None, find: Find = METHODS.find) -> Method:

@@ -42,7 +42,8 @@ class FedPer(FedAvg):
     def evaluated(self, client: Client, message: Message, state: ClientState) -> dict[str, Tensors]:
         """Latest body with the client's last head (``stale``).
 
-        In the costly tests after the last round also the same with the head trained on the latest body (``refreshed``).
+        If the client is tested further, after the last round, also the same with the head trained on the latest body
+        (``refreshed``).
         """
         heads = super().evaluated(client, message, state)
         if client.tested_further:

@@ -95,10 +95,9 @@ def save_shard(path: Path, members: Mapping[str, tuple[Tensors, Mapping[str, Any
         elsewhere: dict[str, list[str]] = {}
         own: dict[str, int] = {}
         for name, tensor in apart(tensors).items():
-            every = (content := _bytes(tensor)).size // PROBED | 1  # odd, for all bytes of numbers
-            like = (name, tensor.dtype, tensor.shape, content[::every].tobytes())
+            like = (name, tensor.dtype, tensor.shape, _probed(tensor))
             holder = holders.get(like)
-            if holder is not None and np.array_equal(content, _bytes(together[f"{holder}/{name}"])):
+            if holder is not None and np.array_equal(_bytes(tensor), _bytes(together[f"{holder}/{name}"])):
                 elsewhere.setdefault(holder, []).append(name)
             else:
                 holders[like] = holder = member
@@ -183,8 +182,7 @@ class _Member:
         self._file, self._entry = file, entries[member]
         self._stored = {name.removeprefix(own): name for name in file.keys() if name.startswith(own)}  # noqa: SIM118
         if isinstance(self._entry, list) and len(self._entry) == 3:
-            for holder, names in _names_by_holder(self._entry[2]):
-                self._stored |= {name: f"{holder}/{name}" for name in names}
+            self._stored |= _stored_elsewhere(self._entry[2])
 
     def keys(self) -> list[str]:
         return [*self._stored]
@@ -200,12 +198,12 @@ class _Member:
         return {ABOUT: json.dumps(self._entry)}
 
 
-def _names_by_holder(elsewhere: Any) -> Iterator[tuple[str, list[str]]]:
-    """Yield the holders of tensors of another member with the tensors' names, after a check of their types."""
-    for holder, names in elsewhere.items() if isinstance(elsewhere, dict) else [("", None)]:
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError("it is damaged: the places of its tensors are no names")
-        yield holder, names
+def _stored_elsewhere(names_of: Any) -> dict[str, str]:
+    """Return the names in the file of a member's tensors that are stored with others, from their names by holder."""
+    lists = [*names_of.values()] if isinstance(names_of, dict) else [None]
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+        raise ValueError("it is damaged: the places of its tensors are no names")
+    return {name: f"{holder}/{name}" for holder, names in names_of.items() for name in names}
 
 
 def members(path: Path) -> list[str]:
@@ -299,6 +297,12 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
     found: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(uint8).numpy()
     return found
+
+
+def _probed(tensor: Tensor) -> bytes:
+    """Return some bytes from all over a tensor, by which unequal ones are mostly told apart."""
+    content = _bytes(tensor)
+    return content[:: content.size // PROBED | 1].tobytes()  # an odd step takes all bytes of its numbers in turn
 
 
 def apart(tensors: Tensors) -> Tensors:
